@@ -1,0 +1,51 @@
+"""One plain Vision Transformer for every vision task, as a Hugging Face plugin.
+
+Importing the package registers its classes with the Auto classes of `transformers`.
+"""
+
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+)
+from transformers.utils import is_torchvision_available
+
+from .configuration_hf_vit import HfViTConfig
+from .image_processing_pil_hf_vit import HfViTImageProcessorPil
+from .modeling_hf_vit import (
+    HfViTBackbone,
+    HfViTForImageClassification,
+    HfViTImageClassifierOutput,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
+
+
+image_processors: dict[str, type] = {"pil": HfViTImageProcessorPil}
+if is_torchvision_available():
+    from .image_processing_hf_vit import HfViTImageProcessor
+
+    image_processors["torchvision"] = HfViTImageProcessor
+else:
+    HfViTImageProcessor = HfViTImageProcessorPil  # type: ignore[misc, assignment]
+
+AutoConfig.register("hf_vit", HfViTConfig, exist_ok=True)
+AutoModel.register(HfViTConfig, HfViTModel, exist_ok=True)
+AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
+AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
+AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HfViTBackbone",
+    "HfViTConfig",
+    "HfViTForImageClassification",
+    "HfViTImageClassifierOutput",
+    "HfViTImageProcessor",
+    "HfViTImageProcessorPil",
+    "HfViTModel",
+    "HfViTPreTrainedModel",
+]

@@ -1,0 +1,357 @@
+"""Configuration of the Vision Transformer and the list of what travels with every checkpoint.
+
+Annotations stay real objects in this file (no postponed evaluation): the strict field checks read them.
+"""
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneConfigMixin
+
+
+# Every Auto class a saved folder opens under when `hf_vit` is not installed.
+AUTO_MAP = {
+    "AutoConfig": "configuration_hf_vit.HfViTConfig",
+    "AutoModel": "modeling_hf_vit.HfViTModel",
+    "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
+    "AutoModelForImageClassification": "modeling_hf_vit.HfViTForImageClassification",
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # ViT-Ti/16 and ViT-S/16 (DeiT, https://arxiv.org/abs/2012.12877)
+    "tiny": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
+    "small": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536},
+    # ViT-B/16, ViT-L/16 and ViT-H/14 (ViT, https://arxiv.org/abs/2010.11929)
+    "base": {},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "huge": {
+        "hidden_size": 1280,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "intermediate_size": 5120,
+        "patch_size": 14,
+    },
+    # ViT-So400m/14 (Getting ViT in Shape, https://arxiv.org/abs/2305.13035)
+    "so400m": {
+        "hidden_size": 1152,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "intermediate_size": 4304,
+        "patch_size": 14,
+    },
+    # Handwritten digits
+    "mnist": {
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+        "image_size": 28,
+        "patch_size": 4,
+        "num_channels": 1,
+        "num_labels": 10,
+    },
+}
+
+
+def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    """Returns `(height, width)` of a size given as one int for both or as a pair."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def copy_code(save_directory: str | os.PathLike[str]) -> None:
+    """Copies the flat source files beside this one into `save_directory`, so that the folder opens anywhere.
+
+    The library's own copier goes by the class of the saved object, which FSDP2 replaces by one of torch's.
+    """
+    target = Path(save_directory)
+    target.mkdir(parents=True, exist_ok=True)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        if source.name != "__init__.py" and source.parent.resolve() != target.resolve():
+            shutil.copyfile(source, target / source.name)
+
+
+@strict
+class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
+    """Configuration of a plain Vision Transformer backbone. The defaults are ViT-B/16 at 224 pixels.
+
+    Fields that `transformers.ViTConfig` has keep its names and meaning; the others are off by default.
+
+    Args:
+        hidden_size: Width D of a token.
+        num_hidden_layers: Number of blocks.
+        num_attention_heads: Number of attention heads; divides `hidden_size`.
+        intermediate_size: Width of the hidden layer of the MLP (of each of its two branches with `use_gated_mlp`).
+        hidden_act: Activation of the MLP, a name of `transformers.activations.ACT2FN`.
+        hidden_dropout_prob: Dropout after the embeddings, the attention and the MLP, in [0, 1).
+        attention_probs_dropout_prob: Dropout of the attention weights, in [0, 1).
+        drop_path_rate: Stochastic depth of the last block, in [0, 1); grows linearly from 0 at the first one
+            (https://arxiv.org/abs/1603.09382).
+        initializer_range: Standard deviation of the truncated normal initialisation.
+        layer_norm_eps: Epsilon of every norm.
+        image_size: Height and width in pixels of the images that the position table is made for. Other sizes work too.
+        patch_size: Height and width in pixels of a patch.
+        num_channels: Number of image channels.
+        qkv_bias: Whether query, key and value have a bias.
+        key_bias: Whether the key has one too where `qkv_bias` is set (DINOv3: no).
+        proj_bias: Whether the output projection of the attention has a bias.
+        mlp_bias: Whether the linear layers of the MLP have a bias.
+        use_gated_mlp: SwiGLU (https://arxiv.org/abs/2002.05202) in place of the MLP; `hidden_act` acts on the gate, so
+            set it to "silu".
+        use_qk_norm: Normalises query and key per head (https://arxiv.org/abs/2302.05442).
+        norm_type: "layernorm" or "rmsnorm" (https://arxiv.org/abs/1910.07467).
+        layerscale_value: Initial value of LayerScale (https://arxiv.org/abs/2103.17239); `None` leaves it out.
+        use_cls_token: Whether the sequence starts with a CLS token.
+        use_distillation_token: Whether DeiT's distillation token follows it (https://arxiv.org/abs/2012.12877).
+        num_register_tokens: Number of register tokens before the patches (https://arxiv.org/abs/2309.16588).
+        use_mask_token: Whether the model has a mask token for `bool_masked_pos`.
+        position_embedding_type: "learned" (ViT), "sincos2d" (the fixed table of MAE, https://arxiv.org/abs/2111.06377),
+            "rotary" (axial, DINOv3, https://arxiv.org/abs/2508.10104), "learned+rotary" or "none".
+        prefix_has_position: Whether CLS and distillation token have a learned position of their own. Registers never
+            have one: it would only shift a vector that is learned anyway.
+        position_interpolation: How a position table is resampled to another grid, "bicubic" or "bilinear".
+        position_antialias: Whether that resampling is antialiased (DINOv2 with registers, timm: yes; ViT: no).
+        rope_theta: Base period of the rotary positions.
+        pooling: What an image is summed up by: "cls", "mean" of the patches, or "cls_mean", both side by side (DINOv2's
+            linear protocol).
+        use_pooler: Whether the original's tanh layer follows the pooling.
+        apply_layernorm: Whether `HfViTBackbone` normalises its feature maps.
+        reshape_hidden_states: Whether `HfViTBackbone` gives maps (B, D, h, w) or token sequences (B, L, D).
+        out_features: Stages that `HfViTBackbone` returns, among "stem", "stage1", …; the last one by default.
+        out_indices: The same as numbers, 0 for the stem.
+
+    Raises:
+        ValueError: if the values do not fit together. The checks run again when a model is built and at saving.
+    """
+
+    model_type = "hf_vit"
+
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.0
+    attention_probs_dropout_prob: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-6
+    image_size: int | list[int] | tuple[int, int] = 224
+    patch_size: int | list[int] | tuple[int, int] = 16
+    num_channels: int = 3
+    qkv_bias: bool = True
+    key_bias: bool = True
+    proj_bias: bool = True
+    mlp_bias: bool = True
+    use_gated_mlp: bool = False
+    use_qk_norm: bool = False
+    norm_type: Literal["layernorm", "rmsnorm"] = "layernorm"
+    layerscale_value: float | int | None = None
+    use_cls_token: bool = True
+    use_distillation_token: bool = False
+    num_register_tokens: int = 0
+    use_mask_token: bool = False
+    position_embedding_type: Literal["learned", "sincos2d", "rotary", "learned+rotary", "none"] = "learned"
+    prefix_has_position: bool = True
+    position_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    position_antialias: bool = False
+    rope_theta: float | int = 100.0
+    pooling: Literal["cls", "mean", "cls_mean"] = "cls"
+    use_pooler: bool = False
+    apply_layernorm: bool = True
+    reshape_hidden_states: bool = True
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Settles the stages, then hands every key that is no field to the library."""
+        kwargs.pop("stage_names", None)  # derived from `num_hidden_layers`, which the caller may have changed
+        out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
+        if self.id2label is not None and kwargs.get("num_labels") not in (None, len(self.id2label)):
+            raise ValueError(
+                f"num_labels={kwargs['num_labels']} but id2label names {len(self.id2label)} labels. Give only id2label "
+                "(and label2id), or make them agree."
+            )
+        super().__post_init__(**kwargs)
+        self.check()
+        if out_features is not None or out_indices is not None:
+            self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> Self:
+        """Returns the configuration of a published size.
+
+        Args:
+            name: "tiny", "small", "base", "large" (patch 16), "huge", "so400m" (patch 14) or "mnist".
+            **overrides: Fields that differ from the preset.
+
+        Raises:
+            ValueError: if there is no such preset.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"There is no preset {name!r}. Choose one of {', '.join(PRESETS)}.")
+        preset = dict(PRESETS[name])
+        if "id2label" in overrides:
+            preset.pop("num_labels", None)
+        return cls(**{**preset, **overrides})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Builds the configuration from a dictionary, refusing one of another model type."""
+        model_type = config_dict.get("model_type", cls.model_type)
+        if model_type != cls.model_type:
+            raise ValueError(
+                f"This is a checkpoint of model type {model_type!r}, not {cls.model_type!r}: its weights would not fit and "
+                "be drawn at random. Open it with the transformers class it was saved from, for example "
+                "AutoModel.from_pretrained(...) or AutoModelForImageClassification.from_pretrained(...)."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Saves config.json with the whole `auto_map`, and the code that it points to."""
+        self.check()
+        self.auto_map = dict(AUTO_MAP)
+        copy_code(save_directory)
+        super().save_pretrained(save_directory, **kwargs)
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """Rows and columns of patches at the native image size."""
+        (height, width), (patch_height, patch_width) = to_pair(self.image_size), to_pair(self.patch_size)
+        return height // patch_height, width // patch_width
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Number P of tokens before the patches: CLS, distillation token and registers, in this order."""
+        return int(self.use_cls_token) + int(self.use_distillation_token) + self.num_register_tokens
+
+    @property
+    def num_prefix_positions(self) -> int:
+        """Number of leading tokens that have a row of their own in the learned position table."""
+        return int(self.use_cls_token) + int(self.use_distillation_token) if self.prefix_has_position else 0
+
+    @property
+    def pooled_size(self) -> int:
+        """Width of `pooler_output`, which the heads on the whole image take."""
+        return 2 * self.hidden_size if self.pooling == "cls_mean" and not self.use_pooler else self.hidden_size
+
+    @property
+    def stage_names(self) -> list[str]:
+        """Names of the stages that `HfViTBackbone` can return."""
+        return ["stem", *(f"stage{i}" for i in range(1, self.num_hidden_layers + 1))]
+
+    @property
+    def out_features(self) -> list[str]:
+        """Names of the stages that `HfViTBackbone` returns."""
+        return [self.stage_names[-1]] if self._out_features is None else self._out_features
+
+    @out_features.setter
+    def out_features(self, out_features: list[str] | None) -> None:
+        self.set_output_features_output_indices(out_features=out_features, out_indices=None)
+
+    @property
+    def out_indices(self) -> list[int]:
+        """Numbers of the stages that `HfViTBackbone` returns, 0 for the stem."""
+        return [self.num_hidden_layers] if self._out_indices is None else self._out_indices
+
+    @out_indices.setter
+    def out_indices(self, out_indices: list[int] | tuple[int, ...] | None) -> None:
+        indices = None if out_indices is None else list(out_indices)
+        self.set_output_features_output_indices(out_features=None, out_indices=indices)
+
+    @property
+    def output_attentions(self) -> bool:
+        """Whether models return attention weights by default; works under every attention implementation."""
+        return bool(self._output_attentions)
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool) -> None:
+        self._output_attentions = value
+
+    def validate_output_attentions(self) -> None:
+        """Replaces the library's refusal under other implementations than eager: our models fall back by themselves."""
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        self._check_ranges()
+        self._check_sizes()
+        self._check_tokens()
+
+    def _check_ranges(self) -> None:
+        values = vars(self)
+        counts = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "num_channels")
+        for name in counts:
+            if values[name] < 1:
+                raise ValueError(f"{name}={values[name]} must be at least 1.")
+        if self.num_register_tokens < 0:
+            raise ValueError(f"num_register_tokens={self.num_register_tokens} must not be negative; 0 means none.")
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"):
+            if not 0 <= values[name] < 1:
+                raise ValueError(f"{name}={values[name]} must lie in [0, 1); 0 switches it off.")
+        for name in ("layer_norm_eps", "initializer_range", "rope_theta"):
+            if not 0 < values[name] < math.inf:
+                raise ValueError(f"{name}={values[name]} must be a positive number.")
+        if self.layerscale_value is not None and not math.isfinite(self.layerscale_value):
+            raise ValueError(f"layerscale_value={self.layerscale_value} must be finite; None leaves LayerScale out.")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act={self.hidden_act!r} is unknown. Choose one of {', '.join(sorted(ACT2FN))}.")
+
+    def _check_sizes(self) -> None:
+        for name, size in (("image_size", self.image_size), ("patch_size", self.patch_size)):
+            if not isinstance(size, int) and len(size) != 2:
+                raise ValueError(f"{name}={size} must be one int or (height, width).")
+            if min(to_pair(size)) < 1:
+                raise ValueError(f"{name}={size} must be at least 1 pixel each way.")
+        for side, image, patch in zip(("height", "width"), to_pair(self.image_size), to_pair(self.patch_size), strict=True):
+            if image % patch:
+                fitting = [size for size in (image // patch * patch, (image // patch + 1) * patch) if size]
+                raise ValueError(
+                    f"The image {side} {image} is not a multiple of the patch {side} {patch} (image_size={self.image_size}, "
+                    f"patch_size={self.patch_size}). The nearest that fit: {' or '.join(map(str, fitting))}."
+                )
+        head_size, remainder = divmod(self.hidden_size, self.num_attention_heads)
+        if remainder:
+            heads = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
+            nearest = sorted(heads, key=lambda n: abs(n - self.num_attention_heads))[:3]
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}. "
+                f"Heads that divide it: {', '.join(map(str, sorted(nearest)))}."
+            )
+        if "rotary" in self.position_embedding_type and head_size % 4:
+            raise ValueError(
+                f"Rotary positions turn pairs along two axes, so a head must be a multiple of 4 wide, but hidden_size="
+                f"{self.hidden_size} over num_attention_heads={self.num_attention_heads} makes it {head_size}."
+            )
+        if self.position_embedding_type == "sincos2d" and self.hidden_size % 4:
+            raise ValueError(f"sincos2d positions need a hidden_size that is a multiple of 4, not {self.hidden_size}.")
+
+    def _check_tokens(self) -> None:
+        if "cls" in self.pooling and not self.use_cls_token:
+            raise ValueError(
+                f"pooling={self.pooling!r} needs the CLS token, but use_cls_token=False. Set pooling='mean' or "
+                "use_cls_token=True."
+            )
+        if self.use_distillation_token and not self.use_cls_token:
+            raise ValueError(
+                "use_distillation_token=True needs the CLS token beside it, but use_cls_token=False. Set use_cls_token=True."
+            )
+        unknown = [name for name in self.out_features if name not in self.stage_names]
+        if unknown:
+            raise ValueError(
+                f"out_features={self.out_features} names {', '.join(unknown)}, but num_hidden_layers="
+                f"{self.num_hidden_layers} gives only stem to stage{self.num_hidden_layers}. Pass out_indices anew."
+            )
+
+
+def _travelling_files() -> tuple[Any, ...]:
+    """Never called. The library finds the files of a checkpoint by the text of relative imports; here it finds them all."""
+    from .image_processing_hf_vit import HfViTImageProcessor
+    from .image_processing_pil_hf_vit import HfViTImageProcessorPil
+    from .modeling_hf_vit import HfViTModel
+
+    return HfViTModel, HfViTImageProcessor, HfViTImageProcessorPil

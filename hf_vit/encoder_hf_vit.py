@@ -1,0 +1,252 @@
+"""The encoder: attention, MLP, block, and the loop over any range of blocks.
+
+Shapes: B batch, L tokens (prefix, patches, then queries that a head may have added), D hidden size, n heads, d head size.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .configuration_hf_vit import HfViTConfig
+from .embeddings_hf_vit import Rotary
+
+
+def make_norm(config: HfViTConfig, size: int) -> nn.Module:
+    """Returns the norm that `config` asks for over the last dimension of width `size`."""
+    norm = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
+    return norm(size, eps=config.layer_norm_eps)
+
+
+def apply_rotary(states: Tensor, rotary: Rotary) -> Tensor:
+    """Turns queries or keys (B, n, L, d) by cosine and sine that broadcast over them."""
+    cosine, sine = (table.to(states.dtype) for table in rotary)
+    first, second = states.chunk(2, dim=-1)
+    return states * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, Tensor]:
+    """Plain attention, the one implementation that can return its weights.
+
+    Args:
+        module: The attention layer; its training mode switches the dropout.
+        query: (B, n, L, d), as `key` and `value`.
+        key: See `query`.
+        value: See `query`.
+        attention_mask: Broadcasts to (B, n, L, L): bool, True where a query may look, or float, added to the scores.
+        scaling: Factor on the scores.
+        dropout: Dropout rate of the weights.
+        **kwargs: What the interface hands to other implementations.
+
+    Returns:
+        Output (B, L, n, d) and weights (B, n, L, L).
+    """
+    scores = query @ key.transpose(2, 3) * scaling  # (B, n, L, L)
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    precision = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.softmax(dim=-1, dtype=precision).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
+
+
+class HfViTAttention(nn.Module):
+    """Multi-head self-attention with one projection for query, key and value."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the projections; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        self.config = config
+        self.head_size = config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_size**-0.5
+        self.is_causal = False  # read by the library's attention functions
+        width = config.hidden_size
+        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)
+        has_split_bias = config.qkv_bias and not config.key_bias
+        self.query_bias = nn.Parameter(torch.zeros(width)) if has_split_bias else None
+        self.value_bias = nn.Parameter(torch.zeros(width)) if has_split_bias else None
+        self.query_norm = make_norm(config, self.head_size) if config.use_qk_norm else nn.Identity()
+        self.key_norm = make_norm(config, self.head_size) if config.use_qk_norm else nn.Identity()
+        self.projection = nn.Linear(width, width, bias=config.proj_bias)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Rotary | None = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, L, D) to output (B, L, D) and weights (B, n, L, L), None where the implementation gives none."""
+        qkv = self.qkv(hidden_states)  # (B, L, 3·D)
+        if self.query_bias is not None and self.value_bias is not None:
+            bias = torch.cat((self.query_bias, torch.zeros_like(self.query_bias), self.value_bias))
+            qkv = qkv + bias.to(qkv.dtype)
+        query, key, value = qkv.unflatten(-1, (3, -1, self.head_size)).permute(2, 0, 3, 1, 4)  # 3 × (B, n, L, d)
+        query, key = self.query_norm(query), self.key_norm(key)
+        if rotary is not None:
+            query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
+        implementation = "eager" if output_attentions else self.config._attn_implementation
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        attended, weights = attend(
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout
+        )  # (B, L, n, d)
+        return self.dropout(self.projection(attended.flatten(2))), weights
+
+
+class HfViTMLP(nn.Module):
+    """Two linear layers with an activation between."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the layers; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.activation = ACT2FN[config.hidden_act]
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        return self.dropout(self.fc2(self.activation(self.fc1(hidden_states))))
+
+
+class HfViTGatedMLP(nn.Module):
+    """SwiGLU: one branch is activated and gates the other (https://arxiv.org/abs/2002.05202)."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the layers; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.activation = ACT2FN[config.hidden_act]
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        return self.dropout(self.down(self.activation(self.gate(hidden_states)) * self.up(hidden_states)))
+
+
+class HfViTLayerScale(nn.Module):
+    """One learned factor per channel on a residual branch (https://arxiv.org/abs/2103.17239)."""
+
+    def __init__(self, hidden_size: int, initial_value: float) -> None:
+        """Starts every factor at `initial_value`."""
+        super().__init__()
+        self.initial_value = initial_value
+        self.scale = nn.Parameter(torch.full((hidden_size,), float(initial_value)))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        return hidden_states * self.scale
+
+
+class HfViTDropPath(nn.Module):
+    """Stochastic depth: drops the residual branch of whole images in training (https://arxiv.org/abs/1603.09382)."""
+
+    def __init__(self, rate: float) -> None:
+        """Drops with probability `rate`."""
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D), zero or scaled by 1 / (1 - rate) in training."""
+        if not self.training or self.rate == 0:
+            return hidden_states
+        kept = hidden_states.new_empty(len(hidden_states), 1, 1).bernoulli_(1 - self.rate)
+        return hidden_states * kept.div_(1 - self.rate)
+
+    def extra_repr(self) -> str:
+        """Shows the rate in the printed model."""
+        return f"rate={self.rate:.3f}"
+
+
+class HfViTLayer(GradientCheckpointingLayer):  # type: ignore[misc]
+    """A pre-norm transformer block."""
+
+    def __init__(self, config: HfViTConfig, layer_index: int) -> None:
+        """Builds block number `layer_index`, which sets its rate of stochastic depth."""
+        super().__init__()
+
+        def layer_scale() -> nn.Module:
+            if config.layerscale_value is None:
+                return nn.Identity()
+            return HfViTLayerScale(config.hidden_size, config.layerscale_value)
+
+        # In plain Python: a tensor would have no value while the library builds the model on the meta device.
+        rate = config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1)
+        self.norm1 = make_norm(config, config.hidden_size)
+        self.attention = HfViTAttention(config)
+        self.layer_scale1 = layer_scale()
+        self.drop_path1 = HfViTDropPath(rate)
+        self.norm2 = make_norm(config, config.hidden_size)
+        self.mlp = HfViTGatedMLP(config) if config.use_gated_mlp else HfViTMLP(config)
+        self.layer_scale2 = layer_scale()
+        self.drop_path2 = HfViTDropPath(rate)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Rotary | None = None,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        attended, _ = self.attention(self.norm1(hidden_states), rotary, attention_mask, output_attentions)
+        hidden_states = hidden_states + self.drop_path1(self.layer_scale1(attended))
+        return hidden_states + self.drop_path2(self.layer_scale2(self.mlp(self.norm2(hidden_states))))
+
+
+class HfViTEncoder(nn.Module):
+    """The stack of blocks."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds `config.num_hidden_layers` blocks."""
+        super().__init__()
+        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        rotary: Rotary | None = None,
+        attention_mask: Tensor | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        output_attentions: bool = False,
+    ) -> Tensor:
+        """Runs the blocks from `start` up to but without `stop`.
+
+        Args:
+            hidden_states: (B, L, D): prefix, patches, then any queries.
+            rotary: Cosine and sine for prefix and patches; queries behind them are not turned.
+            attention_mask: In the form that the attention implementation takes.
+            start: First block.
+            stop: End of the range, as in a slice; None runs to the last block.
+            output_attentions: Runs eager attention, which has weights to record.
+
+        Returns:
+            (B, L, D), without the final norm.
+        """
+        if rotary is not None:
+            cosine, sine = rotary
+            queries_at_end = (0, 0, 0, hidden_states.shape[-2] - cosine.shape[-2])
+            rotary = F.pad(cosine, queries_at_end, value=1.0), F.pad(sine, queries_at_end)
+        for layer in self.layers[start:stop]:
+            hidden_states = layer(hidden_states, rotary, attention_mask, output_attentions)
+        return hidden_states

@@ -1,0 +1,365 @@
+"""The Vision Transformer and its task models.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
+registers), L = P + N, D hidden size.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_hf_vit import HfViTConfig
+from .embeddings_hf_vit import HfViTEmbeddings
+from .encoder_hf_vit import HfViTAttention, HfViTEncoder, HfViTLayer, HfViTLayerScale, make_norm
+from .task_classification import classification_loss
+
+
+logger = logging.get_logger(__name__)
+
+
+class HfViTClassifier(nn.Linear):
+    """A linear layer that starts at zero, as the head of the ViT paper's code: every class is equally likely at first."""
+
+
+class HfViTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """What all models share: initialisation, loading and saving."""
+
+    config: HfViTConfig
+    base_model_prefix = "model"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("HfViTEmbeddings", "HfViTLayer")
+    _input_embed_layer = "patch_embeddings"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
+    # Our losses are means over the batch, which the Trainer has to divide by its accumulation steps.
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
+        """Checks the configuration once more: fields may have been set after it was built."""
+        config.check()
+        super().__init__(config, *args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """The whole initialisation.
+
+        | parameter                                 | value                                               |
+        |-------------------------------------------|-----------------------------------------------------|
+        | weights of linear layers and of the patches | truncated normal of `config.initializer_range`    |
+        | CLS, distillation, register tokens, positions | the same                                        |
+        | mask token                                | zero                                                |
+        | every bias, and the whole classifier      | zero                                                |
+        | norms                                     | one, their bias zero                                |
+        | LayerScale                                | `config.layerscale_value`                           |
+        | fixed sin-cos positions                   | their formula                                       |
+
+        Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
+        """
+        std = self.config.initializer_range
+        if isinstance(module, HfViTClassifier):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear | nn.Conv2d):
+            init.trunc_normal_(module.weight, mean=0.0, std=std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, HfViTEmbeddings):
+            tokens = (module.cls_token, module.distillation_token, module.register_tokens)
+            for parameter in (*tokens, module.position_embeddings):
+                if isinstance(parameter, nn.Parameter):
+                    init.trunc_normal_(parameter, mean=0.0, std=std)
+            if module.mask_token is not None:
+                init.zeros_(module.mask_token)
+            if self.config.position_embedding_type == "sincos2d":
+                init.copy_(module.position_embeddings, module.sincos_table())
+        elif isinstance(module, HfViTAttention):
+            if module.query_bias is not None:
+                init.zeros_(module.query_bias)
+                init.zeros_(module.value_bias)
+        elif isinstance(module, HfViTLayerScale):
+            init.constant_(module.scale, module.initial_value)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+    ) -> Self | tuple[Self, dict[str, Any]]:
+        """Loads a model as `transformers` does, from safetensors only.
+
+        Raises:
+            ValueError: if the folder or repository holds another model type, if none of its weights fit, or on
+                `use_safetensors=False`.
+            OSError: if there is no such folder or repository, or no safetensors in it.
+        """
+        if kwargs.setdefault("use_safetensors", True) is not True:
+            raise ValueError(
+                "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again as "
+                "safetensors (model.save_pretrained) and leave use_safetensors alone."
+            )
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+        )
+        encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
+        if encoder <= set(info["missing_keys"]):
+            raise ValueError(
+                f"No weight of {str(pretrained_model_name_or_path)!r} fits the encoder of {cls.__name__}: it would have been "
+                f"drawn at random. The weights found are named {sorted(info['unexpected_keys'])[:3]}. Open the checkpoint with the "
+                "transformers class it was saved from, or build a new model with "
+                f"{cls.__name__}(config)."
+            )
+        return (model, info) if wants_info else model
+
+    @classmethod
+    def is_remote_code(cls) -> bool:
+        """Tells the library not to copy code when saving: `HfViTConfig.save_pretrained` does, also under FSDP2."""
+        return False
+
+
+class HfViTPooler(nn.Module):
+    """The original's extra layer after the pooling."""
+
+    def __init__(self, in_size: int, out_size: int) -> None:
+        """Maps width `in_size` to `out_size`."""
+        super().__init__()
+        self.dense = nn.Linear(in_size, out_size)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, in_size) to (B, out_size)."""
+        return self.dense(pooled).tanh()
+
+
+class HfViTModel(HfViTPreTrainedModel):
+    """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        self.embeddings = HfViTEmbeddings(config)
+        self.encoder = HfViTEncoder(config)
+        self.norm = make_norm(config, config.hidden_size)
+        width = config.hidden_size
+        self.pooler = HfViTPooler(2 * width if config.pooling == "cls_mean" else width, width) if config.use_pooler else None
+        self.post_init()
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        bool_masked_pos: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            `last_hidden_state` (B, L, D) after the final norm; `pooler_output` (B, D), (B, 2·D) with
+            `config.pooling="cls_mean"`; on request `hidden_states`, before the first block and after each one, and
+            `attentions` (B, heads, L, L).
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        if pixel_values is None:
+            raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
+        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
+        output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        hidden_states = self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask)
+        hidden_states = self.encoder(
+            hidden_states,
+            rotary=self.embeddings.rotary(pixel_values, patch_attention_mask),
+            attention_mask=self.attention_mask(hidden_states, patch_attention_mask, output_attentions),
+            output_attentions=output_attentions,
+        )
+        hidden_states = self.norm(hidden_states)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=hidden_states, pooler_output=self.pool(hidden_states, patch_attention_mask)
+        )
+
+    def attention_mask(
+        self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
+    ) -> Any:
+        """Hides padded patches, in the form that the attention implementation takes; None if there are none.
+
+        Args:
+            hidden_states: (B, L, D).
+            patch_attention_mask: (B, h, w) bool or None.
+            output_attentions: Whether eager attention will run, whatever the configuration says.
+        """
+        if output_attentions and self.config._attn_implementation != "eager":
+            logger.warning_once(
+                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
+                "output_attentions=True."
+            )
+        if patch_attention_mask is None:
+            return None
+        visible = patch_attention_mask.flatten(1).bool()  # (B, N)
+        visible = torch.cat((visible.new_ones(len(visible), self.config.num_prefix_tokens), visible), dim=1)  # (B, L)
+        if output_attentions:
+            return visible[:, None, None, :]
+        return create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, attention_mask=visible)
+
+    def pool(self, hidden_states: Tensor, patch_attention_mask: Tensor | None = None) -> Tensor:
+        """Sums up normalised tokens (B, L, D) as one vector per image, (B, D) or (B, 2·D)."""
+        parts = []
+        if self.config.pooling in ("cls", "cls_mean"):
+            parts.append(hidden_states[:, 0])
+        if self.config.pooling in ("mean", "cls_mean"):
+            patches = hidden_states[:, self.config.num_prefix_tokens :]  # (B, N, D)
+            if patch_attention_mask is None:
+                parts.append(patches.mean(dim=1))
+            else:
+                real = patch_attention_mask.flatten(1)[..., None].to(patches.dtype)  # (B, N, 1)
+                parts.append((patches * real).sum(dim=1) / real.sum(dim=1))
+        pooled = torch.cat(parts, dim=-1)
+        return pooled if self.pooler is None else self.pooler(pooled)
+
+
+class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):  # type: ignore[misc]
+    """Feature maps of chosen stages, for models that are built on a backbone."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a backbone with fresh weights."""
+        super().__init__(config)
+        self.model = HfViTModel(config)
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+        self.post_init()
+
+    @property
+    def out_features(self) -> list[str]:
+        """Names of the stages returned."""
+        return self.config.out_features
+
+    @property
+    def out_indices(self) -> list[int]:
+        """Numbers of the stages returned, 0 for the stem."""
+        return self.config.out_indices
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> BackboneOutput:
+        """Runs the backbone.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            **kwargs: What `HfViTModel` takes.
+
+        Returns:
+            `feature_maps`, one per entry of `config.out_features`: (B, D, h, w), or (B, L, D) with the prefix tokens
+            where `config.reshape_hidden_states` is False; normalised by the final norm if `config.apply_layernorm`.
+        """
+        outputs = self.model(pixel_values, **kwargs)
+        grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
+        feature_maps = []
+        for index in self.out_indices:
+            features = outputs.hidden_states[index]  # (B, L, D)
+            if self.config.apply_layernorm:
+                features = self.model.norm(features)
+            if self.config.reshape_hidden_states:
+                patches = features[:, self.config.num_prefix_tokens :]  # (B, N, D)
+                features = patches.transpose(1, 2).unflatten(2, grid).contiguous()  # (B, D, h, w)
+            feature_maps.append(features)
+        return BackboneOutput(
+            feature_maps=tuple(feature_maps), hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+@dataclass
+class HfViTImageClassifierOutput(ImageClassifierOutput):  # type: ignore[misc]
+    """The library's output with the two heads of a distilled model; `logits` is what to use.
+
+    Args:
+        loss: Scalar, if labels were given.
+        logits: (B, num_labels); the mean of the two heads with a distillation token.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+        cls_logits: (B, num_labels) of the head on the pooled image; only with a distillation token.
+        distillation_logits: (B, num_labels) of the head on the distillation token; only with one.
+    """
+
+    cls_logits: Tensor | None = None
+    distillation_logits: Tensor | None = None
+
+
+class HfViTForImageClassification(HfViTPreTrainedModel):
+    """Names what is on an image: one label, several, or values."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        if not config.num_labels:
+            raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel for features.")
+        self.model = HfViTModel(config)
+        self.classifier = HfViTClassifier(config.pooled_size, config.num_labels)
+        self.distillation_classifier = (
+            HfViTClassifier(config.hidden_size, config.num_labels) if config.use_distillation_token else None
+        )
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTImageClassifierOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: (B,) int64, or (B, num_labels) floats; `config.problem_type` says what they mean (several labels,
+                soft labels or values), see `classification_loss`.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        outputs = self.model(
+            pixel_values,
+            patch_attention_mask=patch_attention_mask,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            **kwargs,
+        )
+        logits = self.classifier(outputs.pooler_output)
+        cls_logits = distillation_logits = None
+        if self.distillation_classifier is not None:
+            cls_logits, distillation_logits = logits, self.distillation_classifier(outputs.last_hidden_state[:, 1])
+            logits = (cls_logits + distillation_logits) / 2
+        return HfViTImageClassifierOutput(
+            loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cls_logits=cls_logits,
+            distillation_logits=distillation_logits,
+        )
