@@ -188,6 +188,11 @@ class HfViTEmbeddings(nn.Module):
             ValueError: if an input does not fit the model or the other inputs.
         """
         grid = self.patch_embeddings.grid(pixel_values)
+        if patch_attention_mask is not None and patch_attention_mask.shape != (len(pixel_values), *grid):
+            raise ValueError(
+                f"patch_attention_mask must be (batch, rows, columns) = {(len(pixel_values), *grid)}, one entry per "
+                f"patch, not {tuple(patch_attention_mask.shape)}."
+            )
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
         if bool_masked_pos is not None:
             patches = self.replace_masked(patches, bool_masked_pos)
@@ -276,11 +281,6 @@ def lay_out(
     if patch_attention_mask is None:
         return table_of(grid)
     grids = own_grids(patch_attention_mask)
-    if patch_attention_mask.shape[1:] != grid:
-        raise ValueError(
-            f"patch_attention_mask must be (batch, {grid[0]}, {grid[1]}), one entry per patch, not "
-            f"{tuple(patch_attention_mask.shape)}."
-        )
     tables = {}
     for rows, columns in set(grids):
         prefix, patches = table_of((rows, columns)).tensor_split((num_prefix,), dim=1)

@@ -117,10 +117,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
-        if encoder <= set(info["missing_keys"]):
+        if pretrained_model_name_or_path is not None and encoder <= set(info["missing_keys"]):
             raise ValueError(
-                f"No weight of {str(pretrained_model_name_or_path)!r} fits the encoder of {cls.__name__}: it would "
-                f"have been drawn at random. The checkpoint holds {sorted(info['unexpected_keys'])[:3]}, … Open it with "
+                f"Nothing in {str(pretrained_model_name_or_path)!r} fits the encoder of {cls.__name__}: it would have "
+                f"been drawn at random. The checkpoint holds {sorted(info['unexpected_keys'])[:3]}, … Open it with "
                 f"the transformers class it was saved from, or build a new model with {cls.__name__}(config)."
             )
         return (model, info) if wants_info else model
@@ -147,16 +147,15 @@ class HfViTPooler(nn.Module):
 class HfViTModel(HfViTPreTrainedModel):
     """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image."""
 
-    def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
+    def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True) -> None:
+        """Builds a model with fresh weights; without `add_pooling_layer` it has no pooler, whatever `config` says."""
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config)
         self.encoder = HfViTEncoder(config)
         self.norm = make_norm(config, config.hidden_size)
-        width = config.hidden_size
-        self.pooler = (
-            HfViTPooler(2 * width if config.pooling == "cls_mean" else width, width) if config.use_pooler else None
-        )
+        pooled_size = config.hidden_size * (2 if config.pooling == "cls_mean" else 1)
+        has_pooler = add_pooling_layer and config.use_pooler
+        self.pooler = HfViTPooler(pooled_size, config.hidden_size) if has_pooler else None
         self.post_init()
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -246,7 +245,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
     def __init__(self, config: HfViTConfig) -> None:
         """Builds a backbone with fresh weights."""
         super().__init__(config)
-        self.model = HfViTModel(config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
         self.post_init()
 
@@ -273,7 +272,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
             `feature_maps`, one per entry of `config.out_features`: (B, D, h, w), or (B, L, D) with the prefix tokens
             where `config.reshape_hidden_states` is False; normalised by the final norm if `config.apply_layernorm`.
         """
-        outputs = self.model(pixel_values, **kwargs)
+        outputs = self.model(pixel_values, return_dict=True, **kwargs)
         grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
         feature_maps = []
         for index in self.out_indices:
@@ -349,6 +348,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             pixel_values,
             patch_attention_mask=patch_attention_mask,
             interpolate_pos_encoding=interpolate_pos_encoding,
+            return_dict=True,
             **kwargs,
         )
         logits = self.classifier(outputs.pooler_output)
