@@ -1,0 +1,275 @@
+"""What the image processors of both backends share: options, the order of the steps, saving.
+
+A backend adds only how a list of images is resized (smoothly: the nearest pixel is the same for both). Shapes: B batch, C channels, H W pixels, h w patches.
+"""
+
+import copy
+import math
+import os
+from typing import Any, Self
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.image_processing_base import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.image_utils import ChannelDimension, PILImageResampling, SizeDict, torch_pil_interpolation_mapping
+from transformers.processing_utils import ImagesKwargs
+
+from .configuration_hf_vit import copy_code, to_pair
+from .image_inputs_hf_vit import named_images, open_image, read_image
+from .image_sizes_hf_vit import EXACT_KEYS, center_crop, output_size, pad_batch, resize_nearest, to_size_dict
+
+# Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
+IMAGE_PROCESSOR_AUTO_MAP = {
+    "AutoImageProcessor": {
+        "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
+        "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
+    }
+}
+
+
+class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
+    """Options of the image processor, at construction and per call, beyond the library's.
+
+    num_channels (`int`):
+        Number of image channels that the model takes.
+    ensure_multiple_of (`int` or `(height, width)`):
+        Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
+    """
+
+    num_channels: int | None
+    ensure_multiple_of: int | list[int] | tuple[int, ...] | None
+
+
+class HfViTImageProcessorBase(BaseImageProcessor):
+    """Turns images of any kind, size and colour into the input of a Vision Transformer.
+
+    Use it through `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be given per call.
+
+    Args:
+        num_channels: Number of channels C that the model takes. Grey is repeated into 3, colour becomes luma (ITU-R
+            601) in 1, alpha is put on white; other images must have C channels.
+        do_convert_rgb: `None` follows `num_channels`; `True` insists on RGB (`num_channels=3`); `False` takes images
+            only with the right number of channels and leaves CMYK, YCbCr, HSV and LAB as they are.
+        do_resize: Whether to resize.
+        size: {"height", "width"} exactly, or with the aspect ratio kept {"shortest_edge"}, {"longest_edge"}, both, or
+            {"max_height", "max_width"}, in pixels. An int is a square.
+        resample: PIL's filter; images shrink with antialiasing.
+        ensure_multiple_of: Resized height and width are rounded to the nearest multiple of it, at least one.
+        do_center_crop: Whether to cut out the centre after resizing.
+        crop_size: Its {"height", "width"}.
+        do_rescale: Whether pixels are multiplied by `rescale_factor`. Then float arrays hold 0..255, otherwise 0..1.
+        rescale_factor: 1/255 brings pixels to [0, 1].
+        do_normalize: Whether the mean is taken off and the rest divided by the deviation.
+        image_mean: One number, or one a channel.
+        image_std: The same.
+        do_pad: Whether to pad on the right and at the bottom, with zeros after normalisation, to the largest image of
+            the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
+            size, and `patch_attention_mask` is returned.
+        pad_size: {"height", "width"} to pad to.
+
+    Raises:
+        ValueError: if options contradict each other.
+    """
+
+    valid_kwargs = HfViTImageProcessorKwargs
+    model_input_names = ["pixel_values", "patch_attention_mask"]  # noqa: RUF012 - the library's form
+
+    resample = PILImageResampling.BILINEAR
+    size = {"height": 224, "width": 224}  # noqa: RUF012 - the library's form: an instance gets its own copy
+    do_resize = True
+    do_rescale = True
+    do_normalize = True
+    image_mean = 0.5
+    image_std = 0.5
+    num_channels = 3
+
+    @classmethod
+    def for_model(cls, config: PreTrainedConfig, **overrides: Any) -> Self:
+        """Returns a processor with the image size and number of channels of a model's configuration."""
+        height, width = to_pair(config.image_size)
+        options = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
+        return cls(**{**options, **overrides})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the options, and which class reads them under each backend."""
+        return {**super().to_dict(), "auto_map": copy.deepcopy(IMAGE_PROCESSOR_AUTO_MAP)}
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
+        """Saves preprocessor_config.json, and the code that it points to. Returns the paths of the former."""
+        copy_code(save_directory)
+        return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+    def fetch_images(self, images: Any) -> Any:
+        """Replaces every path, URL and data URL in a (nested) list by its PIL image."""
+        if isinstance(images, list | tuple):
+            return [self.fetch_images(image) for image in images]
+        return open_image(images, repr(str(images))) if isinstance(images, str | os.PathLike) else images
+
+    def process_image(self, image: Any, **kwargs: Any) -> torch.Tensor:
+        """Returns one image of any kind as a tensor (C, H, W), uint8 or float32, not resized."""
+        return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
+
+    def _standardize_kwargs(
+        self,
+        size: Any = None,
+        crop_size: Any = None,
+        pad_size: Any = None,
+        default_to_square: bool | None = None,
+        image_mean: Any = None,
+        image_std: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Brings options to one form and checks that they fit together; called at construction and per call."""
+        if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
+            raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
+        options = kwargs | {
+            "size": to_size_dict(size, "size", default_to_square=default_to_square is not False),
+            "crop_size": to_size_dict(crop_size, "crop_size", EXACT_KEYS),
+            "pad_size": to_size_dict(pad_size, "pad_size", EXACT_KEYS),
+            "image_mean": _per_channel(image_mean, "image_mean", kwargs["num_channels"]),
+            "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
+        }
+        if isinstance(options["ensure_multiple_of"], list):
+            options["ensure_multiple_of"] = tuple(options["ensure_multiple_of"])
+        if options["resample"] is not None:
+            # torchvision's own names cannot be written to JSON
+            resample = torch_pil_interpolation_mapping.get(options["resample"], options["resample"])
+            options["resample"] = PILImageResampling(resample)
+        if options["data_format"] is not None:
+            options["data_format"] = ChannelDimension(options["data_format"]).value
+        if isinstance(options["device"], torch.device):
+            options["device"] = str(options["device"])
+        _check_together(options)
+        return options
+
+    def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        """Returns every single image as a tensor (C, H, W), uint8 or float32, all on one device."""
+        names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "device")
+        options = {name: kwargs[name] for name in names if name in kwargs}
+        tensors = [read_image(image, name, **options) for name, image in named_images(images)]
+        same_device = len({tensor.device for tensor in tensors}) == 1
+        return tensors if same_device else [tensor.cpu() for tensor in tensors]
+
+    def _resize(
+        self,
+        images: list[torch.Tensor],
+        sizes: list[tuple[int, int]],
+        resample: PILImageResampling,
+        disable_grouping: bool | None,
+    ) -> list[torch.Tensor]:
+        """Resizes images (C, H_i, W_i) to their own (height, width) each; a backend's one duty."""
+        raise NotImplementedError
+
+    def _preprocess(
+        self,
+        images: list[torch.Tensor],
+        *,
+        do_resize: bool,
+        size: SizeDict,
+        ensure_multiple_of: int | tuple[int, int] | None,
+        resample: PILImageResampling,
+        disable_grouping: bool | None,
+        do_center_crop: bool | None,
+        crop_size: SizeDict,
+        do_pad: bool | None,
+        pad_size: SizeDict | None,
+        data_format: str | None,
+        return_tensors: str | None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
+        if do_resize:
+            shapes = [(image.shape[-2], image.shape[-1]) for image in images]
+            targets = [output_size(*hw, dict(size), patch, f"images[{i}]") for i, hw in enumerate(shapes)]
+            if resample == PILImageResampling.NEAREST:
+                images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]
+            else:
+                images = self._resize(images, targets, resample, disable_grouping)
+        if do_center_crop:
+            images = [center_crop(image, **dict(crop_size)) for image in images]
+        data: dict[str, Any] = {}
+        if do_pad and patch is not None:
+            target = None if pad_size is None else (pad_size["height"], pad_size["width"])
+            normalized = [_normalize(image, **kwargs) for image in images]
+            data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
+        elif len({image.shape for image in images}) == 1:
+            # 8-bit images are stacked before they grow to floats
+            data["pixel_values"] = _normalize(torch.stack(images), **kwargs)  # (B, C, H, W)
+        elif return_tensors is None:
+            data["pixel_values"] = [_normalize(image.contiguous(), **kwargs) for image in images]
+        else:
+            shapes = sorted({(image.shape[-2], image.shape[-1]) for image in images})
+            raise ValueError(
+                f"The images have {len(shapes)} sizes, from {shapes[0]} to {shapes[-1]}, and do not stack. Resize to "
+                "one {'height', 'width'}, set do_pad=True with ensure_multiple_of, or leave return_tensors out "
+                "for a list."
+            )
+        if data_format == "channels_last":
+            values = data["pixel_values"]
+            is_batch = isinstance(values, torch.Tensor)
+            data["pixel_values"] = values.movedim(-3, -1) if is_batch else [value.movedim(-3, -1) for value in values]
+        return self._to_batch_feature(data, return_tensors)
+
+    def _to_batch_feature(self, data: dict[str, Any], return_tensors: str | None) -> BatchFeature:
+        if return_tensors is None:
+            data = {name: list(values) for name, values in data.items()}
+        elif return_tensors != "pt":
+            data = {name: values.cpu() for name, values in data.items()}
+        return BatchFeature(data=data, tensor_type=return_tensors)
+
+
+def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
+    """Returns one number for each channel, from one for all or from as many."""
+    if value is None:
+        return None
+    values = (value,) * num_channels if isinstance(value, int | float) else tuple(value)
+    if len(values) != num_channels:
+        raise ValueError(
+            f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Give one number for "
+            "all channels, or one for each."
+        )
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in values):
+        raise ValueError(f"{name}={list(values)} must hold finite numbers.")
+    return values
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    """Raises `ValueError` where options contradict each other."""
+    multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
+    if options["do_convert_rgb"] and options["num_channels"] != 3:
+        raise ValueError(
+            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
+            "out: images follow num_channels."
+        )
+    if multiple is not None:
+        pair = (multiple, multiple) if isinstance(multiple, int) else multiple
+        if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+            raise ValueError(f"ensure_multiple_of={multiple!r} must be one positive int or (height, width).")
+        if options["do_pad"] and pad_size is not None and (pad_size.height % pair[0] or pad_size.width % pair[1]):
+            raise ValueError(f"pad_size={dict(pad_size)} must be a multiple of ensure_multiple_of={multiple}.")
+    elif options["do_pad"]:
+        raise ValueError(
+            "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
+            "model, config.patch_size."
+        )
+
+
+def _normalize(
+    images: torch.Tensor,
+    *,
+    do_rescale: bool,
+    rescale_factor: float,
+    do_normalize: bool,
+    image_mean: tuple[float, ...],
+    image_std: tuple[float, ...],
+    **_: Any,
+) -> torch.Tensor:
+    """Returns float32 images (..., C, H, W), rescaled and normalised in one go; the input is left as it is."""
+    if not do_normalize:
+        return images.to(torch.float32, copy=True).mul_(rescale_factor if do_rescale else 1)
+    white = 1.0 / rescale_factor if do_rescale else 1.0
+    mean, std = (
+        torch.tensor(values, device=images.device)[:, None, None] * white for values in (image_mean, image_std)
+    )
+    return (images - mean).div_(std)

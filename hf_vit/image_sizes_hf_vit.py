@@ -1,0 +1,156 @@
+"""Sizes: what `size` asks for and what an image becomes under it; nearest pixels, centre crop, padding and its mask.
+
+Shapes: B batch, C channels, H W pixels, h w patches.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers.image_utils import SizeDict
+
+# The forms that `size` can take
+RESIZE_KEYS = (
+    ("height", "width"),
+    ("shortest_edge",),
+    ("longest_edge",),
+    ("shortest_edge", "longest_edge"),
+    ("max_height", "max_width"),
+)
+EXACT_KEYS = RESIZE_KEYS[:1]
+# About 5800 x 5800, 400 MB of float32 RGB: beyond every ViT, and within what a slip in `size` may cost
+MAX_OUTPUT_PIXELS = 2**25
+
+
+def to_size_dict(
+    size: Any, name: str, forms: tuple[tuple[str, ...], ...] = RESIZE_KEYS, default_to_square: bool = True
+) -> SizeDict | None:
+    """Returns a size given as an int, `(height, width)` or a dictionary as the library's `SizeDict`, in pixels.
+
+    Args:
+        size: The size; an int is a square, or the shortest edge without `default_to_square`. `None` stays `None`.
+        name: Name of the option, for errors.
+        forms: Combinations of keys that are allowed.
+        default_to_square: What an int means.
+
+    Raises:
+        ValueError: if it has another form, or a value that is no positive int.
+    """
+    if size is None:
+        return None
+    keys: Any = size
+    if isinstance(size, int):
+        keys = {"height": size, "width": size} if default_to_square else {"shortest_edge": size}
+    elif isinstance(size, list | tuple) and len(size) == 2:
+        keys = {"height": size[0], "width": size[1]}
+    elif isinstance(size, SizeDict):
+        keys = dict(size)
+    if not isinstance(keys, dict) or {*keys} not in [{*form} for form in forms]:
+        allowed = " or ".join("{" + ", ".join(f'"{key}"' for key in form) + "}" for form in forms)
+        raise ValueError(f"{name}={size!r} must be an int, (height, width), or a dictionary with the keys {allowed}.")
+    if not all(type(value) is int and value > 0 for value in keys.values()):
+        raise ValueError(f"{name}={size!r} must hold positive whole numbers of pixels.")
+    return SizeDict(**keys)
+
+
+def output_size(
+    height: int, width: int, size: dict[str, int], multiple: tuple[int, int] | None, name: str
+) -> tuple[int, int]:
+    """Returns the height and width in pixels that an image of `height` x `width` is resized to.
+
+    Args:
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+        size: Exact height and width, or a bound within which the aspect ratio is kept.
+        multiple: Height and width of which the result is the nearest multiple, at least one.
+        name: What to call the image in errors.
+
+    Raises:
+        ValueError: if the result has more than `MAX_OUTPUT_PIXELS`, as for thin images scaled by their shortest edge.
+    """
+    new_height, new_width = _scaled_size(height, width, size)
+    if multiple is not None:
+        new_height = max(1, round(new_height / multiple[0])) * multiple[0]
+        new_width = max(1, round(new_width / multiple[1])) * multiple[1]
+    if new_height * new_width > MAX_OUTPUT_PIXELS:
+        raise ValueError(
+            f"{name} with {height} x {width} pixels would become {new_height} x {new_width} under size={size}, more "
+            f"than {MAX_OUTPUT_PIXELS} pixels. Bound the long side too, as in {{'shortest_edge': 224, 'longest_edge': "
+            "1024}, or give {'height', 'width'}."
+        )
+    return new_height, new_width
+
+
+def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
+    """The size before rounding to multiples. Whole-number arithmetic, as floats lose a pixel now and then."""
+    if "height" in size:
+        return size["height"], size["width"]
+    if "max_height" in size:
+        if size["max_height"] * width <= size["max_width"] * height:
+            return size["max_height"], max(1, width * size["max_height"] // height)
+        return max(1, height * size["max_width"] // width), size["max_width"]
+    short, long = min(height, width), max(height, width)
+    if "shortest_edge" not in size:
+        return max(1, height * size["longest_edge"] // long), max(1, width * size["longest_edge"] // long)
+    if "longest_edge" not in size or size["shortest_edge"] * long <= size["longest_edge"] * short:
+        return height * size["shortest_edge"] // short, width * size["shortest_edge"] // short
+    new_short = max(1, round(size["longest_edge"] * short / long))
+    return (new_short, size["longest_edge"]) if height <= width else (size["longest_edge"], new_short)
+
+
+def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Resizes an image (..., H, W) to (..., height, width) by the pixel under each centre.
+
+    Computed in whole numbers: torchvision and PIL round centres that fall between two pixels each in its own way.
+    """
+    rows = (2 * torch.arange(height, device=image.device) + 1) * image.shape[-2] // (2 * height)
+    columns = (2 * torch.arange(width, device=image.device) + 1) * image.shape[-1] // (2 * width)
+    return image[..., rows[:, None], columns]
+
+
+def center_crop(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Cuts the centre (C, height, width) out of an image, or surrounds it by zeros where it is smaller."""
+    left, right = _both_ends(width - image.shape[-1])
+    top, bottom = _both_ends(height - image.shape[-2])
+    return F.pad(image, (left, right, top, bottom))  # (C, height, width)
+
+
+def _both_ends(missing: int) -> tuple[int, int]:
+    """Splits missing (or, if negative, surplus) pixels between both ends, the odd one going to the second."""
+    first = missing // 2 if missing > 0 else -(-missing // 2)
+    return first, missing - first
+
+
+def pad_batch(
+    images: list[torch.Tensor], multiple: tuple[int, int], pad_size: tuple[int, int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pads images on the right and at the bottom with zeros to one size.
+
+    Args:
+        images: Float tensors (C, H_i, W_i).
+        multiple: Height and width of a patch in pixels.
+        pad_size: Height and width to pad to, whole patches; by default the least that hold every image.
+
+    Returns:
+        The batch (B, C, H, W), and a mask (B, h, w), true at the patches that hold pixels of the image.
+
+    Raises:
+        ValueError: if an image is larger than `pad_size`.
+    """
+    # a patch that an image fills only in part is its own
+    patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]
+    rows, columns = max(counts[0] for counts in patches), max(counts[1] for counts in patches)
+    if pad_size is not None:
+        for index, image in enumerate(images):
+            if image.shape[-2] > pad_size[0] or image.shape[-1] > pad_size[1]:
+                raise ValueError(
+                    f"images[{index}] has {image.shape[-2]} x {image.shape[-1]} pixels after resizing, which do not "
+                    f"fit into pad_size={pad_size}. Enlarge pad_size, or bound size by 'longest_edge'."
+                )
+        rows, columns = pad_size[0] // multiple[0], pad_size[1] // multiple[1]
+    batch = images[0].new_zeros(len(images), images[0].shape[0], rows * multiple[0], columns * multiple[1])
+    mask = torch.zeros(len(images), rows, columns, dtype=torch.bool, device=batch.device)
+    for index, (image, (own_rows, own_columns)) in enumerate(zip(images, patches, strict=True)):
+        batch[index, :, : image.shape[-2], : image.shape[-1]] = image
+        mask[index, :own_rows, :own_columns] = True
+    return batch, mask  # (B, C, H, W), (B, h, w)
