@@ -210,6 +210,10 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 "fit and be drawn at random. Open it with the transformers class it was saved from, for example "
                 "AutoModel.from_pretrained(...) or AutoModelForImageClassification.from_pretrained(...)."
             )
+        names = config_dict.get("id2label")
+        if names is not None and kwargs.get("num_labels") not in (None, len(names)):
+            # The caller has other labels: the names in the checkpoint are not theirs.
+            config_dict = {key: config_dict[key] for key in config_dict if key not in ("id2label", "label2id")}
         return super().from_dict(config_dict, **kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:

@@ -30,7 +30,6 @@ def run_without_package(
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "OMP_NUM_THREADS": "1",
         **({"HF_HUB_OFFLINE": "1"} if "HF_ENDPOINT" not in environment else {}),
         **environment,
     }

@@ -112,6 +112,15 @@ def test_num_labels_and_names() -> None:
     assert HfViTConfig.from_preset("mnist", id2label={0: "even", 1: "odd"}).num_labels == 2
 
 
+def test_other_labels_at_loading_replace_the_names(tmp_path: Path) -> None:
+    small_config(num_labels=2, id2label={0: "cat", 1: "dog"}).save_pretrained(tmp_path)
+    assert HfViTConfig.from_pretrained(tmp_path).id2label == {0: "cat", 1: "dog"}
+    assert HfViTConfig.from_pretrained(tmp_path, num_labels=3).id2label == {i: f"LABEL_{i}" for i in range(3)}
+    names = {0: "a", 1: "b", 2: "c"}
+    assert HfViTConfig.from_pretrained(tmp_path, num_labels=3, id2label=names).id2label == names
+    assert HfViTConfig.from_pretrained(tmp_path, id2label=names).num_labels == 3
+
+
 def test_presets() -> None:
     config = HfViTConfig.from_preset("mnist", drop_path_rate=0.1)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 4, 4)

@@ -74,8 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved classifier with its processor at user/model, and what it gives for some images."""
     root = tmp_path_factory.mktemp("hub")
     folder = root / "user" / "model"
-    config = small_config(id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
-    config = type(config)(**{**config.to_diff_dict(), "id2label": {0: "cat", 1: "dog"}})
+    config = small_config(num_labels=2, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
     model = HfViTForImageClassification(config)
     draw_weights(model)
     model.eval().save_pretrained(folder)
@@ -150,7 +149,8 @@ def test_multi_label_and_value_models_in_the_pipeline(tmp_path: Path) -> None:
     folder, photo = sys.argv[1:]
     for problem_type in ("multi_label_classification", "regression"):
         pipe = transformers.pipeline("image-classification", model=f"{folder}/{problem_type}", trust_remote_code=True)
-        logits = pipe.model(**pipe.image_processor(__import__("PIL.Image").Image.open(photo), return_tensors="pt")).logits[0]
+        inputs = pipe.image_processor(__import__("PIL.Image").Image.open(photo), return_tensors="pt")
+        logits = pipe.model(**inputs).logits[0]
         expected = logits.sigmoid() if problem_type.startswith("multi") else logits
         scores = {entry["label"]: entry["score"] for entry in pipe(photo)}
         actual = torch.tensor([scores[f"LABEL_{i}"] for i in range(5)])
