@@ -199,7 +199,7 @@ class Parity:
 def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
     """Asserts that the largest difference is at most `tolerance` of the largest expected value."""
     assert actual.shape == expected.shape, f"{what}: {tuple(actual.shape)} instead of {tuple(expected.shape)}"
-    error = float((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+    error = float(((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-30)).detach())
     assert error <= tolerance, f"{what} differs by {error:.2e} of the largest value"
 
 
