@@ -105,6 +105,17 @@ def test_saved_configuration_is_the_same(variant: str, tmp_path: Path) -> None:
     assert "stage_names" not in saved
 
 
+def test_library_wide_options_are_kept(tmp_path: Path) -> None:
+    config = small_config(output_hidden_states=True, dtype="bfloat16", problem_type="regression", return_dict=False)
+    config.save_pretrained(tmp_path / "sub")
+    reloaded = HfViTConfig.from_pretrained(tmp_path, subfolder="sub")
+    assert (reloaded.output_hidden_states, reloaded.problem_type, reloaded.return_dict) == (True, "regression", False)
+    assert str(reloaded.dtype) == "torch.bfloat16"
+    config.to_json_file(tmp_path / "config.json")
+    assert HfViTConfig.from_json_file(tmp_path / "config.json").to_dict() == config.to_dict()
+    assert json.loads(config.to_json_string())["hidden_size"] == 32
+
+
 def test_num_labels_and_names() -> None:
     assert HfViTConfig(num_labels=3).id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
     assert HfViTConfig(id2label={"0": "a", "1": "b", "2": "c"}).num_labels == 3

@@ -10,11 +10,28 @@ from typing import Any
 import pytest
 import torch
 from accelerate import dispatch_model
+from PIL import Image
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import (
+    AutoBackbone,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    pipeline,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from hf_vit import (
+    HfViTBackbone,
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTImageProcessor,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
 from hf_vit.encoder_hf_vit import HfViTDropPath
 
 from .golden import GOLDEN, golden_values
@@ -139,6 +156,30 @@ def test_overrides_at_loading_are_checked(tmp_path: Path) -> None:
         HfViTModel.from_pretrained(tmp_path, num_attention_heads=5)
 
 
+def test_other_number_of_labels_needs_a_word(tmp_path: Path) -> None:
+    build(HfViTForImageClassification).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        HfViTForImageClassification.from_pretrained(tmp_path, num_labels=7)
+    model = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=7, ignore_mismatched_sizes=True)
+    assert model.classifier.weight.shape == (7, 32)
+    assert not model.classifier.weight.any()
+
+
+def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
+    model = build(HfViTForImageClassification)
+    model.save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path)
+    assert isinstance(AutoModel.from_pretrained(tmp_path), HfViTModel)
+    assert isinstance(AutoModelForImageClassification.from_pretrained(tmp_path), HfViTForImageClassification)
+    assert isinstance(AutoBackbone.from_config(model.config), HfViTBackbone)
+    assert isinstance(AutoImageProcessor.from_pretrained(tmp_path), HfViTImageProcessor)
+    photos = [Image.new("RGB", (40, 30), colour) for colour in ("red", "green", "blue")]
+    classify = pipeline("image-classification", model=str(tmp_path), top_k=1)
+    inputs = classify.image_processor(photos, return_tensors="pt")
+    expected = [model.config.id2label[int(i)] for i in model(**inputs).logits.argmax(1)]
+    assert [answer[0]["label"] for answer in classify(photos, batch_size=2)] == expected
+
+
 # Initialisation
 
 
@@ -208,6 +249,40 @@ def test_attentions_under_every_implementation(
     assert masked.attentions[0][0, :, :, 13:].abs().max() == 0
     warned = [r for r in caplog.records if implementation in r.getMessage() and "eager" in r.getMessage()]
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("variant", ["plain", "rotary"])
+def test_flash_attention_gets_what_it_takes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel runs on GPUs only; a stand-in holds us to its contract: a mask (B, L) or none, (B, L, n, d) back."""
+    masks = []
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+        masks.append(None if mask is None else tuple(mask.shape))
+        allowed = None if mask is None else mask[:, None, None, :].bool()
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=kwargs["scaling"])
+        return attended.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_2", attend)
+    flash, sdpa = build(variant=variant), build(variant=variant)
+    flash.config._attn_implementation = "flash_attention_2"
+    images = pixels(flash.config)
+    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    mask[0, 2:] = False
+    assert_same(flash(images), sdpa(images), 1e-6)
+    assert_same(flash(images, patch_attention_mask=mask), sdpa(images, patch_attention_mask=mask), 1e-5)
+    length = flash.config.num_prefix_tokens + 16
+    assert masks == [None] * 3 + [(2, length)] * 3
+
+
+@all_classes
+def test_gradients_reach_hidden_states_and_attentions(model_class: type[Any]) -> None:
+    model = build(model_class, attn_implementation="eager")
+    outputs = model(pixels(model.config), output_hidden_states=True, output_attentions=True)
+    kept = [*outputs.hidden_states, *outputs.attentions]
+    for tensor in kept:
+        tensor.retain_grad()
+    values(outputs)[0].square().sum().backward()
+    assert all(tensor.grad is not None for tensor in kept)
 
 
 def test_attentions_by_configuration() -> None:
