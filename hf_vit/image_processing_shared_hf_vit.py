@@ -1,6 +1,6 @@
 """What the image processors of both backends share: options, the order of the steps, saving.
 
-A backend adds only how a list of images is resized (smoothly: the nearest pixel is the same for both). Shapes: B batch, C channels, H W pixels, h w patches.
+A backend adds only how images are resized smoothly. Shapes: B batch, C channels, H W pixels, h w patches.
 """
 
 import copy
@@ -151,7 +151,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         same_device = len({tensor.device for tensor in tensors}) == 1
         return tensors if same_device else [tensor.cpu() for tensor in tensors]
 
-    def _resize(
+    def _resize_smoothly(
         self,
         images: list[torch.Tensor],
         sizes: list[tuple[int, int]],
@@ -185,7 +185,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
             if resample == PILImageResampling.NEAREST:
                 images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]
             else:
-                images = self._resize(images, targets, resample, disable_grouping)
+                images = self._resize_smoothly(images, targets, resample, disable_grouping)
         if do_center_crop:
             images = [center_crop(image, **dict(crop_size)) for image in images]
         data: dict[str, Any] = {}
@@ -237,6 +237,8 @@ def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] 
 def _check_together(options: dict[str, Any]) -> None:
     """Raises `ValueError` where options contradict each other."""
     multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
+    if options["image_std"] is not None and 0 in options["image_std"]:
+        raise ValueError(f"image_std={list(options['image_std'])} must not be zero: pixels are divided by it.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
         raise ValueError(
             f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
