@@ -104,7 +104,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         """Replaces every path, URL and data URL in a (nested) list by its PIL image."""
         if isinstance(images, list | tuple):
             return [self.fetch_images(image) for image in images]
-        return open_image(images, repr(str(images))) if isinstance(images, str | os.PathLike) else images
+        return open_image(images) if isinstance(images, str | os.PathLike) else images
 
     def process_image(self, image: Any, **kwargs: Any) -> torch.Tensor:
         """Returns one image of any kind as a tensor (C, H, W), uint8 or float32, not resized."""
@@ -223,13 +223,16 @@ def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] 
     """Returns one number for each channel, from one for all or from as many."""
     if value is None:
         return None
-    values = (value,) * num_channels if isinstance(value, int | float) else tuple(value)
+    try:
+        values = (float(value),) * num_channels if isinstance(value, int | float) else tuple(map(float, value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r} must be one number, or one for each channel.") from error
     if len(values) != num_channels:
         raise ValueError(
             f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Give one number for "
             "all channels, or one for each."
         )
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in values):
+    if not all(map(math.isfinite, values)):
         raise ValueError(f"{name}={list(values)} must hold finite numbers.")
     return values
 
@@ -237,6 +240,9 @@ def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] 
 def _check_together(options: dict[str, Any]) -> None:
     """Raises `ValueError` where options contradict each other."""
     multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
+    factor = options["rescale_factor"]
+    if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
+        raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
     if options["image_std"] is not None and 0 in options["image_std"]:
         raise ValueError(f"image_std={list(options['image_std'])} must not be zero: pixels are divided by it.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:

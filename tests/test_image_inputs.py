@@ -348,7 +348,7 @@ NAN = np.full((3, 4, 4), np.nan, dtype=np.float32)
         ("data:image/png,abc", ValueError, r"images\[1\] \('data:image/png,abc'\) is no base64 data URL"),
         ("data:image/png;base64,a?", ValueError, r"images\[1\] \(.*\) is no base64 data URL"),
         ("data:image/png;base64,aGVsbG8=", OSError, r"images\[1\] \(.*\) is not an image"),
-        ("x" * 5000, OSError, r"images\[1\] \('x{80}... \(5000 characters\)'\)"),
+        ("x" * 5000, OSError, r"images\[1\] \('x{80}'... of 5000 characters\)"),
         ("http://127.0.0.1:1/a.png", OSError, r"images\[1\] \('http://127.0.0.1:1/a.png'\) cannot be downloaded"),
         ("http://", OSError, r"images\[1\] \('http://'\) cannot be downloaded"),
     ],
