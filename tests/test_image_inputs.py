@@ -80,19 +80,29 @@ def test_batched_array_and_nested_list_are_lists_of_images(backend, kind, shape)
     assert torch.equal(processor(nested, return_tensors="pt").pixel_values, expected)
 
 
-@pytest.mark.parametrize("view", [lambda a: a[..., ::-1], lambda a: a[::-1, ::2], lambda a: a.astype(">u2") * 257])
-def test_arrays_of_any_memory_layout(backend, view):
-    array = view(noise(20, 30, 3))
-    array.flags.writeable = False
-    expected = as_chw(array // 257 if array.itemsize == 2 else array.copy())
-    assert torch.equal(read(backend, array), expected)
+@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize("view", [lambda a: a[..., ::-1], lambda a: a[::-1, ::2], lambda a: a.astype(">u2")])
+def test_arrays_of_any_memory_layout(backend, view, writeable):
+    array = view(noise(20, 30, 3) * np.uint16(257))
+    array.flags.writeable = writeable
+    assert torch.equal(read(backend, array), as_chw(array.astype(np.float64) / 257))
+
+
+def test_memory_is_shared_where_it_may_be_written_to():
+    array = noise(20, 30, 3)
+    shares = []
+    for array.flags.writeable in (True, False):
+        tensor = image_inputs_hf_vit.read_image(array, num_channels=3)
+        shares.append(tensor.data_ptr() == array.ctypes.data)
+    assert shares == [True, False]
 
 
 def test_images_are_left_as_they_were(backend):
-    for array in (noise(20, 30, 3), noise(20, 30, 3).astype(np.float32)):
+    for array in (noise(3, 20, 30), noise(3, 20, 30).astype(np.float32)):
         before, tensor = array.copy(), torch.from_numpy(array)
-        backend(do_resize=False)([array, tensor, tensor[:10]])
-        backend(**PLAIN)([array, tensor[:10]])["pixel_values"][0][:] = 0
+        backend(do_resize=False)([array, tensor, tensor[:, :10]])
+        backend(do_resize=False, do_normalize=False)([array, tensor[:, :10]])
+        backend(**PLAIN)([array, tensor[:, :10]])["pixel_values"][0][:] = 0
         assert np.array_equal(array, before)
 
 
@@ -124,7 +134,7 @@ def test_unit_range_floats_warn_where_they_would_be_rescaled_twice(backend, warn
     array = noise(8, 8, 3) / np.float32(255)
     backend()(array * 255)
     backend(do_rescale=False)(array)
-    backend()(PIL.Image.fromarray(noise(8, 8)).convert("F"))
+    backend()(PIL.Image.new("F", (8, 8)))
     assert not warnings
     backend()(array)
     assert "do_rescale=False" in warnings[0]

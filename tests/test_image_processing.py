@@ -6,6 +6,7 @@ import torch
 from image_helpers import BACKENDS, as_chw, noise
 from PIL.Image import Resampling
 from sklearn.datasets import load_sample_image
+from torchvision.transforms import InterpolationMode
 from transformers import ViTImageProcessor, ViTImageProcessorPil
 from transformers.image_utils import SizeDict
 
@@ -123,6 +124,7 @@ def test_filter_that_torchvision_lacks_is_an_error_not_another_filter():
         ((480, 640), {"shortest_edge": 224}, (14, 14), (224, 294)),
         ((480, 640), {"shortest_edge": 224}, (16, 32), (224, 288)),
         ((1, 900), {"longest_edge": 100}, (16, 16), (16, 96)),
+        ((900, 1), {"longest_edge": 100}, (16, 16), (96, 16)),
     ],
 )
 def test_output_size(image, size, multiple, expected):
@@ -301,7 +303,9 @@ def test_data_format_works(backend, size):
 
 def test_several_sizes_do_not_stack(backend):
     images, processor = [noise(20, 30, 3), noise(30, 20, 3)], backend(size={"longest_edge": 24})
-    assert [tuple(value.shape) for value in processor(images)["pixel_values"]] == [(3, 16, 24), (3, 24, 16)]
+    values = [np.asarray(value) for value in processor(images)["pixel_values"]]
+    assert [value.shape for value in values] == [(3, 16, 24), (3, 24, 16)]
+    assert all(value.flags.c_contiguous for value in values)
     with pytest.raises(ValueError, match=r"2 sizes, from \(16, 24\) to \(24, 16\).*do_pad=True"):
         processor(images, return_tensors="pt")
 
@@ -312,6 +316,10 @@ def test_device(backend):
         assert backend()(image, return_tensors="pt", device=device).pixel_values.device.type == "cpu"
     with pytest.raises(ValueError, match="device='cuda:0' needs torchvision"):
         HfViTImageProcessorPil()(image, device="cuda:0")
+
+
+def test_torchvisions_names_of_filters_are_understood(backend):
+    assert backend(resample=InterpolationMode.BICUBIC).resample is Resampling.BICUBIC
 
 
 def test_options_per_call_do_not_stick_and_unknown_ones_are_refused(backend):

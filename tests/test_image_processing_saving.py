@@ -26,7 +26,7 @@ OPTIONS = {
     "image_mean": 0.25,
     "image_std": [0.3],
     "do_pad": True,
-    "ensure_multiple_of": [4, 8],
+    "ensure_multiple_of": (4, 8),
     "pad_size": 32,
     "do_convert_rgb": False,
 }
