@@ -6,10 +6,12 @@ Importing the package registers its classes with the Auto classes of `transforme
 from transformers import (
     AutoBackbone,
     AutoConfig,
-    AutoImageProcessor,
     AutoModel,
     AutoModelForImageClassification,
 )
+
+# `transformers` itself exports a placeholder where torchvision is missing, in its older releases
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig

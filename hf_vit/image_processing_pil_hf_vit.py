@@ -2,21 +2,16 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_base import BatchFeature
 from transformers.image_utils import PILImageResampling
-from transformers.utils.import_utils import is_vision_available
 
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase, HfViTImageProcessorKwargs
+from .image_resampling_hf_vit import resize_with_pil
 
 
-if is_vision_available():
-    import PIL.Image
-
-
-class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):  # type: ignore[misc]
+class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):
     """Image processor on PIL. `HfViTImageProcessorBase` describes the options."""
 
     valid_kwargs = HfViTImageProcessorKwargs
@@ -45,13 +40,3 @@ class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):  # type: igno
         if return_tensors is None:
             return BatchFeature({name: [value.numpy() for value in values] for name, values in data.items()})
         return super()._to_batch_feature(data, return_tensors)
-
-
-def resize_with_pil(image: torch.Tensor, height: int, width: int, resample: PILImageResampling) -> torch.Tensor:
-    """Resizes an image (C, H, W), uint8 or float32, any number of channels, to (C, height, width)."""
-    if image.shape[0] == 3 and image.dtype == torch.uint8:
-        resized = PIL.Image.fromarray(image.movedim(0, -1).numpy()).resize((width, height), resample)
-        return torch.from_numpy(np.array(resized)).movedim(-1, 0)
-    # channel by channel: PIL has no mode for most numbers of channels or for floats, and weighs colours by alpha
-    channels = [PIL.Image.fromarray(channel.numpy()).resize((width, height), resample) for channel in image]
-    return torch.from_numpy(np.stack([np.array(channel) for channel in channels]))

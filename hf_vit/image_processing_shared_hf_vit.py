@@ -29,7 +29,7 @@ IMAGE_PROCESSOR_AUTO_MAP = {
 }
 
 
-class HfViTImageProcessorKwargs(ImagesKwargs, total=False):
+class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
     """Options of the image processor, at construction and per call, beyond the library's.
 
     num_channels (`int`):

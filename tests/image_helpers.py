@@ -7,6 +7,7 @@ import torch
 
 from hf_vit import HfViTImageProcessor, HfViTImageProcessorPil
 
+
 BACKENDS = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
 PLAIN = {"do_resize": False, "do_rescale": False, "do_normalize": False}
 

@@ -9,9 +9,10 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from image_helpers import BACKENDS, PLAIN, as_chw, noise, png, read
 
 from hf_vit import image_inputs_hf_vit
+
+from .image_helpers import BACKENDS, PLAIN, as_chw, noise, png, read
 
 
 @pytest.fixture(params=BACKENDS)

@@ -8,10 +8,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from image_helpers import BACKENDS
 from transformers import AutoImageProcessor
 
 from hf_vit import HfViTImageProcessor, HfViTImageProcessorPil
+
+from .image_helpers import BACKENDS
+
 
 AUTO_MAP = {
     "AutoImageProcessor": {
