@@ -13,6 +13,7 @@ from transformers import (
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
+from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .modeling_hf_vit import (
     HfViTBackbone,
@@ -23,13 +24,9 @@ from .modeling_hf_vit import (
 )
 
 
-image_processors: dict[str, type] = {"pil": HfViTImageProcessorPil}
-if is_torchvision_available():
-    from .image_processing_hf_vit import HfViTImageProcessor
-
-    image_processors["torchvision"] = HfViTImageProcessor
-else:
-    HfViTImageProcessor = HfViTImageProcessorPil  # type: ignore[misc, assignment]
+image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
+if not is_torchvision_available():
+    del image_processors["torchvision"]
 
 AutoConfig.register("hf_vit", HfViTConfig, exist_ok=True)
 AutoModel.register(HfViTConfig, HfViTModel, exist_ok=True)

@@ -77,7 +77,7 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
 
 
 @strict
-class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
+class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Configuration of a plain Vision Transformer backbone. The defaults are ViT-B/16 at 224 pixels.
 
     Fields that `transformers.ViTConfig` has keep its names and meaning; the others are off by default.
@@ -117,8 +117,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
         position_interpolation: How a position table is resampled to another grid, "bicubic" or "bilinear".
         position_antialias: Whether that resampling is antialiased (DINOv2 with registers, timm: yes; ViT: no).
         rope_theta: Base period of the rotary positions.
-        pooling: What an image is summed up by: "cls", "mean" of the patches, or "cls_mean", both side by side (DINOv2's
-            linear protocol).
+        pooling: What an image is summed up by: "cls", "mean" of the patches, or "cls_mean", both side by side (the
+            linear protocol of DINOv2).
         use_pooler: Whether the original's tanh layer follows the pooling.
         apply_layernorm: Whether `HfViTBackbone` normalises its feature maps.
         reshape_hidden_states: Whether `HfViTBackbone` gives maps (B, D, h, w) or token sequences (B, L, D).
@@ -174,8 +174,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         if self.id2label is not None and kwargs.get("num_labels") not in (None, len(self.id2label)):
             raise ValueError(
-                f"num_labels={kwargs['num_labels']} but id2label names {len(self.id2label)} labels. Give only id2label "
-                "(and label2id), or make them agree."
+                f"num_labels={kwargs['num_labels']} but id2label names {len(self.id2label)} labels. Make them agree, "
+                "or give id2label alone."
             )
         super().__post_init__(**kwargs)
         self.check()
@@ -206,10 +206,14 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ValueError(
-                f"This is a checkpoint of model type {model_type!r}, not {cls.model_type!r}: its weights would not fit and "
-                "be drawn at random. Open it with the transformers class it was saved from, for example "
+                f"This is a checkpoint of model type {model_type!r}, not {cls.model_type!r}: its weights would not "
+                "fit and be drawn at random. Open it with the transformers class it was saved from, for example "
                 "AutoModel.from_pretrained(...) or AutoModelForImageClassification.from_pretrained(...)."
             )
+        names = config_dict.get("id2label")
+        if names is not None and kwargs.get("num_labels") not in (None, len(names)):
+            # The caller has other labels: the names in the checkpoint are not theirs.
+            config_dict = {key: config_dict[key] for key in config_dict if key not in ("id2label", "label2id")}
         return super().from_dict(config_dict, **kwargs)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
@@ -274,7 +278,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
         self._output_attentions = value
 
     def validate_output_attentions(self) -> None:
-        """Replaces the library's refusal under other implementations than eager: our models fall back by themselves."""
+        """Replaces the library's refusal under other implementations than eager: our models fall back to it."""
 
     def check(self) -> None:
         """Raises `ValueError` where the values do not fit together."""
@@ -307,12 +311,15 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
                 raise ValueError(f"{name}={size} must be one int or (height, width).")
             if min(to_pair(size)) < 1:
                 raise ValueError(f"{name}={size} must be at least 1 pixel each way.")
-        for side, image, patch in zip(("height", "width"), to_pair(self.image_size), to_pair(self.patch_size), strict=True):
+        for side, image, patch in zip(
+            ("height", "width"), to_pair(self.image_size), to_pair(self.patch_size), strict=True
+        ):
             if image % patch:
                 fitting = [size for size in (image // patch * patch, (image // patch + 1) * patch) if size]
                 raise ValueError(
-                    f"The image {side} {image} is not a multiple of the patch {side} {patch} (image_size={self.image_size}, "
-                    f"patch_size={self.patch_size}). The nearest that fit: {' or '.join(map(str, fitting))}."
+                    f"The image {side} {image} is not a multiple of the patch {side} {patch} (image_size="
+                    f"{self.image_size}, patch_size={self.patch_size}). The nearest that fit: "
+                    f"{' or '.join(map(str, fitting))}."
                 )
         head_size, remainder = divmod(self.hidden_size, self.num_attention_heads)
         if remainder:
@@ -338,7 +345,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
             )
         if self.use_distillation_token and not self.use_cls_token:
             raise ValueError(
-                "use_distillation_token=True needs the CLS token beside it, but use_cls_token=False. Set use_cls_token=True."
+                "use_distillation_token=True needs the CLS token beside it, but use_cls_token=False. Set "
+                "use_cls_token=True."
             )
         unknown = [name for name in self.out_features if name not in self.stage_names]
         if unknown:
@@ -349,7 +357,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):  # type: ignore[misc]
 
 
 def _travelling_files() -> tuple[Any, ...]:
-    """Never called. The library finds the files of a checkpoint by the text of relative imports; here it finds them all."""
+    """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
     from .image_processing_hf_vit import HfViTImageProcessor
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
     from .modeling_hf_vit import HfViTModel

@@ -37,10 +37,10 @@ def resample_position_embeddings(
     if old_grid == new_grid:
         return table
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
-    patches_BDhw = patches.reshape(1, *old_grid, -1).permute(0, 3, 1, 2)
-    resampled = F.interpolate(patches_BDhw.float(), size=new_grid, mode=mode, antialias=antialias, align_corners=False)
-    resampled = resampled.to(table.dtype).flatten(2).transpose(1, 2)  # (1, N, D)
-    return torch.cat((prefix, resampled), dim=1)
+    patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (1, D, h, w)
+    patches = F.interpolate(patches, size=new_grid, mode=mode, antialias=antialias, align_corners=False)
+    patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (1, N, D)
+    return torch.cat((prefix, patches), dim=1)
 
 
 def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
@@ -58,7 +58,7 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
     """
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")  # (h, w)
     frequencies = 10000.0 ** -(torch.arange(hidden_size // 4, dtype=torch.float64) / (hidden_size // 4))  # (D/4,)
-    angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # 2 × (N, D/4)
+    angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # two of (N, D/4)
     table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)  # (N, D)
     return F.pad(table, (0, 0, num_prefix, 0))[None].float()
 
@@ -188,11 +188,16 @@ class HfViTEmbeddings(nn.Module):
             ValueError: if an input does not fit the model or the other inputs.
         """
         grid = self.patch_embeddings.grid(pixel_values)
+        if patch_attention_mask is not None and patch_attention_mask.shape != (len(pixel_values), *grid):
+            raise ValueError(
+                f"patch_attention_mask must be (batch, rows, columns) = {(len(pixel_values), *grid)}, one entry per "
+                f"patch, not {tuple(patch_attention_mask.shape)}."
+            )
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
         if bool_masked_pos is not None:
             patches = self.replace_masked(patches, bool_masked_pos)
-        prefix = [self.cls_token, self.distillation_token, self.register_tokens]
-        prefix = [tokens.expand(len(patches), -1, -1) for tokens in prefix if tokens is not None]
+        learned = (self.cls_token, self.distillation_token, self.register_tokens)
+        prefix = [tokens.expand(len(patches), -1, -1) for tokens in learned if tokens is not None]
         tokens = torch.cat((*prefix, patches), dim=1)  # (B, L, D)
         positions = self.positions(grid, patch_attention_mask)
         return self.dropout(tokens if positions is None else tokens + positions)
@@ -215,8 +220,8 @@ class HfViTEmbeddings(nn.Module):
         table = self.position_embeddings
         if table is None:
             return None
-        num_prefix, num_registers = self.config.num_prefix_positions, self.config.num_prefix_tokens
-        num_registers -= num_prefix
+        num_prefix = self.config.num_prefix_positions
+        num_without = self.config.num_prefix_tokens - num_prefix
 
         def resample(own_grid: Grid) -> Tensor:
             positions = resample_position_embeddings(
@@ -227,9 +232,9 @@ class HfViTEmbeddings(nn.Module):
                 mode=self.config.position_interpolation,
                 antialias=self.config.position_antialias,
             )
-            if not num_registers:
+            if not num_without:
                 return positions
-            nothing = positions.new_zeros(1, num_registers, positions.shape[-1])
+            nothing = positions.new_zeros(1, num_without, positions.shape[-1])
             return torch.cat((positions[:, :num_prefix], nothing, positions[:, num_prefix:]), dim=1)
 
         return lay_out(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
@@ -276,11 +281,6 @@ def lay_out(
     if patch_attention_mask is None:
         return table_of(grid)
     grids = own_grids(patch_attention_mask)
-    if patch_attention_mask.shape[1:] != grid:
-        raise ValueError(
-            f"patch_attention_mask must be (batch, {grid[0]}, {grid[1]}), one entry per patch, not "
-            f"{tuple(patch_attention_mask.shape)}."
-        )
     tables = {}
     for rows, columns in set(grids):
         prefix, patches = table_of((rows, columns)).tensor_split((num_prefix,), dim=1)
@@ -304,7 +304,7 @@ def own_grids(patch_attention_mask: Tensor) -> list[Grid]:
     wrong = ((mask != rectangle).flatten(1).any(1) | (rows == 0)).nonzero().flatten().tolist()
     if wrong:
         raise ValueError(
-            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle in the top left corner. Pad images on "
-            "the right and at the bottom, as the image processor does with do_pad=True."
+            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle in the top left corner. Pad images "
+            "on the right and at the bottom, as the image processor does with do_pad=True."
         )
     return list(zip(rows.tolist(), columns.tolist(), strict=True))

@@ -1,6 +1,7 @@
 """The encoder: attention, MLP, block, and the loop over any range of blocks.
 
-Shapes: B batch, L tokens (prefix, patches, then queries that a head may have added), D hidden size, n heads, d head size.
+Shapes: B batch, L tokens (prefix, patches, then queries that a head may have added), D hidden size, n heads, d head
+size.
 """
 
 import torch
@@ -96,7 +97,7 @@ class HfViTAttention(nn.Module):
         if self.query_bias is not None and self.value_bias is not None:
             bias = torch.cat((self.query_bias, torch.zeros_like(self.query_bias), self.value_bias))
             qkv = qkv + bias.to(qkv.dtype)
-        query, key, value = qkv.unflatten(-1, (3, -1, self.head_size)).permute(2, 0, 3, 1, 4)  # 3 × (B, n, L, d)
+        query, key, value = qkv.unflatten(-1, (3, -1, self.head_size)).permute(2, 0, 3, 1, 4)  # three of (B, n, L, d)
         query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
             query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
@@ -176,7 +177,7 @@ class HfViTDropPath(nn.Module):
         return f"rate={self.rate:.3f}"
 
 
-class HfViTLayer(GradientCheckpointingLayer):  # type: ignore[misc]
+class HfViTLayer(GradientCheckpointingLayer):
     """A pre-norm transformer block."""
 
     def __init__(self, config: HfViTConfig, layer_index: int) -> None:

@@ -18,6 +18,7 @@ from transformers.image_utils import ChannelDimension
 from transformers.utils import logging
 from transformers.utils.import_utils import is_vision_available
 
+
 if is_vision_available():
     import PIL.Image
     import PIL.ImageOps

@@ -10,6 +10,7 @@ from transformers.utils.import_utils import is_torchvision_available
 
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase, HfViTImageProcessorKwargs
 
+
 TORCHVISION_FILTERS = (PILImageResampling.BILINEAR, PILImageResampling.BICUBIC, PILImageResampling.LANCZOS)
 
 

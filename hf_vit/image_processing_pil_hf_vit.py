@@ -11,6 +11,7 @@ from transformers.utils.import_utils import is_vision_available
 
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase, HfViTImageProcessorKwargs
 
+
 if is_vision_available():
     import PIL.Image
 

@@ -19,6 +19,7 @@ from .configuration_hf_vit import copy_code, to_pair
 from .image_inputs_hf_vit import named_images, open_image, read_image
 from .image_sizes_hf_vit import EXACT_KEYS, center_crop, output_size, pad_batch, resize_nearest, to_size_dict
 
+
 # Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
 IMAGE_PROCESSOR_AUTO_MAP = {
     "AutoImageProcessor": {

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers.image_utils import SizeDict
 
+
 # The forms that `size` can take
 RESIZE_KEYS = (
     ("height", "width"),

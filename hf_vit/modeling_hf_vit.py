@@ -29,10 +29,10 @@ logger = logging.get_logger(__name__)
 
 
 class HfViTClassifier(nn.Linear):
-    """A linear layer that starts at zero, as the head of the ViT paper's code: every class is equally likely at first."""
+    """A linear layer that starts at zero, as in the code of the ViT paper: at first all classes are equally likely."""
 
 
-class HfViTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+class HfViTPreTrainedModel(PreTrainedModel):
     """What all models share: initialisation, loading and saving."""
 
     config: HfViTConfig
@@ -40,7 +40,7 @@ class HfViTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
-    _no_split_modules = ("HfViTEmbeddings", "HfViTLayer")
+    _no_split_modules = ["HfViTEmbeddings", "HfViTLayer"]  # noqa: RUF012
     _input_embed_layer = "patch_embeddings"
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -111,20 +111,17 @@ class HfViTPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """
         if kwargs.setdefault("use_safetensors", True) is not True:
             raise ValueError(
-                "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again as "
-                "safetensors (model.save_pretrained) and leave use_safetensors alone."
+                "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
+                "as safetensors (model.save_pretrained) and leave use_safetensors alone."
             )
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-        )
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
-        if encoder <= set(info["missing_keys"]):
+        if pretrained_model_name_or_path is not None and encoder <= set(info["missing_keys"]):
             raise ValueError(
-                f"No weight of {str(pretrained_model_name_or_path)!r} fits the encoder of {cls.__name__}: it would have been "
-                f"drawn at random. The weights found are named {sorted(info['unexpected_keys'])[:3]}. Open the checkpoint with the "
-                "transformers class it was saved from, or build a new model with "
-                f"{cls.__name__}(config)."
+                f"Nothing in {str(pretrained_model_name_or_path)!r} fits the encoder of {cls.__name__}: it would have "
+                f"been drawn at random. The checkpoint holds {sorted(info['unexpected_keys'])[:3]}, … Open it with "
+                f"the transformers class it was saved from, or build a new model with {cls.__name__}(config)."
             )
         return (model, info) if wants_info else model
 
@@ -150,14 +147,15 @@ class HfViTPooler(nn.Module):
 class HfViTModel(HfViTPreTrainedModel):
     """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image."""
 
-    def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
+    def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True) -> None:
+        """Builds a model with fresh weights; without `add_pooling_layer` it has no pooler, whatever `config` says."""
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config)
         self.encoder = HfViTEncoder(config)
         self.norm = make_norm(config, config.hidden_size)
-        width = config.hidden_size
-        self.pooler = HfViTPooler(2 * width if config.pooling == "cls_mean" else width, width) if config.use_pooler else None
+        pooled_size = config.hidden_size * (2 if config.pooling == "cls_mean" else 1)
+        has_pooler = add_pooling_layer and config.use_pooler
+        self.pooler = HfViTPooler(pooled_size, config.hidden_size) if has_pooler else None
         self.post_init()
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -241,13 +239,13 @@ class HfViTModel(HfViTPreTrainedModel):
         return pooled if self.pooler is None else self.pooler(pooled)
 
 
-class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):  # type: ignore[misc]
+class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
     """Feature maps of chosen stages, for models that are built on a backbone."""
 
     def __init__(self, config: HfViTConfig) -> None:
         """Builds a backbone with fresh weights."""
         super().__init__(config)
-        self.model = HfViTModel(config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
         self.post_init()
 
@@ -274,7 +272,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):  # type: ignore[misc]
             `feature_maps`, one per entry of `config.out_features`: (B, D, h, w), or (B, L, D) with the prefix tokens
             where `config.reshape_hidden_states` is False; normalised by the final norm if `config.apply_layernorm`.
         """
-        outputs = self.model(pixel_values, **kwargs)
+        outputs = self.model(pixel_values, return_dict=True, **kwargs)
         grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
         feature_maps = []
         for index in self.out_indices:
@@ -291,7 +289,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):  # type: ignore[misc]
 
 
 @dataclass
-class HfViTImageClassifierOutput(ImageClassifierOutput):  # type: ignore[misc]
+class HfViTImageClassifierOutput(ImageClassifierOutput):
     """The library's output with the two heads of a distilled model; `logits` is what to use.
 
     Args:
@@ -314,7 +312,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
         """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
-            raise ValueError("num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel for features.")
+            raise ValueError(
+                "num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel for features."
+            )
         self.model = HfViTModel(config)
         self.classifier = HfViTClassifier(config.pooled_size, config.num_labels)
         self.distillation_classifier = (
@@ -348,6 +348,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             pixel_values,
             patch_attention_mask=patch_attention_mask,
             interpolate_pos_encoding=interpolate_pos_encoding,
+            return_dict=True,
             **kwargs,
         )
         logits = self.classifier(outputs.pooler_output)

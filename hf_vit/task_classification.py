@@ -59,8 +59,8 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         return F.cross_entropy(logits, labels.to(logits.dtype))
     if labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Labels per image and class "
-            "are floats, with config.problem_type saying what they mean."
+            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Labels per image and "
+            "class are floats, with config.problem_type saying what they mean."
         )
     check_class_numbers(labels, num_labels)
     return F.cross_entropy(logits, labels)

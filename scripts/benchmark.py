@@ -1,0 +1,140 @@
+"""Throughput of our classifier beside transformers' and timm's, in one process and in turns.
+
+python scripts/benchmark.py
+python scripts/benchmark.py --presets small --batch_sizes 8 --modes forward --rounds 9
+python scripts/benchmark.py --device cuda --batch_sizes 64 256 --dtypes bfloat16 --compile
+
+Every round times each library once, in turn, so that what else the machine does falls on all of them. The ratio of two
+libraries is the median over the rounds of the ratio within a round; above 1 means that ours is faster.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import timm
+import torch
+import transformers
+from torch import nn
+from transformers import HfArgumentParser, ViTConfig, ViTForImageClassification
+
+from hf_vit import HfViTConfig, HfViTForImageClassification
+
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Arguments:
+    """What to measure."""
+
+    presets: list[str] = field(default_factory=lambda: ["base"], metadata={"help": "tiny, small, base, large, huge"})
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32], metadata={"help": "images per step"})
+    dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "also float16"})
+    modes: list[str] = field(default_factory=lambda: ["forward", "train"], metadata={"help": "forward, train"})
+    rounds: int = field(default=5, metadata={"help": "timed rounds; each runs every library"})
+    min_seconds: float = field(default=0.5, metadata={"help": "least time per measurement; short steps are repeated"})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
+    compile: bool = field(default=False, metadata={"help": "run all models under torch.compile"})
+    output: str | None = field(default=None, metadata={"help": "write the table as JSON here too"})
+
+
+def make_models(preset: str) -> dict[str, nn.Module]:
+    """Returns the same architecture from the three libraries, with fresh weights."""
+    config = HfViTConfig.from_preset(preset, num_labels=1000)
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
+    shape = {name: config.to_dict()[name] for name in names}
+    return {
+        "hf_vit": HfViTForImageClassification(config),
+        "transformers": ViTForImageClassification(ViTConfig(**shape, num_labels=1000, layer_norm_eps=1e-6)),
+        "timm": timm.create_model(f"vit_{preset}_patch{config.patch_size}_224"),
+    }
+
+
+def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], None]:
+    """Returns one forward pass, or one whole training step with AdamW, on fixed images of 224 pixels.
+
+    Inference runs in weights of `dtype`; training keeps float32 weights and casts by autocast, as the Trainer does.
+    """
+    images = torch.randn(batch_size, 3, 224, 224, device=device)
+    labels = torch.randint(1000, (batch_size,), device=device)
+
+    def logits(batch: torch.Tensor) -> torch.Tensor:
+        outputs = model(batch)
+        return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+
+    if mode == "forward":
+        model.to(device, dtype).eval()
+        images = images.to(dtype)
+
+        @torch.inference_mode()
+        def forward() -> None:
+            logits(images)
+
+        return forward
+
+    model.to(device, torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def train() -> None:
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            loss = nn.functional.cross_entropy(logits(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return train
+
+
+def time_step(step: Callable[[], None], repeats: int, device: str) -> float:
+    """Returns seconds per step."""
+    start = time.perf_counter()
+    for _ in range(repeats):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def measure(models: dict[str, nn.Module], mode: str, dtype: str, batch_size: int, args: Arguments) -> dict[str, Any]:
+    """Times all models in turns and returns a row of the table."""
+    steps = {name: make_step(model, mode, DTYPES[dtype], batch_size, args.device) for name, model in models.items()}
+    warm = {name: min(time_step(step, 1, args.device) for _ in range(2)) for name, step in steps.items()}
+    repeats = max(1, round(args.min_seconds / warm["hf_vit"]))
+    rounds = []
+    for _ in range(args.rounds):
+        rounds.append({name: time_step(step, repeats, args.device) for name, step in steps.items()})
+    row: dict[str, Any] = {"mode": mode, "dtype": dtype, "batch_size": batch_size}
+    row |= {f"{name} images/s": batch_size / median(r[name] for r in rounds) for name in steps}
+    row |= {f"ratio to {name}": median(r[name] / r["hf_vit"] for r in rounds) for name in steps if name != "hf_vit"}
+    return row
+
+
+def main(args: Arguments) -> None:
+    """Measures every combination and prints a line as soon as it stands."""
+    device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    versions = ", ".join(f"{library.__name__} {library.__version__}" for library in (torch, transformers, timm))
+    print(f"{device}; {versions}; {args.rounds} rounds; compile={args.compile}")
+    rows = []
+    for preset in args.presets:
+        torch.manual_seed(0)
+        models = make_models(preset)
+        for model in models.values() if args.compile else ():
+            model.compile()
+        for mode in args.modes:
+            for dtype in args.dtypes:
+                for batch_size in args.batch_sizes:
+                    rows.append({"preset": preset} | measure(models, mode, dtype, batch_size, args))
+                    values = (f"{v:.3f}" if isinstance(v, float) else str(v) for v in rows[-1].values())
+                    header = f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}\n" if len(rows) == 1 else ""
+                    print(f"{header}| {' | '.join(values)} |", flush=True)
+    if args.output:
+        Path(args.output).write_text(json.dumps({"device": device, "versions": versions, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main(HfArgumentParser(Arguments).parse_args_into_dataclasses()[0])

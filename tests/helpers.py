@@ -1,0 +1,73 @@
+"""Small models with every option, for the tests of several files."""
+
+from typing import Any
+
+import torch
+
+from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
+
+
+MODEL_CLASSES = [HfViTModel, HfViTBackbone, HfViTForImageClassification]
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_labels": 5,
+}
+
+# Together these switch on every option of the backbone.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "mask": {"use_mask_token": True, "prefix_has_position": False, "num_register_tokens": 1},
+    "registers": {
+        "num_register_tokens": 2,
+        "use_distillation_token": True,
+        "use_pooler": True,
+        "layerscale_value": 0.5,
+        "drop_path_rate": 0.2,
+        "position_antialias": True,
+        "position_interpolation": "bilinear",
+    },
+    "rotary": {
+        "position_embedding_type": "rotary",
+        "key_bias": False,
+        "use_gated_mlp": True,
+        "hidden_act": "silu",
+        "num_register_tokens": 2,
+        "pooling": "cls_mean",
+    },
+    "rms": {
+        "position_embedding_type": "learned+rotary",
+        "norm_type": "rmsnorm",
+        "use_qk_norm": True,
+        "qkv_bias": False,
+        "proj_bias": False,
+        "mlp_bias": False,
+        "use_cls_token": False,
+        "pooling": "mean",
+    },
+    "sincos": {
+        "position_embedding_type": "sincos2d",
+        "image_size": (32, 48),
+        "patch_size": (8, 16),
+        "num_channels": 1,
+    },
+    "none": {"position_embedding_type": "none", "pooling": "cls_mean", "use_pooler": True},
+}
+
+
+def small_config(variant: str = "plain", **overrides: Any) -> HfViTConfig:
+    """A configuration of a few thousand weights."""
+    return HfViTConfig(**{**SMALL, **VARIANTS[variant], **overrides})
+
+
+def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
+    """Fixed random images for `config`, of its own size or of `grid` patches."""
+    rows, columns = config.grid_size if grid is None else grid
+    patch = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
+    generator = torch.Generator().manual_seed(batch + 10 * rows + 100 * columns)
+    return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)

@@ -1,0 +1,172 @@
+"""The configuration refuses what cannot be, keeps what was set, and says what it derives."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+
+from hf_vit import HfViTConfig, HfViTModel
+from hf_vit.configuration_hf_vit import AUTO_MAP
+
+from .helpers import VARIANTS, small_config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden_size": 65}, r"hidden_size=65 is not divisible by num_attention_heads=12.*1, 5, 13"),
+        ({"hidden_size": -8}, "hidden_size=-8 must be at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 must be at least 1"),
+        ({"intermediate_size": 0}, "intermediate_size=0 must be at least 1"),
+        ({"num_channels": 0}, "num_channels=0 must be at least 1"),
+        ({"num_register_tokens": -1}, "num_register_tokens=-1 must not be negative"),
+        ({"patch_size": 256}, r"height 224 is not a multiple of the patch height 256.*fit: 256"),
+        ({"image_size": (224, 230)}, r"width 230 .* 224 or 240"),
+        ({"image_size": (224, 224, 3)}, r"must be one int or \(height, width\)|type"),
+        ({"image_size": 0}, "at least 1 pixel"),
+        ({"patch_size": (16, -16)}, "at least 1 pixel"),
+        ({"hidden_act": "swoosh"}, r"hidden_act='swoosh' is unknown. Choose one of .*gelu"),
+        ({"hidden_dropout_prob": 1.0}, r"hidden_dropout_prob=1.0 must lie in \[0, 1\)"),
+        ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob=-0.1"),
+        ({"drop_path_rate": 1}, "drop_path_rate=1 must lie"),
+        ({"drop_path_rate": float("nan")}, "drop_path_rate=nan must lie"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be a positive number"),
+        ({"initializer_range": float("inf")}, "initializer_range=inf"),
+        ({"rope_theta": -1}, "rope_theta=-1"),
+        ({"layerscale_value": float("nan")}, "None leaves LayerScale out"),
+        ({"position_embedding_type": "rotary", "hidden_size": 36, "num_attention_heads": 6}, "makes it 6"),
+        ({"position_embedding_type": "sincos2d", "hidden_size": 6, "num_attention_heads": 3}, "multiple of 4, not 6"),
+        ({"use_cls_token": False}, r"pooling='cls' needs the CLS token.*pooling='mean'"),
+        ({"use_cls_token": False, "pooling": "cls_mean"}, "pooling='cls_mean' needs the CLS token"),
+        (
+            {"use_cls_token": False, "pooling": "mean", "use_distillation_token": True},
+            "use_distillation_token=True needs",
+        ),
+        ({"num_labels": 5, "id2label": {0: "a", 1: "b"}}, "num_labels=5 but id2label names 2"),
+        ({"out_features": ["stage13"]}, "stage13"),
+        ({"out_indices": [13]}, "13"),
+    ],
+)
+def test_impossible_combinations_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, StrictDataclassFieldValidationError), match=message):
+        HfViTConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_size": 64.0},
+        {"qkv_bias": 1},
+        {"image_size": "224"},
+        {"pooling": "max"},
+        {"norm_type": "batchnorm"},
+        {"position_embedding_type": "absolute"},
+        {"position_interpolation": "nearest"},
+    ],
+)
+def test_wrong_types_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
+        HfViTConfig(**options)
+
+
+def test_checks_run_at_saving_and_building_too(tmp_path: Path) -> None:
+    config = small_config()
+    config.num_attention_heads = 5
+    with pytest.raises(ValueError, match="num_attention_heads=5"):
+        config.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="num_attention_heads=5"):
+        HfViTModel(config)
+
+
+def test_backbone_fields_are_few_and_named_as_in_vit() -> None:
+    inherited = {field.name for field in fields(transformers.PreTrainedConfig)}
+    own = {field.name for field in fields(HfViTConfig)} - inherited
+    assert len(own) <= 45
+    vit = {field.name for field in fields(transformers.ViTConfig)} - inherited
+    assert vit - own == {"encoder_stride", "pooler_output_size", "pooler_act"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_saved_configuration_is_the_same(variant: str, tmp_path: Path) -> None:
+    config = small_config(variant, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1}, num_labels=2)
+    config.save_pretrained(tmp_path)
+    reloaded = HfViTConfig.from_pretrained(tmp_path)
+    expected, actual = json.loads(json.dumps([config.to_dict(), reloaded.to_dict()]))
+    assert actual == expected
+    assert transformers.AutoConfig.from_pretrained(tmp_path).to_diff_dict() == reloaded.to_diff_dict()
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["auto_map"] == AUTO_MAP
+    assert "stage_names" not in saved
+
+
+def test_library_wide_options_are_kept(tmp_path: Path) -> None:
+    config = small_config(output_hidden_states=True, dtype="bfloat16", problem_type="regression", return_dict=False)
+    config.save_pretrained(tmp_path / "sub")
+    reloaded = HfViTConfig.from_pretrained(tmp_path, subfolder="sub")
+    assert (reloaded.output_hidden_states, reloaded.problem_type, reloaded.return_dict) == (True, "regression", False)
+    assert str(reloaded.dtype) == "torch.bfloat16"
+    config.to_json_file(tmp_path / "config.json")
+    assert HfViTConfig.from_json_file(tmp_path / "config.json").to_dict() == config.to_dict()
+    assert json.loads(config.to_json_string())["hidden_size"] == 32
+
+
+def test_num_labels_and_names() -> None:
+    assert HfViTConfig(num_labels=3).id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+    assert HfViTConfig(id2label={"0": "a", "1": "b", "2": "c"}).num_labels == 3
+    assert HfViTConfig.from_preset("mnist").num_labels == 10
+    assert HfViTConfig.from_preset("mnist", id2label={0: "even", 1: "odd"}).num_labels == 2
+
+
+def test_other_labels_at_loading_replace_the_names(tmp_path: Path) -> None:
+    small_config(num_labels=2, id2label={0: "cat", 1: "dog"}).save_pretrained(tmp_path)
+    assert HfViTConfig.from_pretrained(tmp_path).id2label == {0: "cat", 1: "dog"}
+    assert HfViTConfig.from_pretrained(tmp_path, num_labels=3).id2label == {i: f"LABEL_{i}" for i in range(3)}
+    names = {0: "a", 1: "b", 2: "c"}
+    assert HfViTConfig.from_pretrained(tmp_path, num_labels=3, id2label=names).id2label == names
+    assert HfViTConfig.from_pretrained(tmp_path, id2label=names).num_labels == 3
+
+
+def test_presets() -> None:
+    config = HfViTConfig.from_preset("mnist", drop_path_rate=0.1)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 4, 4)
+    assert (config.image_size, config.patch_size, config.num_channels) == (28, 4, 1)
+    assert config.drop_path_rate == 0.1
+    assert HfViTConfig.from_preset("huge").patch_size == HfViTConfig.from_preset("so400m").patch_size == 14
+    with pytest.raises(ValueError, match=r"no preset 'giant'.*tiny, small, base"):
+        HfViTConfig.from_preset("giant")
+
+
+def test_stages_follow_the_depth(tmp_path: Path) -> None:
+    config = small_config()
+    assert config.out_features == ["stage3"]
+    config.save_pretrained(tmp_path)
+    shallower = HfViTConfig.from_pretrained(tmp_path, num_hidden_layers=2)
+    assert shallower.stage_names == ["stem", "stage1", "stage2"]
+    assert shallower.out_indices == [2]
+    chosen = HfViTConfig.from_pretrained(tmp_path, out_indices=[0, -1])
+    assert chosen.out_features == ["stem", "stage3"]
+    chosen.save_pretrained(tmp_path)
+    assert HfViTConfig.from_pretrained(tmp_path).out_features == ["stem", "stage3"]
+    with pytest.raises(ValueError, match="num_hidden_layers=2 gives only stem to stage2"):
+        HfViTModel(HfViTConfig.from_pretrained(tmp_path, num_hidden_layers=2))
+
+
+def test_derived_sizes() -> None:
+    config = small_config("registers", image_size=(32, 64), patch_size=(8, 16))
+    assert config.grid_size == (4, 4)
+    assert config.num_prefix_tokens == 4
+    assert config.num_prefix_positions == 2
+    assert small_config(prefix_has_position=False).num_prefix_positions == 0
+    assert [small_config("none", use_pooler=pooler).pooled_size for pooler in (True, False)] == [32, 64]
+
+
+def test_other_model_type_is_refused(tmp_path: Path) -> None:
+    transformers.Dinov2Config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"model type 'dinov2', not 'hf_vit'[\s\S]*AutoModel.from_pretrained"):
+        HfViTConfig.from_pretrained(tmp_path)

@@ -1,0 +1,182 @@
+"""A saved folder opens anywhere: no package installed, only the folder or its name on the Hub."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit.configuration_hf_vit import AUTO_MAP
+
+from .fresh import run_without_package
+from .helpers import pixels, small_config
+from .hub import serve
+from .references import draw_weights
+
+
+PACKAGE = Path(__file__).parents[1] / "hf_vit"
+
+OPEN_EVERYTHING = """
+from transformers import (
+    AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+)
+source, data = sys.argv[1:]
+remote = {"trust_remote_code": True}
+saved = torch.load(data, weights_only=True)
+images = saved["images"]
+
+config = AutoConfig.from_pretrained(source, **remote)
+assert config.model_type == "hf_vit" and config.id2label[1] == "dog", config
+model = AutoModelForImageClassification.from_pretrained(source, **remote).eval()
+assert type(model).__module__.startswith("transformers_modules"), type(model)
+assert torch.equal(model(images).logits, saved["logits"])
+base, info = AutoModel.from_pretrained(source, output_loading_info=True, **remote)
+assert not info["missing_keys"] and set(info["unexpected_keys"]) == {"classifier.weight", "classifier.bias"}, info
+assert torch.equal(base.eval()(images).last_hidden_state, saved["last_hidden_state"])
+if "HF_ENDPOINT" in __import__("os").environ:
+    backbone = AutoBackbone.from_pretrained(source, out_indices=[1, 3], **remote).eval()
+    for expected, actual in zip(saved["feature_maps"], backbone(images).feature_maps, strict=True):
+        assert torch.equal(actual, expected)
+
+for backend, name in ((None, "HfViTImageProcessor"), ("pil", "HfViTImageProcessorPil")):
+    options = {} if backend is None else {"backend": backend}
+    processor = AutoImageProcessor.from_pretrained(source, **options, **remote)
+    assert type(processor).__name__ == name, type(processor)
+
+photo = __import__("PIL.Image").Image.open(saved["photo"])
+classify = pipeline("image-classification", model=source, **remote)
+single = classify(photo)
+assert [entry["label"] for entry in single] == [saved["label"], *(set(config.id2label.values()) - {saved["label"]})]
+assert abs(sum(entry["score"] for entry in single) - 1) < 1e-5
+for batched in classify([saved["photo"]] * 3, batch_size=2):
+    assert [entry["label"] for entry in batched] == [entry["label"] for entry in single]
+features = pipeline("image-feature-extraction", model=source, pool=True, return_tensors=True, **remote)
+assert features(photo).shape == (1, 32)
+
+# What was opened saves again, and opens again: everything that the folder needs goes along.
+model.save_pretrained("again")
+processor.save_pretrained("again")
+again = AutoModelForImageClassification.from_pretrained("again", **remote).eval()
+assert torch.equal(again(images).logits, saved["logits"])
+assert AutoImageProcessor.from_pretrained("again", **remote).backend == "torchvision"
+base.save_pretrained("base")
+AutoModelForImageClassification.from_pretrained("base", num_labels=7, **remote)
+print("opened")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved classifier with its processor at user/model, and what it gives for some images."""
+    root = tmp_path_factory.mktemp("hub")
+    folder = root / "user" / "model"
+    config = small_config(num_labels=2, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
+    model = HfViTForImageClassification(config)
+    draw_weights(model)
+    model.eval().save_pretrained(folder)
+    processor = HfViTImageProcessor.for_model(config)
+    processor.save_pretrained(folder)
+    backbone = HfViTBackbone.from_pretrained(folder, out_indices=[1, 3])
+    photo = root / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(photo)
+    images = pixels(config)
+    with torch.no_grad():
+        logits = model(processor(Image.open(photo), return_tensors="pt").pixel_values).logits
+        torch.save(
+            {
+                "images": images,
+                "logits": model(images).logits,
+                "last_hidden_state": HfViTModel.from_pretrained(folder)(images).last_hidden_state,
+                "feature_maps": list(backbone(images).feature_maps),
+                "photo": str(photo),
+                "label": config.id2label[int(logits.argmax())],
+            },
+            root / "data.pt",
+        )
+    return folder
+
+
+def check_output(process: object) -> None:
+    assert process.stdout.endswith("opened\n")
+    assert "not supported" not in process.stdout + process.stderr
+    for line in process.stderr.splitlines():
+        assert "Error" not in line, process.stderr
+
+
+def test_folder_opens_without_the_package(folder: Path, tmp_path: Path) -> None:
+    data = folder.parents[1] / "data.pt"
+    check_output(run_without_package(OPEN_EVERYTHING, tmp_path / "work", str(folder), str(data)))
+
+
+def test_hub_name_opens_without_the_package(folder: Path, tmp_path: Path) -> None:
+    with serve(folder.parents[1]) as endpoint:
+        data = folder.parents[1] / "data.pt"
+        process = run_without_package(
+            OPEN_EVERYTHING, tmp_path / "work", "user/model", str(data), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_XET="1"
+        )
+    check_output(process)
+
+
+def test_every_saved_object_carries_the_code_and_the_whole_map(folder: Path, tmp_path: Path) -> None:
+    travelling = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    savers = {
+        "config": small_config(),
+        "model": HfViTModel(small_config()),
+        "processor": HfViTImageProcessor(),
+    }
+    for name, saver in savers.items():
+        saver.save_pretrained(tmp_path / name)
+        assert {path.name for path in (tmp_path / name).glob("*.py")} == travelling
+        for file in travelling:
+            assert (tmp_path / name / file).read_text() == (PACKAGE / file).read_text()
+    for name in ("config", "model"):
+        assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == AUTO_MAP
+
+
+def test_multi_label_and_value_models_in_the_pipeline(tmp_path: Path) -> None:
+    images = tmp_path / "photo.png"
+    Image.new("RGB", (32, 32), (200, 30, 90)).save(images)
+    for problem_type in ("multi_label_classification", "regression"):
+        model = HfViTForImageClassification(small_config(problem_type=problem_type))
+        draw_weights(model)
+        model.save_pretrained(tmp_path / problem_type)
+        HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / problem_type)
+    code = """
+    folder, photo = sys.argv[1:]
+    for problem_type in ("multi_label_classification", "regression"):
+        pipe = transformers.pipeline("image-classification", model=f"{folder}/{problem_type}", trust_remote_code=True)
+        inputs = pipe.image_processor(__import__("PIL.Image").Image.open(photo), return_tensors="pt")
+        logits = pipe.model(**inputs).logits[0]
+        # transformers before 5.20 has to be told that values are no probabilities
+        options = {} if problem_type.startswith("multi") else {"function_to_apply": "none"}
+        expected = logits if options else logits.sigmoid()
+        scores = {entry["label"]: entry["score"] for entry in pipe(photo, **options)}
+        actual = torch.tensor([scores[f"LABEL_{i}"] for i in range(5)])
+        torch.testing.assert_close(actual, expected.detach())
+    print("opened")
+    """
+    check_output(run_without_package(code, tmp_path / "work", str(tmp_path), str(images)))
+
+
+def test_without_trust_the_code_does_not_run(folder: Path, tmp_path: Path) -> None:
+    code = """
+    try:
+        transformers.AutoModel.from_pretrained(sys.argv[1], trust_remote_code=False)
+    except ValueError as error:
+        assert "trust_remote_code=True" in str(error), error
+        print("opened")
+    """
+    check_output(run_without_package(code, tmp_path / "work", str(folder)))
+
+
+def test_a_folder_saved_over_itself_stays_whole(tmp_path: Path) -> None:
+    model = HfViTModel(small_config())
+    model.save_pretrained(tmp_path / "model")
+    shutil.copytree(tmp_path / "model", tmp_path / "copy")
+    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")
+    for path in (tmp_path / "copy").iterdir():
+        assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes(), path.name
