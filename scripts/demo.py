@@ -34,7 +34,7 @@ class DemoArguments:
 
 
 @dataclass
-class Recipe(TrainingArguments):  # type: ignore[misc]
+class Recipe(TrainingArguments):
     """The library's arguments, with the values of this recipe."""
 
     output_dir: str | None = "outputs/digits"

@@ -18,6 +18,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 from transformers import pipeline
 
+
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 TILE_SIZE, CAPTION_SIZE, FONT_SIZE = 128, 40, 14  # pixels
 MAX_TILES = 100

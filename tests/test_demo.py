@@ -111,7 +111,14 @@ def test_committed_card_is_valid_and_compares_with_peer_and_majority() -> None:
     result = card.data.eval_results[0]
     assert result.metric_type == "accuracy"
     assert 0.975 <= result.metric_value <= 1
-    for part in ("make demo", "CC BY 4.0", "AMD EPYC, 2 cores", "ViTForImageClassification", "commonest", "five seeds"):
+    for part in (
+        "make demo",
+        "CC BY 4.0",
+        "AMD EPYC, 2 cores",
+        "ViTForImageClassification",
+        "commonest",
+        "five seeds",
+    ):
         assert part in card.content
 
 

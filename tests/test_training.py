@@ -27,7 +27,9 @@ from hf_vit.training.model_card import describe_hardware
 
 
 DIGITS = load_digits_dataset()
-CONFIG = HfViTConfig.from_preset("mnist", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+CONFIG = HfViTConfig.from_preset(
+    "mnist", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+)
 
 
 def digest(labels: list[int]) -> str:
@@ -50,7 +52,7 @@ def test_digits_are_stratified() -> None:
 
 
 def test_digits_and_labels_belong_together() -> None:
-    # The nearest of the ten mean images names most digits, which it would not if images and labels were shuffled apart.
+    # The nearest of the ten mean images names most digits, which it would not if images and labels came apart.
     pixels, labels = {}, {}
     for name, split in DIGITS.items():
         pixels[name] = np.stack([np.asarray(image, dtype=float).ravel() for image in split["image"]])
@@ -141,10 +143,12 @@ def test_collator_makes_the_batch_that_the_model_takes() -> None:
 
 
 def test_collator_takes_other_columns_and_names_those_it_lacks() -> None:
-    collate = ImageClassificationCollator(HfViTImageProcessor.for_model(CONFIG), image_column="img", label_column="digit")
+    collate = ImageClassificationCollator(
+        HfViTImageProcessor.for_model(CONFIG), image_column="img", label_column="digit"
+    )
     image = Image.new("L", (40, 30))
     assert collate([{"img": image, "digit": 7}])["labels"].tolist() == [7]
-    with pytest.raises(ValueError, match="no column 'digit', only img, label.*label_column="):
+    with pytest.raises(ValueError, match=r"no column 'digit', only img, label.*label_column="):
         collate([{"img": image, "label": 7}])
 
 
@@ -175,7 +179,12 @@ def train(folder: Path) -> HfViTTrainer:
     trainer = HfViTTrainer(
         model=HfViTForImageClassification(CONFIG),
         args=TrainingArguments(
-            output_dir=str(folder), max_steps=2, save_steps=2, remove_unused_columns=False, use_cpu=True, disable_tqdm=True
+            output_dir=str(folder),
+            max_steps=2,
+            save_steps=2,
+            remove_unused_columns=False,
+            use_cpu=True,
+            disable_tqdm=True,
         ),
         train_dataset=AugmentedDataset(DIGITS["train"], v2.Identity(), seed=0),
         data_collator=ImageClassificationCollator(processor),
@@ -255,7 +264,10 @@ def test_card_has_metadata_that_the_hub_reads(tmp_path: Path) -> None:
 
 def test_card_says_what_was_measured_how_and_on_what(tmp_path: Path) -> None:
     text = write_model_card(tmp_path, dataclasses.replace(RECORD, picture="predictions.png")).read_text()
-    assert "| metric | this model | majority | peer |\n|---|---|---|---|\n| accuracy | **0.9875** | 0.1000 | 0.9800 |\n" in text
+    assert (
+        "| metric | this model | majority | peer |\n|---|---|---|---|\n| accuracy | **0.9875** | 0.1000 | 0.9800 |\n"
+        in text
+    )
     assert "| loss | **0.0500** | 2.3000 | 0.0600 |\n\nTrained in 61 seconds on AMD EPYC, 2 cores:" in text
     assert "| steps | 920 of 64 images |\n| precision | float32 |\n\n" in text
     for part in (

@@ -5,6 +5,7 @@ from .digits import DIGITS_RECORD, hold_out, load_digits_dataset
 from .record import DataRecord
 from .transforms import AugmentedDataset, small_affine
 
+
 __all__ = [
     "DIGITS_RECORD",
     "AugmentedDataset",

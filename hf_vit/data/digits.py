@@ -6,6 +6,7 @@ from PIL import Image as PILImage
 
 from .record import DataRecord
 
+
 DIGITS = tuple("0123456789")
 NUM_TEST_DIGITS = 360
 # One split for everybody and for ever: scores on it are comparable only as long as it does not move.

@@ -4,6 +4,7 @@ from .metrics import accuracy, majority_accuracy
 from .model_card import TrainingRecord, write_model_card
 from .trainer import HfViTTrainer
 
+
 __all__ = [
     "HfViTTrainer",
     "TrainingRecord",

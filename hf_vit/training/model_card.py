@@ -13,6 +13,7 @@ from transformers import Trainer
 
 from ..data.record import DataRecord
 
+
 # Beside this file rather than in model_cards/, so that it is found in an installed package too.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 

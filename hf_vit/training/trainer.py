@@ -7,7 +7,7 @@ from transformers import Trainer
 from transformers.trainer import TRAINING_ARGS_NAME
 
 
-class HfViTTrainer(Trainer):  # type: ignore[misc]
+class HfViTTrainer(Trainer):
     """`transformers.Trainer`, except that the arguments of a training are saved as training_args.json.
 
     The library pickles them into training_args.bin, and unpickling a file from someone else can run any code.
