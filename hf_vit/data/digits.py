@@ -20,7 +20,7 @@ DIGITS_RECORD = DataRecord(
         "(https://doi.org/10.24432/C50P49); the 1797 images of its test set, by 13 writers, that are part of "
         "scikit-learn (`sklearn.datasets.load_digits`). They are 8x8 pixels, enlarged to 28x28, light on dark. 1437 "
         "are for training and 360 for testing, every digit with the same share of both; the split is random, so the "
-        "same writers are in both."
+        "same writers can be in both."
     ),
     test=f"the {NUM_TEST_DIGITS} test images",
 )
