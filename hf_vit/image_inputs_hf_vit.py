@@ -88,8 +88,7 @@ def read_image(
         ValueError: if its shape, size, channels or values make no image.
     """
     if isinstance(image, str | os.PathLike):
-        name = f"{name} ({_shorten(os.fspath(image))!r})"
-        image = open_image(image, name)
+        image, name = open_image(image, name), _with_source(name, image)
     elif _is_pil(image):
         image = upright(image, name)
     if _is_pil(image):
@@ -111,13 +110,14 @@ def read_image(
     return _match_channels(pixels, name, num_channels, do_convert_rgb is not False, white)
 
 
-def open_image(source: str | os.PathLike[str], name: str) -> "PIL.Image.Image":
+def open_image(source: str | os.PathLike[str], name: str = "image") -> "PIL.Image.Image":
     """Returns the decoded, upright PIL image of a path, an http(s) URL or a base64 data URL.
 
     Raises:
         OSError: if it cannot be opened, is no image, or is damaged.
         ValueError: if it has too many pixels, or the data URL is malformed.
     """
+    name = _with_source(name, source)
     with _open_stream(os.fspath(source), name) as stream:
         try:
             image = PIL.Image.open(stream)
@@ -162,8 +162,9 @@ def _is_pil(image: Any) -> bool:
     return is_vision_available() and isinstance(image, PIL.Image.Image)
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 120 else f"{text[:80]}... ({len(text)} characters)"
+def _with_source(name: str, source: str | os.PathLike[str]) -> str:
+    text = os.fspath(source)
+    return f"{name} ({text!r})" if len(text) <= 120 else f"{name} ({text[:80]!r}... of {len(text)} characters)"
 
 
 def _open_stream(source: str, name: str) -> BinaryIO:
@@ -276,8 +277,8 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
     is_first = first == num_channels or (last != num_channels and first in known)
     if first in known and last in known:
         logger.warning_once(
-            f"{name} has shape {tuple(pixels.shape)}, where the channels could come first or last. They are taken to "
-            f"come {'first' if is_first else 'last'}; pass input_data_format to say so."
+            f"In images of shape {tuple(pixels.shape)} the channels could come first or last. They are taken to come "
+            f"{'first' if is_first else 'last'}; pass input_data_format to say so."
         )
     return pixels if is_first else pixels.movedim(-1, 0)
 
@@ -299,7 +300,7 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str, is_scale_open: bool) -
             )
         if is_scale_open and low >= 0 and high <= 1:
             logger.warning_once(
-                f"All values of {name} lie in [0, 1], but float images are taken to hold 0..255 and are rescaled by "
+                "All values of a float image lie in [0, 1], but floats are taken to hold 0..255 and are rescaled by "
                 "rescale_factor. If they are rescaled already, pass do_rescale=False."
             )
         return pixels

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from transformers.image_processing_backends import TorchvisionBackend
-from transformers.image_transforms import group_images_by_shape, reorder_images
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils.import_utils import is_torchvision_available
 
@@ -28,7 +27,7 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):  # type:
             )
         super().__init__(**kwargs)
 
-    def _resize(
+    def _resize_smoothly(
         self,
         images: list[torch.Tensor],
         sizes: list[tuple[int, int]],
@@ -38,14 +37,19 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):  # type:
         """Images of one shape go through torchvision together, unless on a CPU, where one by one is faster."""
         if resample not in TORCHVISION_FILTERS:
             raise ValueError(
-                f"torchvision has no {resample.name} filter for tensors. Choose NEAREST, BILINEAR, BICUBIC or LANCZOS, "
-                'or load the processor with backend="pil".'
+                f"torchvision has no {resample.name} filter for tensors. Choose NEAREST, BILINEAR, BICUBIC or "
+                'LANCZOS, or load the processor with backend="pil".'
             )
-        # images of one shape have one target: it depends on the shape alone
-        targets = {tuple(image.shape[-2:]): target for image, target in zip(images, sizes, strict=True)}
-        groups, order = group_images_by_shape(images, disable_grouping=disable_grouping)
-        for key, batch in groups.items():
-            height, width = targets[tuple(batch.shape[-2:])]
+        is_grouped = images[0].device.type != "cpu" if disable_grouping is None else not disable_grouping
+        groups: dict[Any, list[int]] = {}
+        for index, image in enumerate(images):
+            groups.setdefault((image.shape, image.dtype) if is_grouped else index, []).append(index)
+        resized = list(images)
+        for indices in groups.values():
             # PIL's pixels come as views with the channels last in memory; left so, they resize 5 times as fast
-            groups[key] = self.resize(batch, SizeDict(height=height, width=width), resample)  # (B, C, height, width)
-        return list(reorder_images(groups, order))
+            batch = images[indices[0]][None] if len(indices) == 1 else torch.stack([images[i] for i in indices])
+            height, width = sizes[indices[0]]  # the target depends on the shape alone
+            outputs = self.resize(batch, SizeDict(height=height, width=width), resample)  # (B, C, height, width)
+            for index, output in zip(indices, outputs, strict=True):
+                resized[index] = output
+        return resized

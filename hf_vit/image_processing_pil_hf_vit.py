@@ -32,7 +32,7 @@ class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):  # type: igno
             )
         return super()._prepare_image_like_inputs(images, *args, device="cpu", **kwargs)
 
-    def _resize(
+    def _resize_smoothly(
         self,
         images: list[torch.Tensor],
         sizes: list[tuple[int, int]],

@@ -1,6 +1,6 @@
 """What the image processors of both backends share: options, the order of the steps, saving.
 
-A backend adds only how a list of images is resized (smoothly: the nearest pixel is the same for both). Shapes: B batch, C channels, H W pixels, h w patches.
+A backend adds only how images are resized smoothly. Shapes: B batch, C channels, H W pixels, h w patches.
 """
 
 import copy
@@ -105,7 +105,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         """Replaces every path, URL and data URL in a (nested) list by its PIL image."""
         if isinstance(images, list | tuple):
             return [self.fetch_images(image) for image in images]
-        return open_image(images, repr(str(images))) if isinstance(images, str | os.PathLike) else images
+        return open_image(images) if isinstance(images, str | os.PathLike) else images
 
     def process_image(self, image: Any, **kwargs: Any) -> torch.Tensor:
         """Returns one image of any kind as a tensor (C, H, W), uint8 or float32, not resized."""
@@ -152,7 +152,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         same_device = len({tensor.device for tensor in tensors}) == 1
         return tensors if same_device else [tensor.cpu() for tensor in tensors]
 
-    def _resize(
+    def _resize_smoothly(
         self,
         images: list[torch.Tensor],
         sizes: list[tuple[int, int]],
@@ -186,7 +186,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
             if resample == PILImageResampling.NEAREST:
                 images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]
             else:
-                images = self._resize(images, targets, resample, disable_grouping)
+                images = self._resize_smoothly(images, targets, resample, disable_grouping)
         if do_center_crop:
             images = [center_crop(image, **dict(crop_size)) for image in images]
         data: dict[str, Any] = {}
@@ -224,13 +224,16 @@ def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] 
     """Returns one number for each channel, from one for all or from as many."""
     if value is None:
         return None
-    values = (value,) * num_channels if isinstance(value, int | float) else tuple(value)
+    try:
+        values = (float(value),) * num_channels if isinstance(value, int | float) else tuple(map(float, value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r} must be one number, or one for each channel.") from error
     if len(values) != num_channels:
         raise ValueError(
             f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Give one number for "
             "all channels, or one for each."
         )
-    if not all(isinstance(number, int | float) and math.isfinite(number) for number in values):
+    if not all(map(math.isfinite, values)):
         raise ValueError(f"{name}={list(values)} must hold finite numbers.")
     return values
 
@@ -238,6 +241,11 @@ def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] 
 def _check_together(options: dict[str, Any]) -> None:
     """Raises `ValueError` where options contradict each other."""
     multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
+    factor = options["rescale_factor"]
+    if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
+        raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
+    if options["image_std"] is not None and 0 in options["image_std"]:
+        raise ValueError(f"image_std={list(options['image_std'])} must not be zero: pixels are divided by it.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
         raise ValueError(
             f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
