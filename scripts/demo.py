@@ -1,4 +1,4 @@
-"""Trains a Vision Transformer on real handwritten digits in under a minute on two CPU cores, without a network.
+"""Trains a Vision Transformer on real handwritten digits in about a minute on two CPU cores, without a network.
 
 Then it scores the model on images held out from training, saves it with its image processor and a model card, and has
 scripts/predict.py name the digits on a few image files, in a fresh process that knows transformers but not `hf_vit`.

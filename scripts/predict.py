@@ -92,7 +92,7 @@ def draw(predictions: list[dict[str, Any]]) -> Image.Image:
         method = Image.Resampling.NEAREST if max(image.size) < TILE_SIZE else Image.Resampling.LANCZOS
         tile = ImageOps.contain(image, (TILE_SIZE, TILE_SIZE), method)
         canvas.paste(tile, (left + (TILE_SIZE - tile.width) // 2, top + (TILE_SIZE - tile.height) // 2))
-        caption = f"{prediction['label'][:12]}  {prediction['score']:.1%}"
+        caption = f"{prediction['label'][:12]} ({prediction['score']:.1%})"
         pen.text((left, top + TILE_SIZE + 3), caption, fill="black", font=font)
         pen.text((left, top + TILE_SIZE + 21), Path(prediction["file"]).name[-24:], fill="gray", font=small_font)
     return canvas
