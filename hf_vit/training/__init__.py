@@ -1,0 +1,14 @@
+"""A thin layer on the library's Trainer: metrics, safe saving and model cards."""
+
+from .metrics import accuracy, majority_accuracy
+from .model_card import TrainingRecord, write_model_card
+from .trainer import HfViTTrainer
+
+
+__all__ = [
+    "HfViTTrainer",
+    "TrainingRecord",
+    "accuracy",
+    "majority_accuracy",
+    "write_model_card",
+]

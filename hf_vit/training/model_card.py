@@ -1,0 +1,144 @@
+"""Model cards: what a saved model is, how it was made and how good it is."""
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from jinja2 import StrictUndefined, Template
+from transformers import Trainer
+
+from ..data.record import DataRecord
+
+
+# Beside this file rather than in model_cards/, so that it is found in an installed package too.
+TEMPLATE = Path(__file__).with_name("model_card.md")
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What the card of a trained model says.
+
+    Args:
+        model_name: Title of the card.
+        task: Name of the stock pipeline, for example "image-classification".
+        model_class: Name of the model's class.
+        num_parameters: Number of parameters.
+        data: What it was trained and scored on.
+        metrics: Scores on the test split.
+        baselines: Scores of other predictors under the same names, by predictor.
+        command: What to type to train it again.
+        seconds: Wall time of the training.
+        hardware: What it ran on.
+        seed: Seed of the training.
+        recipe: Settings worth naming.
+        limits: What the model is not good for.
+        license: License of the weights.
+        picture: File name of a picture beside the card, if any.
+        tags: Keywords for the metadata.
+    """
+
+    model_name: str
+    task: str
+    model_class: str
+    num_parameters: int
+    data: DataRecord
+    metrics: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+    command: str
+    seconds: float
+    hardware: str
+    seed: int
+    recipe: dict[str, str]
+    limits: str
+    license: str = "apache-2.0"
+    picture: str | None = None
+    tags: tuple[str, ...] = ("vision", "hf_vit")
+
+    @classmethod
+    def from_trainer(cls, trainer: Trainer, recipe: dict[str, str], **facts: Any) -> Self:
+        """Reads off a trainer that has finished what it knows.
+
+        Args:
+            trainer: Gives the model's class and size, the seed, the hardware and the settings that matter most.
+            recipe: Settings to name beside those.
+            **facts: All other fields.
+        """
+        return cls(
+            model_class=type(trainer.model).__name__,
+            num_parameters=trainer.model.num_parameters(),
+            hardware=describe_hardware(),
+            seed=trainer.args.seed,
+            recipe=describe_recipe(trainer) | recipe,
+            **facts,
+        )
+
+
+def describe_hardware() -> str:
+    """Names what this process computes on: the first GPU, or else the processor and the threads that torch uses."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        models = [line.partition(":")[2] for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        name = models[0].strip() if models else name
+    return f"{name}, {torch.get_num_threads()} cores"
+
+
+def describe_recipe(trainer: Trainer) -> dict[str, str]:
+    """Names the settings of a finished training that matter most, for the table of its model card."""
+    args, values = trainer.args, trainer.args.to_dict()
+    batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    warmup = f"{args.warmup_steps:.0%} of the" if args.warmup_steps < 1 else str(args.warmup_steps)
+    return {
+        "steps": f"{trainer.state.global_step} of {batch_size} images",
+        "optimizer": f"{values['optim']}, learning rate {args.learning_rate}, weight decay {args.weight_decay}",
+        "schedule": f"{values['lr_scheduler_type']}, {warmup} steps of warm-up",
+        "precision": "bfloat16" if args.bf16 else "float16 mixed" if args.fp16 else "float32",
+    }
+
+
+def write_model_card(folder: str | os.PathLike[str], record: TrainingRecord) -> Path:
+    """Writes the card of a trained model, with metadata that the Hub reads.
+
+    Args:
+        folder: Where the model is saved.
+        record: What to say.
+
+    Returns:
+        The path of the card, README.md in `folder`.
+
+    Raises:
+        ValueError: if a baseline lacks one of the metrics.
+    """
+    for name, scores in record.baselines.items():
+        if missing := sorted(set(record.metrics) - set(scores)):
+            raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Give it the same metrics.")
+    results = [
+        EvalResult(
+            task_type=record.task,
+            dataset_type=record.data.identifier,
+            dataset_name=record.data.name,
+            dataset_split="test",
+            metric_type=metric,
+            metric_value=score,
+        )
+        for metric, score in record.metrics.items()
+    ]
+    card_data = ModelCardData(
+        model_name=record.model_name,
+        license=record.license,
+        library_name="transformers",
+        pipeline_tag=record.task,
+        tags=list(record.tags),
+        metrics=list(record.metrics),
+        eval_results=results,
+    )
+    template = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, undefined=StrictUndefined)
+    card = ModelCard(template.render(card_data=card_data.to_yaml(), record=record))
+    path = Path(folder) / "README.md"
+    card.save(path)
+    return path
