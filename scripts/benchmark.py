@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -90,24 +91,21 @@ def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, 
     return train
 
 
-def time_step(step: Callable[[], None], repeats: int, device: str) -> float:
-    """Returns seconds per step."""
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats
-
-
 def measure(models: dict[str, nn.Module], mode: str, dtype: str, batch_size: int, args: Arguments) -> dict[str, Any]:
     """Times all models in turns and returns a row of the table."""
     steps = {name: make_step(model, mode, DTYPES[dtype], batch_size, args.device) for name, model in models.items()}
-    warm = {name: min(time_step(step, 1, args.device) for _ in range(2)) for name, step in steps.items()}
-    repeats = max(1, round(args.min_seconds / warm["hf_vit"]))
-    rounds = []
-    for _ in range(args.rounds):
-        rounds.append({name: time_step(step, repeats, args.device) for name, step in steps.items()})
+
+    def seconds(name: str, repeats: int = 1) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            steps[name]()
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / repeats
+
+    warm = [{name: seconds(name) for name in steps} for _ in range(2)]
+    repeats = max(1, round(args.min_seconds / warm[-1]["hf_vit"]))
+    rounds = [{name: seconds(name, repeats) for name in steps} for _ in range(args.rounds)]
     row: dict[str, Any] = {"mode": mode, "dtype": dtype, "batch_size": batch_size}
     row |= {f"{name} images/s": batch_size / median(r[name] for r in rounds) for name in steps}
     row |= {f"ratio to {name}": median(r[name] / r["hf_vit"] for r in rounds) for name in steps if name != "hf_vit"}
@@ -125,13 +123,12 @@ def main(args: Arguments) -> None:
         models = make_models(preset)
         for model in models.values() if args.compile else ():
             model.compile()
-        for mode in args.modes:
-            for dtype in args.dtypes:
-                for batch_size in args.batch_sizes:
-                    rows.append({"preset": preset} | measure(models, mode, dtype, batch_size, args))
-                    values = (f"{v:.3f}" if isinstance(v, float) else str(v) for v in rows[-1].values())
-                    header = f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}\n" if len(rows) == 1 else ""
-                    print(f"{header}| {' | '.join(values)} |", flush=True)
+        for mode, dtype, batch_size in product(args.modes, args.dtypes, args.batch_sizes):
+            rows.append({"preset": preset} | measure(models, mode, dtype, batch_size, args))
+            if len(rows) == 1:
+                print(f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
+            values = (f"{value:.3f}" if isinstance(value, float) else str(value) for value in rows[-1].values())
+            print(f"| {' | '.join(values)} |", flush=True)
     if args.output:
         Path(args.output).write_text(json.dumps({"device": device, "versions": versions, "rows": rows}, indent=1))
 
