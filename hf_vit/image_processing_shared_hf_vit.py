@@ -6,7 +6,7 @@ A backend adds only how images are resized smoothly. Shapes: B batch, C channels
 import copy
 import math
 import os
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from transformers import PreTrainedConfig
@@ -74,10 +74,10 @@ class HfViTImageProcessorBase(BaseImageProcessor):
     """
 
     valid_kwargs = HfViTImageProcessorKwargs
-    model_input_names = ["pixel_values", "patch_attention_mask"]  # noqa: RUF012 - the library's form
+    model_input_names: ClassVar[list[str]] = ["pixel_values", "patch_attention_mask"]
 
     resample = PILImageResampling.BILINEAR
-    size = {"height": 224, "width": 224}  # noqa: RUF012 - the library's form: an instance gets its own copy
+    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # an instance gets its own copy
     do_resize = True
     do_rescale = True
     do_normalize = True

@@ -6,7 +6,7 @@ registers), L = P + N, D hidden size.
 
 import os
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,14 +40,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
-    _no_split_modules = ["HfViTEmbeddings", "HfViTLayer"]  # noqa: RUF012
+    _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
     _input_embed_layer = "patch_embeddings"
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}  # noqa: RUF012
+    _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
     # Our losses are means over the batch, which the Trainer has to divide by its accumulation steps.
     accepts_loss_kwargs = False
 
@@ -254,10 +254,18 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         """Names of the stages returned."""
         return self.config.out_features
 
+    @out_features.setter
+    def out_features(self, out_features: list[str]) -> None:
+        self.config.out_features = out_features
+
     @property
     def out_indices(self) -> list[int]:
         """Numbers of the stages returned, 0 for the stem."""
         return self.config.out_indices
+
+    @out_indices.setter
+    def out_indices(self, out_indices: list[int]) -> None:
+        self.config.out_indices = out_indices
 
     @can_return_tuple
     @filter_output_hidden_states

@@ -37,7 +37,7 @@ class Arguments:
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32], metadata={"help": "images per step"})
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "also float16"})
     modes: list[str] = field(default_factory=lambda: ["forward", "train"], metadata={"help": "forward, train"})
-    rounds: int = field(default=5, metadata={"help": "timed rounds; each runs every library"})
+    rounds: int = field(default=6, metadata={"help": "timed rounds; each runs every library"})
     min_seconds: float = field(default=0.5, metadata={"help": "least time per measurement; short steps are repeated"})
     device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
     compile: bool = field(default=False, metadata={"help": "run all models under torch.compile"})
@@ -105,7 +105,11 @@ def measure(models: dict[str, nn.Module], mode: str, dtype: str, batch_size: int
 
     warm = [{name: seconds(name) for name in steps} for _ in range(2)]
     repeats = max(1, round(args.min_seconds / warm[-1]["hf_vit"]))
-    rounds = [{name: seconds(name, repeats) for name in steps} for _ in range(args.rounds)]
+    rounds = []
+    for turn in range(args.rounds):  # who goes first changes, as the place in the round shows in the time
+        first = turn % len(steps)
+        names = [*steps][first:] + [*steps][:first]
+        rounds.append({name: seconds(name, repeats) for name in names})
     row: dict[str, Any] = {"mode": mode, "dtype": dtype, "batch_size": batch_size}
     row |= {f"{name} images/s": batch_size / median(r[name] for r in rounds) for name in steps}
     row |= {f"ratio to {name}": median(r[name] / r["hf_vit"] for r in rounds) for name in steps if name != "hf_vit"}

@@ -553,8 +553,11 @@ def test_backbone_options() -> None:
     outputs = backbone(pixels(backbone.config), output_hidden_states=True)
     assert torch.equal(outputs.feature_maps[0], outputs.hidden_states[1])
     assert torch.equal(outputs.feature_maps[1], outputs.hidden_states[3])
-    backbone.config.out_indices = [2]
-    assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[2])
+    for choose in (backbone.config, backbone):
+        choose.out_indices = [2]
+        assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[2])
+        choose.out_features = ["stage1"]
+        assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[1])
 
 
 # Training
