@@ -56,34 +56,27 @@ def make_models(preset: str) -> dict[str, nn.Module]:
     }
 
 
-def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], None]:
+def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], object]:
     """Returns one forward pass, or one whole training step with AdamW, on fixed images of 224 pixels.
 
     Inference runs in weights of `dtype`; training keeps float32 weights and casts by autocast, as the Trainer does.
     """
-    images = torch.randn(batch_size, 3, 224, 224, device=device)
+    training = mode == "train"
+    model.to(device, torch.float32 if training else dtype).train(training)
+    images = torch.randn(batch_size, 3, 224, 224, device=device, dtype=next(model.parameters()).dtype)
     labels = torch.randint(1000, (batch_size,), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if training else None
 
-    def logits(batch: torch.Tensor) -> torch.Tensor:
-        outputs = model(batch)
+    def forward() -> torch.Tensor:
+        outputs = model(images)
         return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
 
-    if mode == "forward":
-        model.to(device, dtype).eval()
-        images = images.to(dtype)
-
-        @torch.inference_mode()
-        def forward() -> None:
-            logits(images)
-
-        return forward
-
-    model.to(device, torch.float32).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    if optimizer is None:
+        return torch.inference_mode()(forward)
 
     def train() -> None:
         with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-            loss = nn.functional.cross_entropy(logits(images), labels)
+            loss = nn.functional.cross_entropy(forward(), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import distributed
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.configuration_hf_vit import AUTO_MAP
@@ -135,6 +139,27 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(folder: Path, tmp
             assert (tmp_path / name / file).read_text() == (PACKAGE / file).read_text()
     for name in ("config", "model"):
         assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == AUTO_MAP
+
+
+def test_a_sharded_model_saves_its_own_code(tmp_path: Path) -> None:
+    """Under FSDP2 the class of a model is made by torch; the library would save that class's file in place of ours."""
+    model = HfViTForImageClassification(small_config())
+    draw_weights(model)
+    images = pixels(model.config)
+    expected = model.eval()(images).logits.detach()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for module in (*model.model.encoder.layers, model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+        torch.testing.assert_close(model(images).logits, expected)
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        model.save_pretrained(tmp_path, state_dict=weights)
+    finally:
+        distributed.destroy_process_group()
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
+    assert (tmp_path / "modeling_hf_vit.py").read_text() == (PACKAGE / "modeling_hf_vit.py").read_text()
+    assert not list(tmp_path.glob("_fsdp*"))
+    assert torch.equal(HfViTForImageClassification.from_pretrained(tmp_path)(images).logits, expected)
 
 
 def test_multi_label_and_value_models_in_the_pipeline(tmp_path: Path) -> None:
