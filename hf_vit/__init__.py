@@ -24,6 +24,7 @@ from .modeling_hf_vit import (
     HfViTModel,
     HfViTPreTrainedModel,
 )
+from .task_classification import soften_labels
 
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
@@ -47,4 +48,5 @@ __all__ = [
     "HfViTImageProcessorPil",
     "HfViTModel",
     "HfViTPreTrainedModel",
+    "soften_labels",
 ]

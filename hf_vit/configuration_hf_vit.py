@@ -6,8 +6,9 @@ Annotations stay real objects in this file (no postponed evaluation): the strict
 import math
 import os
 import shutil
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -131,6 +132,13 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     """
 
     model_type = "hf_vit"
+    # What the Trainer leaves out of the predictions it gathers.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "hidden_states",
+        "attentions",
+        "cls_logits",
+        "distillation_logits",
+    ]
 
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -173,15 +181,17 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """Settles the stages, then hands every key that is no field to the library."""
         kwargs.pop("stage_names", None)  # derived from `num_hidden_layers`, which the caller may have changed
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
+        if (kwargs.get("num_labels") or 0) < 0:
+            raise ValueError(f"num_labels={kwargs['num_labels']} must not be negative.")
         if self.id2label is not None and kwargs.get("num_labels") not in (None, len(self.id2label)):
             raise ValueError(
                 f"num_labels={kwargs['num_labels']} but id2label names {len(self.id2label)} labels. Make them agree, "
                 "or give id2label alone."
             )
         super().__post_init__(**kwargs)
-        self.check()
         if out_features is not None or out_indices is not None:
             self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
+        self.check()
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> Self:
@@ -192,10 +202,14 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             **overrides: Fields that differ from the preset.
 
         Raises:
-            ValueError: if there is no such preset.
+            ValueError: if there is no such preset or field.
         """
         if name not in PRESETS:
             raise ValueError(f"There is no preset {name!r}. Choose one of {', '.join(PRESETS)}.")
+        properties = {"num_labels", "out_features", "out_indices", "output_attentions", "attn_implementation"}
+        unknown = set(overrides) - {field.name for field in fields(cls)} - properties
+        if unknown:
+            raise ValueError(f"HfViTConfig has no field {', '.join(sorted(unknown))}. help(HfViTConfig) lists them.")
         preset = dict(PRESETS[name])
         if "id2label" in overrides:
             preset.pop("num_labels", None)
@@ -217,12 +231,16 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             config_dict = {key: config_dict[key] for key in config_dict if key not in ("id2label", "label2id")}
         return super().from_dict(config_dict, **kwargs)
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
+    ) -> None:
         """Saves config.json with the whole `auto_map`, and the code that it points to."""
         self.check()
         self.auto_map = dict(AUTO_MAP)
         copy_code(save_directory)
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory)
+        if push_to_hub:  # the library would upload only what it has written itself
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -286,6 +304,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         self._check_ranges()
         self._check_sizes()
         self._check_tokens()
+        self._check_labels()
 
     def _check_ranges(self) -> None:
         values = vars(self)
@@ -349,12 +368,22 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 "use_distillation_token=True needs the CLS token beside it, but use_cls_token=False. Set "
                 "use_cls_token=True."
             )
+        if not self.out_indices:
+            raise ValueError("out_indices=[] leaves the backbone nothing to return. Name at least one stage, or None.")
         unknown = [name for name in self.out_features if name not in self.stage_names]
         if unknown:
             raise ValueError(
                 f"out_features={self.out_features} names {', '.join(unknown)}, but num_hidden_layers="
                 f"{self.num_hidden_layers} gives only stem to stage{self.num_hidden_layers}. Pass out_indices anew."
             )
+
+    def _check_labels(self) -> None:
+        problems = ("regression", "single_label_classification", "multi_label_classification")
+        if self.problem_type not in (None, *problems):
+            raise ValueError(f"problem_type={self.problem_type!r} is unknown. Choose one of {', '.join(problems)}.")
+        names = self.id2label or {}
+        if sorted(names) != list(range(len(names))):
+            raise ValueError(f"id2label={names} must name the labels 0 to {len(names) - 1}, one each.")
 
 
 def _travelling_files() -> tuple[Any, ...]:

@@ -72,6 +72,7 @@ class HfViTAttention(nn.Module):
         """Builds the projections; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.config = config
+        self.num_heads = config.num_attention_heads
         self.head_size = config.hidden_size // config.num_attention_heads
         self.scaling = self.head_size**-0.5
         self.is_causal = False  # read by the library's attention functions
@@ -97,7 +98,9 @@ class HfViTAttention(nn.Module):
         if self.query_bias is not None and self.value_bias is not None:
             bias = torch.cat((self.query_bias, torch.zeros_like(self.query_bias), self.value_bias))
             qkv = qkv + bias.to(qkv.dtype)
-        query, key, value = qkv.unflatten(-1, (3, -1, self.head_size)).permute(2, 0, 3, 1, 4)  # three of (B, n, L, d)
+        query, key, value = qkv.unflatten(-1, (3, self.num_heads, self.head_size)).permute(
+            2, 0, 3, 1, 4
+        )  # three of (B, n, L, d)
         query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
             query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)

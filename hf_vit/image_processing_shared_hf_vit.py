@@ -6,6 +6,7 @@ A backend adds only how images are resized smoothly. Shapes: B batch, C channels
 import copy
 import math
 import os
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -99,7 +100,10 @@ class HfViTImageProcessorBase(BaseImageProcessor):
     def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
         """Saves preprocessor_config.json, and the code that it points to. Returns the paths of the former."""
         copy_code(save_directory)
-        return super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+        files = super().save_pretrained(save_directory)
+        if push_to_hub:  # the library would upload only what it has written itself
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+        return files
 
     def fetch_images(self, images: Any) -> Any:
         """Replaces every path, URL and data URL in a (nested) list by its PIL image."""
@@ -244,8 +248,8 @@ def _check_together(options: dict[str, Any]) -> None:
     factor = options["rescale_factor"]
     if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
         raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
-    if options["image_std"] is not None and 0 in options["image_std"]:
-        raise ValueError(f"image_std={list(options['image_std'])} must not be zero: pixels are divided by it.")
+    if options["image_std"] is not None and min(options["image_std"]) <= 0:
+        raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
         raise ValueError(
             f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
@@ -255,6 +259,9 @@ def _check_together(options: dict[str, Any]) -> None:
         pair = (multiple, multiple) if isinstance(multiple, int) else multiple
         if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
             raise ValueError(f"ensure_multiple_of={multiple!r} must be one positive int or (height, width).")
+        crop_size = options["crop_size"] if options["do_center_crop"] else None
+        if crop_size is not None and (crop_size.height % pair[0] or crop_size.width % pair[1]):
+            raise ValueError(f"crop_size={dict(crop_size)} must be a multiple of ensure_multiple_of={multiple}.")
         if options["do_pad"] and pad_size is not None and (pad_size.height % pair[0] or pad_size.width % pair[1]):
             raise ValueError(f"pad_size={dict(pad_size)} must be a multiple of ensure_multiple_of={multiple}.")
     elif options["do_pad"]:

@@ -96,17 +96,14 @@ def _resize_last_axis(images: Tensor, size: int, resample: PILImageResampling) -
     if images.shape[-1] == size:
         return images
     taps, weights = _filter(images.shape[-1], size, resample)
-    taps, weights = taps.to(images.device), weights.to(images.device)
     if images.is_floating_point():
-        wide = images.to(weights.dtype)
-        return sum(wide.index_select(-1, tap) * weight for tap, weight in zip(taps, weights, strict=True)).to(
-            images.dtype
-        )
-    weights = (weights * 2**PRECISION_BITS).round().to(torch.int32)
-    total = torch.full((), 1 << (PRECISION_BITS - 1), dtype=torch.int32, device=images.device)
-    for tap, weight in zip(taps, weights, strict=True):
-        total = total + images.index_select(-1, tap) * weight
-    return (total >> PRECISION_BITS).clamp_(0, 255).to(images.dtype)
+        pixels, weights, total = images.float(), weights.float(), torch.zeros((), device=images.device)
+    else:
+        weights = (weights * 2**PRECISION_BITS).round().to(torch.int32)
+        pixels, total = images, torch.full((), 1 << (PRECISION_BITS - 1), dtype=torch.int32, device=images.device)
+    for tap, weight in zip(taps.to(images.device), weights.to(images.device), strict=True):
+        total = total + pixels.index_select(-1, tap) * weight
+    return total.to(images.dtype) if images.is_floating_point() else (total >> PRECISION_BITS).clamp_(0, 255).byte()
 
 
 def _filter(old_size: int, size: int, resample: PILImageResampling) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
 
 from .configuration_hf_vit import HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings
@@ -58,7 +58,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """The whole initialisation.
+        """The whole initialisation, as in transformers' ViT, with the zero head of the original.
 
         | parameter                                 | value                                               |
         |-------------------------------------------|-----------------------------------------------------|
@@ -109,11 +109,12 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 `use_safetensors=False`.
             OSError: if there is no such folder or repository, or no safetensors in it.
         """
-        if kwargs.setdefault("use_safetensors", True) is not True:
+        if kwargs.get("use_safetensors") is False:
             raise ValueError(
                 "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
                 "as safetensors (model.save_pretrained) and leave use_safetensors alone."
             )
+        kwargs["use_safetensors"] = True
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
@@ -157,6 +158,8 @@ class HfViTModel(HfViTPreTrainedModel):
         has_pooler = add_pooling_layer and config.use_pooler
         self.pooler = HfViTPooler(pooled_size, config.hidden_size) if has_pooler else None
         self.post_init()
+        # Now rather than at the first call that asks for them, which torch.compile could not trace.
+        maybe_install_capturing_hooks(self)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -172,7 +175,8 @@ class HfViTModel(HfViTPreTrainedModel):
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
             bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
-            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. The sizes of the
+                images are read back from it, so under `torch.compile` it breaks the graph: leave out fullgraph.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
@@ -186,8 +190,18 @@ class HfViTModel(HfViTPreTrainedModel):
         """
         if pixel_values is None:
             raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
+        if not isinstance(pixel_values, Tensor):
+            raise TypeError(
+                f"pixel_values must be a tensor, not {type(pixel_values).__name__}. Call the image processor with "
+                'return_tensors="pt".'
+            )
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
+        if output_attentions and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
+            logger.warning_once(
+                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
+                "output_attentions=True."
+            )
         hidden_states = self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask)
         hidden_states = self.encoder(
             hidden_states,
@@ -210,11 +224,6 @@ class HfViTModel(HfViTPreTrainedModel):
             patch_attention_mask: (B, h, w) bool or None.
             output_attentions: Whether eager attention will run, whatever the configuration says.
         """
-        if output_attentions and self.config._attn_implementation != "eager":
-            logger.warning_once(
-                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
-                "output_attentions=True."
-            )
         if patch_attention_mask is None:
             return None
         visible = patch_attention_mask.flatten(1).bool()  # (B, N)
@@ -233,8 +242,12 @@ class HfViTModel(HfViTPreTrainedModel):
             if patch_attention_mask is None:
                 parts.append(patches.mean(dim=1))
             else:
-                real = patch_attention_mask.flatten(1)[..., None].to(patches.dtype)  # (B, N, 1)
-                parts.append((patches * real).sum(dim=1) / real.sum(dim=1))
+                real = patch_attention_mask.flatten(1)[..., None].bool()  # (B, N, 1)
+                # In float32: half precision overflows where a thousand patches are summed.
+                total = torch.where(real, patches, 0).sum(
+                    dim=1, dtype=torch.promote_types(patches.dtype, torch.float32)
+                )
+                parts.append((total / real.sum(dim=1)).to(patches.dtype))
         pooled = torch.cat(parts, dim=-1)
         return pooled if self.pooler is None else self.pooler(pooled)
 
@@ -248,6 +261,10 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
         self.post_init()
+
+    def post_init(self) -> None:
+        """Leaves out the mixin's hooks: the model inside has its own, and two would record everything twice."""
+        HfViTPreTrainedModel.post_init(self)
 
     @property
     def out_features(self) -> list[str]:
@@ -348,6 +365,9 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTImageClassifierOutput`.
 
         Raises:
             ValueError: if an input does not fit the model, saying what would.

@@ -19,9 +19,14 @@ def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0)
 
     Returns:
         (B, K) float32, each row summing to 1.
+
+    Raises:
+        ValueError: if a class number or `label_smoothing` is out of range.
     """
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 1); 0 switches it off.")
     check_class_numbers(labels, num_labels)
-    return F.one_hot(labels, num_labels).float() * (1 - label_smoothing) + label_smoothing / num_labels
+    return F.one_hot(labels.long(), num_labels).float() * (1 - label_smoothing) + label_smoothing / num_labels
 
 
 def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tensor:
@@ -41,7 +46,14 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
     Raises:
         ValueError: if the labels do not fit the problem.
     """
+    # A loss in half precision loses the digits that matter, and targets beyond its range become infinite.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     num_labels = logits.shape[1]
+    if problem_type not in (None, "regression", "single_label_classification", "multi_label_classification"):
+        raise ValueError(
+            f"problem_type={problem_type!r} is unknown. Choose 'single_label_classification', "
+            "'multi_label_classification' or 'regression'."
+        )
     if problem_type is None and num_labels > 1 and labels.is_floating_point():
         raise ValueError(
             f"Labels of dtype {labels.dtype} can be several labels per image, soft labels or values. Set "
@@ -53,17 +65,21 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
         return F.mse_loss(logits, labels.to(logits.dtype))
     if problem_type == "multi_label_classification":
         check_label_shape(labels, logits, problem_type)
+        check_probabilities(labels)
         return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
     if labels.is_floating_point():
         check_label_shape(labels, logits, "single_label_classification with soft labels")
+        check_probabilities(labels)
         return F.cross_entropy(logits, labels.to(logits.dtype))
     if labels.shape != logits.shape[:1]:
         raise ValueError(
             f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Labels per image and "
             "class are floats, with config.problem_type saying what they mean."
         )
+    if labels.dtype == torch.bool:
+        raise ValueError("Class numbers must be integers, not bool. Convert them with labels.long().")
     check_class_numbers(labels, num_labels)
-    return F.cross_entropy(logits, labels)
+    return F.cross_entropy(logits, labels.long())
 
 
 def check_label_shape(labels: Tensor, logits: Tensor, problem: str) -> None:
@@ -72,6 +88,15 @@ def check_label_shape(labels: Tensor, logits: Tensor, problem: str) -> None:
         raise ValueError(
             f"Labels for {problem} must be (batch, num_labels) = {tuple(logits.shape)}, not {tuple(labels.shape)}."
         )
+
+
+def check_probabilities(labels: Tensor) -> None:
+    """Raises `ValueError` where a label lies outside [0, 1]; on the CPU only, as reading one would stall a GPU."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = labels[~((labels >= 0) & (labels <= 1))]  # also true of NaN
+    if len(wrong):
+        raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
 
 
 def check_class_numbers(labels: Tensor, num_labels: int) -> None:

@@ -55,14 +55,20 @@ def find_images(inputs: list[Path]) -> list[Path]:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Opens an image upright.
+    """Opens an image upright, as 8-bit colours on white: the pipeline would lose what is transparent or has 16 bits.
 
     Raises:
         ValueError: if the file is not an image.
     """
     try:
-        with Image.open(file) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+        with Image.open(file) as opened:
+            image = ImageOps.exif_transpose(opened)
+            if image.mode.startswith("I"):  # 16-bit grey, which PIL would cut off at 255
+                image = image.convert("I").point(lambda value: value * (1 / 257) + 0.5).convert("L")
+            if image.has_transparency_data:
+                white = Image.new("RGBA", image.size, "white")
+                image = Image.alpha_composite(white, image.convert("RGBA"))
+            return image.convert("RGB")
     except (UnidentifiedImageError, OSError) as error:
         raise ValueError(f"{file} cannot be read as an image: {error}") from error
 

@@ -11,6 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.task_classification import classification_loss, soften_labels
+from hf_vit.training import HfViTTrainer, accuracy
 
 from .helpers import pixels, small_config
 from .references import draw_weights
@@ -54,6 +55,33 @@ def test_regression_loss_by_hand(labels: Tensor, problem_type: str | None) -> No
 def test_regression_of_several_values() -> None:
     loss = classification_loss(torch.zeros(1, 2), torch.tensor([[1.0, 3.0]]), "regression")
     assert loss.item() == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("problem_type", "labels"),
+    [
+        ("single_label_classification", torch.tensor([1, 0])),
+        ("multi_label_classification", torch.tensor([[1.0, 0.0], [0.0, 1.0]])),
+        ("regression", torch.tensor([[2020.3, 1.0], [100000.0, 0.0]])),
+    ],
+)
+def test_loss_keeps_its_digits_in_half_precision(problem_type: str, labels: Tensor, dtype: torch.dtype) -> None:
+    logits = torch.tensor([[2020.0, 2000.0], [3.0, 11.0]], dtype=dtype)
+    with torch.autocast("cpu", dtype):
+        loss = classification_loss(logits, labels, problem_type)
+    assert loss.dtype == torch.float32
+    expected = classification_loss(
+        logits.double(), labels.double() if labels.is_floating_point() else labels, problem_type
+    )
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_class_numbers_of_any_integer_type() -> None:
+    logits = torch.tensor([[0.0, math.log(3.0)], [0.0, 0.0]])
+    expected = classification_loss(logits, torch.tensor([1, 0]), None)
+    for dtype in (torch.int32, torch.int16, torch.uint8):
+        assert torch.equal(classification_loss(logits, torch.tensor([1, 0], dtype=dtype), None), expected)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
@@ -105,6 +133,9 @@ def test_two_heads_of_a_distilled_model() -> None:
         (torch.ones(2, 5), None, "'multi_label_classification', 'single_label_classification' or 'regression'"),
         (torch.ones(2, 4), "multi_label_classification", r"= \(2, 5\), not \(2, 4\)"),
         (torch.ones(2, 4), "single_label_classification", r"soft labels must be .*\(2, 5\)"),
+        (torch.ones(2, 5) * 2, "multi_label_classification", r"2.0 is no probability"),
+        (torch.full((2, 5), float("nan")), "single_label_classification", "nan is no probability"),
+        (torch.tensor([True, False]), None, "not bool"),
         (torch.ones(2), "regression", r"regression must be .*\(2, 5\), not \(2,\)"),
     ],
 )
@@ -114,7 +145,22 @@ def test_wrong_labels_are_refused(labels: Tensor, problem_type: str | None, mess
         model(pixels(model.config), labels=labels)
 
 
+def test_unknown_problem_is_refused() -> None:
+    with pytest.raises(ValueError, match="'multilabel' is unknown"):
+        classification_loss(torch.zeros(1, 2), torch.zeros(1, 2), "multilabel")
+
+
+def test_a_distilled_model_evaluates_in_the_trainer(tmp_path: Any) -> None:
+    model = build(use_distillation_token=True)
+    model.config.output_hidden_states = True
+    data = [{"pixel_values": image, "labels": torch.tensor(1)} for image in pixels(model.config, batch=3)]
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True)
+    assert "eval_accuracy" in HfViTTrainer(model, arguments, eval_dataset=data, compute_metrics=accuracy).evaluate()
+
+
 def test_soften_labels_refuses_what_is_out_of_range() -> None:
+    with pytest.raises(ValueError, match=r"label_smoothing=1.5 must lie in \[0, 1\)"):
+        soften_labels(torch.tensor([1]), 5, 1.5)
     with pytest.raises(ValueError, match="Label 7 is out of range"):
         soften_labels(torch.tensor([7]), 5)
 

@@ -48,6 +48,10 @@ from .helpers import VARIANTS, small_config
             "use_distillation_token=True needs",
         ),
         ({"num_labels": 5, "id2label": {0: "a", 1: "b"}}, "num_labels=5 but id2label names 2"),
+        ({"num_labels": -3}, "num_labels=-3 must not be negative"),
+        ({"problem_type": "bogus"}, "bogus"),
+        ({"id2label": {1: "a", 2: "b"}}, "must name the labels 0 to 1"),
+        ({"out_indices": []}, r"out_indices=\[\] leaves the backbone nothing"),
         ({"out_features": ["stage13"]}, "stage13"),
         ({"out_indices": [13]}, "13"),
     ],
@@ -140,6 +144,8 @@ def test_presets() -> None:
     assert HfViTConfig.from_preset("huge").patch_size == HfViTConfig.from_preset("so400m").patch_size == 14
     with pytest.raises(ValueError, match=r"no preset 'giant'.*tiny, small, base"):
         HfViTConfig.from_preset("giant")
+    with pytest.raises(ValueError, match="no field drop_path"):
+        HfViTConfig.from_preset("tiny", drop_path=0.1)
 
 
 def test_stages_follow_the_depth(tmp_path: Path) -> None:

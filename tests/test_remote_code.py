@@ -60,6 +60,8 @@ for batched in classify([saved["photo"]] * 3, batch_size=2):
     assert [entry["label"] for entry in batched] == [entry["label"] for entry in single]
 features = pipeline("image-feature-extraction", model=source, pool=True, return_tensors=True, **remote)
 assert features(photo).shape == (1, 32)
+for batched in features([saved["photo"]] * 3, batch_size=2):
+    torch.testing.assert_close(batched, features(photo))
 
 # What was opened saves again, and opens again: everything that the folder needs goes along.
 model.save_pretrained("again")

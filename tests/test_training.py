@@ -295,7 +295,7 @@ def test_record_reads_off_the_trainer_what_it_knows(tmp_path: Path) -> None:
     record = TrainingRecord.from_trainer(train(tmp_path), recipe={"augmentation": "none"}, **rest)
     assert record.model_class == "HfViTForImageClassification"
     assert record.num_parameters == sum(p.numel() for p in HfViTForImageClassification(CONFIG).parameters())
-    assert record.hardware == describe_hardware()
+    assert record.hardware == describe_hardware(torch.device("cpu"))
     assert record.recipe == {
         "steps": "2 of 8 images",
         "optimizer": "adamw_torch_fused, learning rate 5e-05, weight decay 0.0",

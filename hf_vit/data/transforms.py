@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from datasets import Dataset
 from PIL.Image import Image
-from torchvision.transforms import v2
 
 
-def small_affine() -> v2.Transform:
+def small_affine() -> Callable[[Image], Image]:
     """Returns a slight random rotation, shift, zoom and shear on black: what a digit looks like in another hand."""
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
     return v2.RandomAffine(
         degrees=8, translate=(0.06, 0.06), scale=(0.9, 1.1), shear=5, interpolation=v2.InterpolationMode.BILINEAR
     )

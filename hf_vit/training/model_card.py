@@ -70,22 +70,22 @@ class TrainingRecord:
         return cls(
             model_class=type(trainer.model).__name__,
             num_parameters=trainer.model.num_parameters(),
-            hardware=describe_hardware(),
+            hardware=describe_hardware(trainer.args.device),
             seed=trainer.args.seed,
             recipe=describe_recipe(trainer) | recipe,
             **facts,
         )
 
 
-def describe_hardware() -> str:
-    """Names what this process computes on: the first GPU, or else the processor and the threads that torch uses."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+def describe_hardware(device: torch.device) -> str:
+    """Names what `device` is: the GPU, or else the processor and the number of threads that torch uses on it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         models = [line.partition(":")[2] for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         name = models[0].strip() if models else name
-    return f"{name}, {torch.get_num_threads()} cores"
+    return f"{name}, {torch.get_num_threads()} threads"
 
 
 def describe_recipe(trainer: Trainer) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The library's Trainer, without the one file it leaves behind that runs code when opened."""
+"""The library's Trainer, whose saved model holds no file that runs code when opened."""
 
 from pathlib import Path
 from typing import Any
