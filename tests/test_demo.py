@@ -206,6 +206,13 @@ def test_predict_explains_mistakes(
     assert message in str(stopped.value.code) + capsys.readouterr().err
 
 
+def test_predict_sees_16_bits_and_puts_the_transparent_on_white(tmp_path: Path) -> None:
+    Image.new("I;16", (4, 4), 32768).save(tmp_path / "deep.png")
+    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert predict.open_image(tmp_path / "deep.png").getpixel((0, 0)) == (128, 128, 128)
+    assert predict.open_image(tmp_path / "clear.png").getpixel((0, 0)) == (255, 255, 255)
+
+
 def test_predict_names_the_file_that_is_no_image(
     demo: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoImageProcessor
 
-from hf_vit import HfViTImageProcessor, HfViTImageProcessorPil
+from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
 
 from .image_helpers import BACKENDS
 
@@ -101,6 +102,33 @@ def test_registered_class_keeps_the_map_and_its_default_is_not_shared(tmp_path, 
     assert json.loads((tmp_path / "preprocessor_config.json").read_text())["auto_map"] == AUTO_MAP
     processor.to_dict()["auto_map"]["AutoImageProcessor"].clear()
     assert HfViTImageProcessor().to_dict()["auto_map"] == AUTO_MAP
+
+
+def test_a_push_takes_the_code_along(monkeypatch, tmp_path):
+    pushed = {}
+    for saver in (HfViTImageProcessor(), HfViTConfig()):
+        # The library's push_to_hub saves into an empty folder and uploads all that is there.
+        monkeypatch.setattr(type(saver), "push_to_hub", lambda self, name, **options: pushed.update({name: options}))
+        saver.save_pretrained(tmp_path / "name", push_to_hub=True, private=True)
+        saver.save_pretrained(tmp_path / "name", push_to_hub=True, repo_id="user/other")
+        assert pushed == {"name": {"private": True}, "user/other": {}}
+        pushed.clear()
+
+
+def test_the_package_imports_without_torchvision(tmp_path):
+    code = """
+import sys
+sys.modules["torchvision"] = None
+import hf_vit, hf_vit.data, hf_vit.training
+import PIL.Image
+pixels = hf_vit.HfViTImageProcessorPil()(PIL.Image.new("RGB", (9, 9)), return_tensors="pt").pixel_values
+assert pixels.shape == (1, 3, 224, 224)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    finished = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
 
 
 @pytest.mark.parametrize("has_torchvision", [True, False])

@@ -16,6 +16,7 @@ from transformers.models.vit_mae.modeling_vit_mae import ViTMAEEmbeddings
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.configuration_hf_vit import PRESETS
 from hf_vit.embeddings_hf_vit import resample_position_embeddings
+from hf_vit.encoder_hf_vit import HfViTDropPath
 
 from .references import Parity, hidden_states
 
@@ -378,6 +379,36 @@ def test_preset_has_the_published_shapes(preset: str, published: str) -> None:
 
 def test_every_preset_is_checked() -> None:
     assert set(PRESETS) == {"tiny", "small", "base", "large", "huge", "so400m", "mnist"}
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_dropout_acts_where_it_does_in_vit(implementation: str) -> None:
+    """The same places in the same order: under one seed the same values are dropped."""
+    options = {**SHAPE, **EPS, "hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+    options["attn_implementation"] = implementation
+    pair = Parity(
+        transformers.ViTModel(transformers.ViTConfig(**options), add_pooling_layer=False),
+        HfViTModel(HfViTConfig(**options)),
+        lambda model, images: {"last_hidden_state": model(images).last_hidden_state},
+        lambda model, images: {"last_hidden_state": model(images).last_hidden_state},
+    )
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    states = []
+    for model in (pair.reference.train(), pair.ours.train()):
+        torch.manual_seed(1)
+        states.append(model(images).last_hidden_state)
+    torch.testing.assert_close(states[1], states[0], atol=1e-4, rtol=0)
+    assert not torch.allclose(states[1], pair.ours.eval()(images).last_hidden_state, atol=0.1)
+
+
+def test_stochastic_depth_equals_timm() -> None:
+    states = torch.randn(8, 5, 4, generator=torch.Generator().manual_seed(0))
+    dropped = []
+    for drop_path in (timm.layers.DropPath(0.4).train(), HfViTDropPath(0.4).train()):
+        torch.manual_seed(1)
+        dropped.append(drop_path(states))
+    assert 0 < (dropped[0] == 0).all(dim=(1, 2)).sum() < 8
+    torch.testing.assert_close(dropped[1], dropped[0])
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
