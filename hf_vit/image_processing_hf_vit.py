@@ -51,7 +51,8 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
         self, images: torch.Tensor, height: int, width: int, resample: PILImageResampling
     ) -> torch.Tensor:
         """Resizes (B, C, H, W) by the fastest way that stays within one grey level of the PIL processor."""
-        if resample == PILImageResampling.BILINEAR:
+        is_enlarged = height > images.shape[-2] or width > images.shape[-1]
+        if resample == PILImageResampling.BILINEAR and not is_enlarged:
             return self.resize(images, SizeDict(height=height, width=width), resample)
         if images.device.type != "cpu":
             return resize_as_pil(images, height, width, resample)
