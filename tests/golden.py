@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from hf_vit import HfViTForImageClassification
+from hf_vit.configuration_hf_vit import to_pair
 
 from .helpers import VARIANTS, small_config
 
@@ -31,7 +32,7 @@ def golden_values() -> dict[str, list[float]]:
         with torch.no_grad():
             for index, parameter in enumerate(model.parameters()):
                 parameter.copy_(0.3 * wave(parameter.shape, 1.3 + 0.1 * index))
-        patch = (model.config.patch_size,) * 2 if isinstance(model.config.patch_size, int) else model.config.patch_size
+        patch = to_pair(model.config.patch_size)
         images = wave(torch.Size((2, model.config.num_channels, 3 * patch[0], 5 * patch[1])), 0.7)
         logits = model(images).logits
         (logits * wave(logits.shape, 0.9)).sum().backward()

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
+from hf_vit.configuration_hf_vit import to_pair
 
 
 MODEL_CLASSES = [HfViTModel, HfViTBackbone, HfViTForImageClassification]
@@ -68,6 +69,6 @@ def small_config(variant: str = "plain", **overrides: Any) -> HfViTConfig:
 def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
     """Fixed random images for `config`, of its own size or of `grid` patches."""
     rows, columns = config.grid_size if grid is None else grid
-    patch = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
+    patch = to_pair(config.patch_size)
     generator = torch.Generator().manual_seed(batch + 10 * rows + 100 * columns)
     return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)

@@ -33,6 +33,7 @@ from hf_vit import (
     HfViTModel,
     HfViTPreTrainedModel,
 )
+from hf_vit.configuration_hf_vit import to_pair
 from hf_vit.encoder_hf_vit import HfViTDropPath
 
 from .golden import GOLDEN, golden_values
@@ -325,7 +326,7 @@ def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) ->
 def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementation: str) -> None:
     model = build(model_class, variant, attn_implementation=implementation)
     config = model.config
-    patch = (config.patch_size,) * 2 if isinstance(config.patch_size, int) else config.patch_size
+    patch = to_pair(config.patch_size)
     grids = [(2, 5), (4, 3), (4, 5)]
     images = [pixels(config, batch=1, grid=grid) for grid in grids]
     batch = torch.zeros(3, config.num_channels, 4 * patch[0], 5 * patch[1])
