@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
         eval_dataset=splits["test"],
         data_collator=data.ImageClassificationCollator(processor),
         processing_class=processor,
-        compute_metrics=training.accuracy,
+        compute_metrics=training.image_classification_metrics,
     )
     seconds = trainer.train().metrics["train_runtime"]
     score, number = trainer.evaluate()["eval_accuracy"], len(splits["test"])
@@ -107,19 +107,19 @@ def main(arguments: list[str] | None = None) -> None:
     if demo.held_out or demo.peer:
         return
     trainer.save_model()
-    majority = training.majority_accuracy(splits["train"]["label"], splits["test"]["label"])
+    majority = training.majority_baseline(splits["train"]["label"], splits["test"]["label"], num_labels=10)
     record = training.TrainingRecord.from_trainer(
         trainer,
         model_name="A small ViT on handwritten digits",
         task="image-classification",
         data=data.DIGITS_RECORD,
         metrics={"accuracy": score},
-        baselines={"always the commonest digit": {"accuracy": majority}},
+        baselines={"always the commonest digit": majority},
         command=shlex.join(["python", *sys.argv]),
         seconds=seconds,
         recipe={"augmentation": "slight random rotation, shift, zoom and shear"},
         limits="It knows single upright digits, light on dark, and answers with a digit whatever it is shown.",
-        picture="predictions.png",
+        pictures={"Predictions": "predictions.png"},
     )
     training.write_model_card(recipe.output_dir, record)
     predict_in_fresh_process(Path(recipe.output_dir).resolve(), splits["test"])

@@ -1,4 +1,4 @@
-"""Data, augmentation, collator, metrics, safe saving and model cards."""
+"""Digits, augmented datasets, collator, safe saving and model cards."""
 
 import dataclasses
 import hashlib
@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import ModelCard
 from PIL import Image
 from torchvision.transforms import v2
-from transformers import EvalPrediction, TrainingArguments
+from transformers import TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import (
@@ -22,7 +22,7 @@ from hf_vit.data import (
     load_digits_dataset,
     small_affine,
 )
-from hf_vit.training import HfViTTrainer, TrainingRecord, accuracy, majority_accuracy, write_model_card
+from hf_vit.training import HfViTTrainer, TrainingRecord, write_model_card
 from hf_vit.training.model_card import describe_hardware
 
 
@@ -152,23 +152,12 @@ def test_collator_takes_other_columns_and_names_those_it_lacks() -> None:
         collate([{"img": image, "label": 7}])
 
 
-# Metrics
-
-
-def test_accuracy_counts_the_likeliest_label() -> None:
-    logits = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
-    assert accuracy(EvalPrediction(logits, np.array([1, 0, 0, 0]))) == {"accuracy": 0.75}
-
-
-def test_accuracy_refuses_other_shapes() -> None:
-    with pytest.raises(ValueError, match=r"not \(4,\) and \(4,\)"):
-        accuracy(EvalPrediction(np.zeros(4), np.zeros(4)))
-
-
-def test_majority_accuracy_goes_by_the_training_labels() -> None:
-    assert majority_accuracy([1, 1, 1, 0, 0], [0, 0, 0, 1]) == 0.25
-    with pytest.raises(ValueError, match="0 to train on and 2 to score"):
-        majority_accuracy([], [0, 1])
+def test_collator_only_normalises_tensors_which_augmentation_has_brought_to_size() -> None:
+    processor = HfViTImageProcessor(num_channels=1, size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)
+    image = torch.arange(28 * 28, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(1, 28, 28)
+    batch = ImageClassificationCollator(processor)([{"image": image, "label": 0}] * 2)
+    expected = (image.float() / 255 - 0.5) / 0.5
+    torch.testing.assert_close(batch["pixel_values"], expected.expand(2, 1, 28, 28))
 
 
 # Trainer
@@ -263,7 +252,7 @@ def test_card_has_metadata_that_the_hub_reads(tmp_path: Path) -> None:
 
 
 def test_card_says_what_was_measured_how_and_on_what(tmp_path: Path) -> None:
-    text = write_model_card(tmp_path, dataclasses.replace(RECORD, picture="predictions.png")).read_text()
+    text = write_model_card(tmp_path, dataclasses.replace(RECORD, pictures={"Predictions": "predictions.png"})).read_text()
     assert (
         "| metric | this model | majority | peer |\n|---|---|---|---|\n| accuracy | **0.9875** | 0.1000 | 0.9800 |\n"
         in text

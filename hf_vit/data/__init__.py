@@ -1,9 +1,13 @@
 """Datasets, augmentation and collators."""
 
+from .augmentation import image_classification_augmentation, small_affine
+from .augmented_dataset import AugmentedDataset
+from .checks import unreadable_images, without_unreadable
 from .collators import ImageClassificationCollator
-from .digits import DIGITS_RECORD, hold_out, load_digits_dataset
+from .digits import DIGITS_RECORD, load_digits_dataset
+from .hold_out import hold_out
 from .record import DataRecord
-from .transforms import AugmentedDataset, small_affine
+from .sources import load_image_classification
 
 
 __all__ = [
@@ -12,6 +16,10 @@ __all__ = [
     "DataRecord",
     "ImageClassificationCollator",
     "hold_out",
+    "image_classification_augmentation",
     "load_digits_dataset",
+    "load_image_classification",
     "small_affine",
+    "unreadable_images",
+    "without_unreadable",
 ]

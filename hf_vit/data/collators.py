@@ -16,8 +16,9 @@ class ImageClassificationCollator:
     `pipeline` uses on the saved model: both see the same pixels.
 
     Args:
-        image_processor: Resizes and normalises; all images of a batch come out at one size.
-        image_column: Key of the PIL image in an example.
+        image_processor: Resizes and normalises; all images of a batch come out at one size. Tensors come from an
+            augmentation that has brought them to the model's size, and are only normalised.
+        image_column: Key of the image in an example, PIL or (C, H, W) uint8.
         label_column: Key of the class number in an example.
     """
 
@@ -45,5 +46,6 @@ class ImageClassificationCollator:
                 )
         images = [example[self.image_column] for example in examples]
         labels = [example[self.label_column] for example in examples]
-        batch = self.image_processor(images=images, return_tensors="pt")
+        sized = {"do_resize": False, "do_center_crop": False} if isinstance(images[0], Tensor) else {}
+        batch = self.image_processor(images=images, return_tensors="pt", **sized)
         return {**batch, "labels": torch.tensor(labels)}

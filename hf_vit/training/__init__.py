@@ -1,14 +1,39 @@
-"""A thin layer on the library's Trainer: metrics, safe saving and model cards."""
+"""A thin layer on the library's Trainer: arguments, metrics, safe saving, publishing and model cards."""
 
-from .metrics import accuracy, majority_accuracy
+from .arguments import (
+    AugmentationArguments,
+    DataArguments,
+    HfViTTrainingArguments,
+    ModelArguments,
+    TrainingDataArguments,
+    parse_arguments,
+)
+from .checkpoints import checkpoint_to_resume, last_checkpoint
+from .image_classification import load_classifier, load_scored_split, load_splits, make_trainer, write_report
+from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
+from .report import write_scores
 from .trainer import HfViTTrainer
 
 
 __all__ = [
+    "AugmentationArguments",
+    "DataArguments",
     "HfViTTrainer",
+    "HfViTTrainingArguments",
+    "ModelArguments",
+    "TrainingDataArguments",
     "TrainingRecord",
-    "accuracy",
-    "majority_accuracy",
+    "checkpoint_to_resume",
+    "image_classification_metrics",
+    "last_checkpoint",
+    "load_classifier",
+    "load_scored_split",
+    "load_splits",
+    "majority_baseline",
+    "make_trainer",
+    "parse_arguments",
     "write_model_card",
+    "write_report",
+    "write_scores",
 ]

@@ -3,17 +3,24 @@
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from transformers import EvalPrediction
 
+from ..metrics import MacroF1, TopKAccuracy
+from ..task_classification import classification_loss
 
-def accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Share of the images whose likeliest label is the right one: the Trainer's `compute_metrics` for one label each.
+
+def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
+    """Scores a classifier of one label per image: the Trainer's `compute_metrics`.
+
+    The Trainer writes `loss` over its own, which is a mean over batches and counts the images twice that several
+    processes share to fill their last batch. This one is the mean over images, whatever the batches.
 
     Args:
-        prediction: `predictions` (N, num_labels) and `label_ids` (N,).
+        prediction: `predictions` (N, K) logits and `label_ids` (N,).
 
     Returns:
-        `accuracy` in [0, 1].
+        `loss` (cross-entropy), `accuracy`, `macro_f1` and, with more than 5 labels, `top_5_accuracy`.
 
     Raises:
         ValueError: if the two do not have these shapes.
@@ -21,13 +28,21 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
     if logits.ndim != 2 or labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"Accuracy needs logits (N, num_labels) and class numbers (N,), not {logits.shape} and {labels.shape}."
+            f"The scores need logits (N, num_labels) and class numbers (N,), not {logits.shape} and {labels.shape}."
         )
-    return {"accuracy": float(np.mean(logits.argmax(axis=1) == labels))}
+    loss = classification_loss(torch.from_numpy(logits).double(), torch.from_numpy(labels), None)
+    ranked = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+    top_k = TopKAccuracy(keep_in_memory=True)
+    scores = {"loss": loss.item(), **top_k.compute(predictions=ranked, references=labels)}
+    if logits.shape[1] > 5:
+        scores |= TopKAccuracy(keep_in_memory=True).compute(predictions=ranked, references=labels, k=5)
+    return scores | MacroF1(keep_in_memory=True).compute(predictions=ranked[:, 0], references=labels)
 
 
-def majority_accuracy(train_labels: Sequence[int], labels: Sequence[int]) -> float:
-    """Accuracy on `labels` of always answering the commonest of `train_labels`: what a model has to beat.
+def majority_baseline(train_labels: Sequence[int], labels: Sequence[int], num_labels: int) -> dict[str, float]:
+    """Scores on `labels` of always giving the same answer: what a model has to beat.
+
+    The answer ranks the classes by how common they are among `train_labels`, and gives each that share as probability.
 
     Raises:
         ValueError: if one of the two is empty.
@@ -36,5 +51,6 @@ def majority_accuracy(train_labels: Sequence[int], labels: Sequence[int]) -> flo
         raise ValueError(
             f"Both need labels, but there are {len(train_labels)} to train on and {len(labels)} to score."
         )
-    values, counts = np.unique(np.asarray(train_labels), return_counts=True)
-    return float(np.mean(np.asarray(labels) == values[counts.argmax()]))
+    counts = np.bincount(np.asarray(train_labels), minlength=num_labels)
+    logits = np.log(np.maximum(counts, 1e-12) / counts.sum())
+    return image_classification_metrics(EvalPrediction(np.tile(logits, (len(labels), 1)), np.asarray(labels)))

@@ -2,19 +2,18 @@
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from jinja2 import StrictUndefined, Template
 from transformers import Trainer
 
 from ..data.record import DataRecord
 
 
-# Beside this file rather than in model_cards/, so that it is found in an installed package too.
+# The file is here rather than in model_cards/, which links to it, so that an installed package has it too.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -37,7 +36,9 @@ class TrainingRecord:
         recipe: Settings worth naming.
         limits: What the model is not good for.
         license: License of the weights.
-        picture: File name of a picture beside the card, if any.
+        selection: Which step of the training the scored weights are from.
+        pictures: File names of pictures beside the card, by caption.
+        location: Where the model is opened from: a folder, or a name on the Hub.
         tags: Keywords for the metadata.
     """
 
@@ -55,7 +56,9 @@ class TrainingRecord:
     recipe: dict[str, str]
     limits: str
     license: str = "apache-2.0"
-    picture: str | None = None
+    selection: str = "after the last step"
+    pictures: dict[str, str] = field(default_factory=dict)
+    location: str = "path/to/this/folder"
     tags: tuple[str, ...] = ("vision", "hf_vit")
 
     @classmethod
@@ -137,8 +140,7 @@ def write_model_card(folder: str | os.PathLike[str], record: TrainingRecord) -> 
         metrics=list(record.metrics),
         eval_results=results,
     )
-    template = Template(TEMPLATE.read_text(encoding="utf-8"), trim_blocks=True, undefined=StrictUndefined)
-    card = ModelCard(template.render(card_data=card_data.to_yaml(), record=record))
+    card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), record=record)
     path = Path(folder) / "README.md"
     card.save(path)
     return path

@@ -7,15 +7,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from PIL.Image import Image
-
-
-def small_affine() -> Callable[[Image], Image]:
-    """Returns a slight random rotation, shift, zoom and shear on black: what a digit looks like in another hand."""
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-
-    return v2.RandomAffine(
-        degrees=8, translate=(0.06, 0.06), scale=(0.9, 1.1), shear=5, interpolation=v2.InterpolationMode.BILINEAR
-    )
+from torch import Tensor
 
 
 class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -25,7 +17,7 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     read nor on the number of workers, so that a training that is taken up again sees what it would have seen.
     """
 
-    def __init__(self, dataset: Dataset, transform: Callable[[Image], Image], seed: int) -> None:
+    def __init__(self, dataset: Dataset, transform: Callable[[Image], Image | Tensor], seed: int) -> None:
         """Wraps a dataset.
 
         Args:

@@ -1,0 +1,257 @@
+"""Training and scoring of image classifiers: what the scripts put together."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from datasets import ClassLabel, Dataset, DatasetDict
+from transformers import BaseImageProcessor, EarlyStoppingCallback
+from transformers.utils import logging
+
+from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..data import (
+    AugmentedDataset,
+    DataRecord,
+    ImageClassificationCollator,
+    hold_out,
+    image_classification_augmentation,
+    load_image_classification,
+    unreadable_images,
+    without_unreadable,
+)
+from ..image_processing_hf_vit import HfViTImageProcessor
+from ..modeling_hf_vit import HfViTForImageClassification
+from ..visualize import draw_curves
+from .arguments import (
+    AugmentationArguments,
+    DataArguments,
+    HfViTTrainingArguments,
+    ModelArguments,
+    TrainingDataArguments,
+)
+from .metrics import image_classification_metrics, majority_baseline
+from .model_card import TrainingRecord, write_model_card
+from .report import write_scores
+from .trainer import HfViTTrainer
+
+
+logger = logging.get_logger(__name__)
+
+
+def open_splits(args: DataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+    """Opens the data; on several processes the first one fills the cache for all.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad.
+    """
+    with training_args.main_process_first(desc="opening the data"):
+        return load_image_classification(
+            args.dataset_name,
+            config_name=args.dataset_config_name,
+            revision=args.dataset_revision,
+            image_column=args.image_column_name,
+            label_column=args.label_column_name,
+        )
+
+
+def load_splits(args: TrainingDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+    """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
+
+    Args:
+        args: Which data, and what to do about unreadable images.
+        training_args: Gives the seed and, on several processes, the order of the work.
+
+    Returns:
+        Splits "train" and, where there are such, "validation" and "test".
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad.
+    """
+    splits = open_splits(args, training_args)
+    if "train" not in splits:
+        raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(splits)}.")
+    if "validation" not in splits and args.train_val_split > 0:
+        held_out = hold_out(splits["train"], args.train_val_split)
+        splits |= {"train": held_out["train"], "validation": held_out["test"]}
+    limits = {"train": args.max_train_samples}
+    return DatasetDict(
+        {
+            name: usable(splits[name], limits.get(name, args.max_eval_samples), args.skip_unreadable, training_args)
+            for name in ("train", "validation", "test")
+            if name in splits
+        }
+    )
+
+
+def load_scored_split(
+    args: DataArguments, split: str, label2id: dict[str, int], training_args: HfViTTrainingArguments
+) -> Dataset:
+    """Opens one split of the data and numbers its labels as a model does.
+
+    Args:
+        args: Which data, and what to do about unreadable images.
+        split: Name of the split.
+        label2id: The model's number of each class name.
+        training_args: As in `load_splits`.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad, or has no such split, or a class that the model does not know.
+    """
+    splits = open_splits(args, training_args)
+    if split not in splits:
+        raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose --split {' or '.join(splits)}.")
+    images = splits[split]
+    names = images.features["label"].names
+    used = sorted({names[label] for label in images["label"]})
+    if unknown := [name for name in used if name not in label2id]:
+        raise ValueError(
+            f"The model does not know {', '.join(unknown)}; it knows {', '.join(label2id)}. Score it on data with its "
+            "classes, or train it on these."
+        )
+    numbers = [label2id[names[label]] for label in images["label"]]
+    feature = ClassLabel(names=sorted(label2id, key=label2id.__getitem__))
+    images = images.remove_columns("label").add_column("label", numbers, feature=feature)
+    return usable(images, args.max_eval_samples, args.skip_unreadable, training_args)
+
+
+def usable(split: Dataset, limit: int | None, skip: bool, training_args: HfViTTrainingArguments) -> Dataset:
+    """Returns at most `limit` images of a split, all of which can be read; only the first process reads them.
+
+    Raises:
+        ValueError: if an image cannot be read and `skip` is False.
+    """
+    if limit is not None and limit < len(split):
+        split = split.shuffle(seed=training_args.seed).select(range(limit))
+    unreadable = [unreadable_images(split) if training_args.process_index == 0 else {}]
+    if training_args.world_size > 1:
+        broadcast_object_list(unreadable)
+    return without_unreadable(split, unreadable[0], skip)
+
+
+def load_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
+    """Returns the model to train and its image processor.
+
+    Args:
+        args: A saved model or the size of a new one.
+        names: The class names of the data. A saved model that knows other classes gets a fresh classifier.
+
+    Raises:
+        OSError: if there is no such saved model.
+        ValueError: if it is of another kind, or an option does not fit.
+    """
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+    if args.model_name_or_path is None:
+        config = HfViTConfig.from_preset(args.preset, **args.overrides(), **labels)
+        return HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
+    model = HfViTForImageClassification.from_pretrained(
+        args.model_name_or_path, **args.overrides(), **labels, ignore_mismatched_sizes=True
+    )
+    height, width = to_pair(model.config.image_size)
+    size = {"height": height, "width": width}
+    return model, HfViTImageProcessor.from_pretrained(args.model_name_or_path, size=size)
+
+
+def make_trainer(
+    model: HfViTForImageClassification,
+    processor: BaseImageProcessor,
+    splits: DatasetDict,
+    augmentation: AugmentationArguments,
+    args: HfViTTrainingArguments,
+) -> HfViTTrainer:
+    """Returns the trainer of a classifier.
+
+    Raises:
+        ValueError: if the training images do not fill one batch, or choosing the best model lacks validation images.
+    """
+    batch_size = args.train_batch_size * args.world_size
+    if args.dataloader_drop_last and len(splits["train"]) < batch_size:
+        raise ValueError(
+            f"{len(splits['train'])} training images do not fill a batch of {batch_size}. Set "
+            "--per_device_train_batch_size lower."
+        )
+    if "validation" not in splits:
+        if args.load_best_model_at_end:
+            raise ValueError(
+                "Early stopping and the choice of the best model need validation images. Set --train_val_split 0.1."
+            )
+        args.eval_strategy = "no"
+    transform = image_classification_augmentation(
+        to_pair(model.config.image_size), num_channels=model.config.num_channels, **asdict(augmentation)
+    )
+    patience = args.early_stopping_patience
+    return HfViTTrainer(
+        model=model,
+        args=args,
+        train_dataset=AugmentedDataset(splits["train"], transform, args.seed),
+        eval_dataset=splits.get("validation"),
+        data_collator=ImageClassificationCollator(processor),
+        processing_class=processor,
+        compute_metrics=image_classification_metrics,
+        callbacks=[EarlyStoppingCallback(patience)] if patience is not None else None,
+    )
+
+
+def write_report(
+    trainer: HfViTTrainer, splits: DatasetDict, data: TrainingDataArguments, recipe: dict[str, str], **facts: Any
+) -> dict[str, float]:
+    """Scores a trained classifier and writes the scores, pictures and model card into its output folder.
+
+    The split that is scored is "test", else "validation", else "train".
+
+    Args:
+        trainer: Has finished its training.
+        splits: What it was trained on.
+        data: Where that came from.
+        recipe: Settings to name in the card beside those that the trainer knows.
+        **facts: Fields of the card's `TrainingRecord` that only the caller knows: `command`, `seconds`, `license`.
+
+    Returns:
+        The scores.
+    """
+    split = next(name for name in ("test", "validation", "train") if name in splits)
+    names = splits["train"].features["label"].names
+    output = trainer.predict(splits[split], metric_key_prefix=split)  # on all processes
+    if not trainer.is_world_process_zero():
+        return output.metrics
+    folder = Path(trainer.args.output_dir)
+    scores = write_scores(folder, split, output, names)
+    draw_curves(trainer.state.log_history, folder / "curves.png")
+    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    record = TrainingRecord.from_trainer(
+        trainer,
+        recipe=recipe,
+        model_name=folder.resolve().name,
+        task="image-classification",
+        data=describe_data(data, splits, split),
+        metrics=scores,
+        baselines={"commonest class": majority_baseline(splits["train"]["label"], output.label_ids, len(names))},
+        selection="after the last step" if best is None else f"at step {best}, the best on the validation images",
+        pictures={"Loss, validation scores and learning rate": "curves.png"}
+        | {"Right classes and answers": f"{split}_confusion_matrix.png"},
+        location=trainer.hub_model_id or TrainingRecord.location,
+        limits=f"It knows {len(names)} classes and answers with one of them whatever it is shown. "
+        "It has seen images like those that it was trained on, and its score says little about others.",
+        **facts,
+    )
+    write_model_card(folder, record)
+    return scores
+
+
+def describe_data(args: TrainingDataArguments, splits: DatasetDict, split: str) -> DataRecord:
+    """Says of the data what its place and its splits tell."""
+    sizes = ", ".join(f"{len(images):,} for {name}" for name, images in splits.items())
+    names = splits["train"].features["label"].names
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    place = Path(args.dataset_name)
+    name = place.resolve().name if place.exists() else args.dataset_name
+    return DataRecord(
+        name=name,
+        identifier=name,
+        license=args.dataset_license,
+        description=f"{name}: {sizes}, in {len(names)} classes ({listed}).",
+        test=f"the {len(splits[split]):,} {split} images",
+    )

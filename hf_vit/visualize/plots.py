@@ -1,0 +1,75 @@
+"""Diagrams of a training and its scores, drawn by matplotlib."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+
+MAX_COUNTED = 20  # more classes than this leave no room for a number in each cell
+MAX_NAMED = 60  # more than this leave none for their names
+
+
+def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | os.PathLike[str]) -> None:
+    """Draws how many images of each class were taken for which; colours are shares of a row.
+
+    Args:
+        matrix: (K, K) counts, a row for each right class and a column for each answer.
+        names: The K class names.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    matrix = np.asarray(matrix)
+    if matrix.shape != (len(names), len(names)):
+        raise ValueError(f"{len(names)} classes need a matrix of that many rows and columns, not {matrix.shape}.")
+    side = min(12.0, max(4.0, 2 + 0.45 * len(names)))  # inches
+    figure = Figure(figsize=(side, side), layout="constrained")
+    axes = figure.subplots()
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="answer", ylabel="right class")
+    if len(names) <= MAX_NAMED:
+        ticks = range(len(names))
+        axes.set_xticks(ticks, names, rotation=90)
+        axes.set_yticks(ticks, names)
+    if len(names) <= MAX_COUNTED:
+        for row, column in zip(*np.nonzero(matrix), strict=True):
+            colour = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, matrix[row, column], ha="center", va="center", color=colour, fontsize=8)
+    figure.savefig(file, dpi=120)
+
+
+def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[str]) -> None:
+    """Draws the loss, the scores and the learning rate over the steps of a training.
+
+    Args:
+        log_history: Entries of the Trainer, `trainer.state.log_history`.
+        file: Where to save the picture; the suffix is the format.
+    """
+    ignored = ("_runtime", "_per_second", "_loss", "_model_preparation_time")
+    scores = sorted(
+        {name for entry in log_history for name in entry if name.startswith("eval_") and not name.endswith(ignored)}
+    )
+    figure = Figure(figsize=(12 if scores else 8, 3.2), layout="constrained")
+    panels = figure.subplots(1, 3 if scores else 2)
+    _draw_lines(panels[0], log_history, {"loss": "training", "eval_loss": "validation"}, "loss")
+    if scores:
+        _draw_lines(panels[1], log_history, {name: name.removeprefix("eval_") for name in scores}, "validation score")
+    _draw_lines(panels[-1], log_history, {"learning_rate": ""}, "learning rate")
+    figure.savefig(file, dpi=120)
+
+
+def _draw_lines(axes: Axes, log_history: Sequence[dict[str, Any]], labels: dict[str, str], title: str) -> None:
+    """Draws the entries with the names in `labels` over the steps."""
+    for name, label in labels.items():
+        points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
+    axes.set(xlabel="step", title=title)
+    if any(labels.values()) and axes.lines:
+        axes.legend(frameon=False, fontsize=8)

@@ -1,0 +1,68 @@
+"""Scores a saved image classifier on a labelled dataset, on one process or several.
+
+Prints the scores and writes them with the confusion matrix, its picture and the answer for every image.
+
+Examples (all options of the Trainer's evaluation count, such as --use_cpu and --per_device_eval_batch_size):
+    S=scripts/evaluate_image_classification.py
+    python $S --model_name_or_path outputs/photos --dataset_name path/to/photos
+    python $S --model_name_or_path user/name --dataset_name path/to/photos --split validation
+    torchrun --nproc_per_node 2 $S --model_name_or_path outputs/photos --dataset_name path/to/photos --use_cpu
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, data, training
+
+
+@dataclass
+class ScoredModel:
+    """Which model to score, and on what."""
+
+    model_name_or_path: str = field(default="", metadata={"help": "Folder of a saved model, or its name on the Hub."})
+    split: str = field(default="test", metadata={"help": "Which images of the dataset to score."})
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the model."""
+        if not self.model_name_or_path:
+            raise ValueError("Say what to score: --model_name_or_path path/to/model, or a name on the Hub.")
+
+
+@dataclass
+class EvaluationArguments(training.HfViTTrainingArguments):
+    """The library's arguments, of which those on evaluation and hardware count."""
+
+    output_dir: str | None = "outputs/evaluation"
+    eval_strategy: str = "no"
+    report_to: str = "none"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Scores."""
+    try:
+        scored, data_args, args = training.parse_arguments(
+            (ScoredModel, training.DataArguments, EvaluationArguments), arguments
+        )
+        model = HfViTForImageClassification.from_pretrained(scored.model_name_or_path)
+        processor = HfViTImageProcessor.from_pretrained(scored.model_name_or_path)
+        images = training.load_scored_split(data_args, scored.split, model.config.label2id, args)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
+    trainer = training.HfViTTrainer(
+        model=model,
+        args=args,
+        data_collator=data.ImageClassificationCollator(processor),
+        compute_metrics=training.image_classification_metrics,
+    )
+    output = trainer.predict(images, metric_key_prefix=scored.split)
+    if trainer.is_world_process_zero():
+        names = images.features["label"].names
+        scores = training.write_scores(Path(args.output_dir), scored.split, output, names)
+        print(f"{len(images):,} images: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        print(f"The scores, the confusion matrix and the answers: {args.output_dir}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Trains an image classifier, from scratch or from a saved model, and writes all that is needed to publish it.
+
+The output folder then holds the model with its image processor and code, scores, curves, a confusion matrix and a
+model card. Killed, it goes on from its last checkpoint, to the same weights.
+
+Examples:
+    python scripts/train_image_classification.py --dataset_name path/to/photos --output_dir outputs/photos
+    python scripts/train_image_classification.py recipe.yaml --learning_rate 5e-4
+    python scripts/train_image_classification.py recipe.yaml --resume_from_checkpoint last
+    torchrun --nproc_per_node 2 scripts/train_image_classification.py recipe.yaml --use_cpu
+"""
+
+import os
+import shlex
+import sys
+from dataclasses import asdict
+
+from transformers import set_seed
+
+from hf_vit import training
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Trains, scores, saves and, on request, publishes."""
+    try:
+        model_args, data_args, augmentation, args = training.parse_arguments(
+            (
+                training.ModelArguments,
+                training.TrainingDataArguments,
+                training.AugmentationArguments,
+                training.HfViTTrainingArguments,
+            ),
+            arguments,
+        )
+        checkpoint = training.checkpoint_to_resume(args)
+        splits = training.load_splits(data_args, args)
+        set_seed(args.seed)
+        model, processor = training.load_classifier(model_args, splits["train"].features["label"].names)
+        trainer = training.make_trainer(model, processor, splits, augmentation, args)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
+    if trainer.is_world_process_zero():
+        sizes = ", ".join(f"{len(images):,} for {name}" for name, images in splits.items())
+        print(f"Images: {sizes}. Model: {model.num_parameters():,} parameters. Output: {args.output_dir}", flush=True)
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model()
+    trainer.save_state()
+    trainer.save_metrics("train", result.metrics)
+    recipe = {"augmentation": ", ".join(f"{name} {value}" for name, value in asdict(augmentation).items())}
+    if checkpoint is not None:
+        recipe["resumed"] = f"at step {os.path.basename(checkpoint).rpartition('-')[2]}; the time counts from there"
+    launcher = ["python"] if args.world_size == 1 else ["torchrun", "--nproc_per_node", str(args.world_size)]
+    scores = training.write_report(
+        trainer,
+        splits,
+        data_args,
+        recipe,
+        command=shlex.join([*launcher, *(sys.argv if arguments is None else [sys.argv[0], *arguments])]),
+        seconds=result.metrics["train_runtime"],
+        license=model_args.license,
+    )
+    if trainer.is_world_process_zero():
+        print("Scores: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        print(f"The model, its scores and its card: {args.output_dir}")
+    if args.push_to_hub:
+        trainer.push_to_hub()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The command line and the files that stand for it."""
+
+from pathlib import Path
+
+import pytest
+
+from hf_vit.training import (
+    AugmentationArguments,
+    HfViTTrainingArguments,
+    ModelArguments,
+    TrainingDataArguments,
+    parse_arguments,
+)
+
+
+TYPES = (ModelArguments, TrainingDataArguments, AugmentationArguments, HfViTTrainingArguments)
+YAML = """
+dataset_name: photos
+preset: tiny
+config_overrides: {image_size: 96, patch_size: [8, 16]}
+learning_rate: 5e-4
+skip_unreadable: true
+max_train_samples: null
+label_names: [labels, others]
+use_cpu: true
+"""
+
+
+def test_a_yaml_file_stands_for_the_command_line_and_what_follows_overrides_it(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(YAML)
+    model, data, _, args = parse_arguments(
+        TYPES, [str(tmp_path / "recipe.yaml"), "--preset", "small", "--output_dir", str(tmp_path)]
+    )
+    assert (model.preset, model.overrides()) == ("small", {"image_size": 96, "patch_size": [8, 16]})
+    assert (data.dataset_name, data.skip_unreadable, data.max_train_samples) == ("photos", True, None)
+    assert (args.learning_rate, args.label_names) == (5e-4, ["labels", "others"])
+
+
+def test_a_json_file_does_too(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text('{"dataset_name": "photos", "use_cpu": true, "min_crop_scale": 0.5}')
+    _, data, augmentation, _ = parse_arguments(TYPES, [str(tmp_path / "recipe.json"), "--output_dir", str(tmp_path)])
+    assert (data.dataset_name, augmentation.min_crop_scale) == ("photos", 0.5)
+
+
+def test_a_misspelled_name_in_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.yaml").write_text("dataset_nam3: photos\n")
+    with pytest.raises((SystemExit, ValueError), match="2|dataset_nam3"):
+        parse_arguments(TYPES, [str(tmp_path / "recipe.yaml"), "--dataset_name", "photos", "--use_cpu"])
+    assert "error" not in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("- photos\n")
+    with pytest.raises(ValueError, match=r"recipe\.yaml must hold a mapping, with lines like 'learning_rate: 0\.001'"):
+        parse_arguments(TYPES, [str(tmp_path / "recipe.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Say where the images are: --dataset_name path/to/data"),
+        (["--dataset_name", "photos", "--train_val_split", "1"], r"train_val_split=1\.0 must lie in \[0, 1\)"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_arguments(TYPES, [*arguments, "--use_cpu", "--output_dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize("value", ["image_size=96", "[96]"])
+def test_overrides_are_a_json_object(value: str) -> None:
+    with pytest.raises(ValueError, match=r"config_overrides=.* is no JSON object .* Write it like"):
+        ModelArguments(config_overrides=value).overrides()
+
+
+def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
+    args = HfViTTrainingArguments(output_dir=str(tmp_path), early_stopping_patience=3, use_cpu=True)
+    assert args.load_best_model_at_end
+    assert (args.metric_for_best_model, args.greater_is_better) == ("accuracy", True)
+    assert not HfViTTrainingArguments(output_dir=str(tmp_path), use_cpu=True).load_best_model_at_end

@@ -1,0 +1,84 @@
+"""What training images go through."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.data import image_classification_augmentation
+
+
+GRADIENT = Image.fromarray(np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.uint8))
+OFF = {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "none", "random_erasing": 0.0}
+
+
+def draws(count: int = 40, **options: object) -> torch.Tensor:
+    """Images drawn with one option on."""
+    transform = image_classification_augmentation((32, 48), num_channels=1, **{**OFF, **options})
+    torch.manual_seed(0)
+    return torch.stack([transform(GRADIENT) for _ in range(count)])
+
+
+def test_without_any_change_images_are_only_resized() -> None:
+    images = draws()
+    assert (images.shape, images.dtype) == ((40, 1, 32, 48), torch.uint8)
+    assert (images == images[0]).all()
+    expected = np.asarray(GRADIENT.resize((48, 32), Image.Resampling.BILINEAR), dtype=int)
+    assert np.abs(images[0, 0].numpy().astype(int) - expected).max() <= 1
+
+
+def test_crops_differ_and_keep_at_least_their_share() -> None:
+    spreads = [int(image.max()) - int(image.min()) for image in draws(min_crop_scale=0.3)]
+    assert len(set(spreads)) > 20
+    # rows span almost all grey levels: a crop of 30 % of the area, at most 4/3 as wide as high, has 40 % of the rows
+    assert min(spreads) > 255 * 0.4
+    assert max(spreads) < 256
+
+
+def test_half_of_the_images_are_mirrored() -> None:
+    plain, images = draws()[0], draws(horizontal_flip=0.5)
+    mirrored = [bool((image == plain.flip(-1)).all()) for image in images]
+    assert 10 < sum(mirrored) < 30
+    assert all((image == plain).all() for image, is_mirrored in zip(images, mirrored, strict=True) if not is_mirrored)
+
+
+@pytest.mark.parametrize("name", ["trivialaugment", "randaugment", "affine"])
+def test_automatic_augmentation_changes_most_images(name: str) -> None:
+    plain, images = draws()[0], draws(auto_augment=name)
+    assert sum(bool((image != plain).any()) for image in images) > 20
+
+
+def test_erasing_blanks_a_rectangle() -> None:
+    plain, image = draws()[0], draws(random_erasing=1.0)[0]
+    changed = (image != plain)[0]
+    rows, columns = changed.any(dim=1).sum(), changed.any(dim=0).sum()
+    assert (image[0][changed] == 128).all()
+    assert 0.02 * 32 * 48 * 0.8 < changed.sum() <= rows * columns < 0.4 * 32 * 48
+
+
+def test_colours_are_converted_as_by_the_image_processor() -> None:
+    transform = image_classification_augmentation((8, 8), **OFF)
+    assert transform(Image.new("RGBA", (9, 9), (0, 0, 0, 0))).unique().tolist() == [255]  # clear is white
+    assert transform(Image.new("I;16", (9, 9), 32768)).unique().tolist() == [128]
+    assert transform(Image.new("CMYK", (9, 9))).shape == (3, 8, 8)
+
+
+def test_it_passes_to_worker_processes() -> None:
+    transform = pickle.loads(pickle.dumps(image_classification_augmentation((8, 8), auto_augment="affine")))
+    assert transform(GRADIENT).shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_crop_scale": 0}, r"min_crop_scale=0 must lie in \(0, 1\]"),
+        ({"horizontal_flip": 2}, r"horizontal_flip=2 is a probability"),
+        ({"random_erasing": -1}, r"random_erasing=-1 is a probability"),
+        ({"auto_augment": "auto"}, r"'auto' is unknown. Choose one of none, trivialaugment, randaugment, affine"),
+    ],
+)
+def test_mistakes_are_explained(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        image_classification_augmentation((8, 8), **options)

@@ -1,0 +1,220 @@
+"""The whole way through the scripts: train, kill, resume, evaluate, predict, publish, open elsewhere."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors.torch import load_file
+
+from .fresh import ROOT, run_python, run_script, run_without_package
+from .hub import serve
+
+
+COLOURS = {"blue": (30, 40, 200), "green": (40, 180, 50), "red": (200, 40, 30)}
+RECIPE = """
+preset: tiny
+config_overrides: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32,
+                   image_size: 16, patch_size: 8, hidden_dropout_prob: 0.1, drop_path_rate: 0.1}
+per_device_train_batch_size: 8
+num_train_epochs: 30
+eval_strategy: steps
+eval_steps: 50
+save_strategy: steps
+save_steps: 50
+learning_rate: 3e-3
+auto_augment: randaugment
+dataset_license: cc0-1.0
+license: mit
+use_cpu: true
+"""
+
+
+def write_photos(folder: Path, count: int, seed: int) -> None:
+    """Writes noisy images of three colours, of several sizes, as train/<class>/<image>."""
+    generator = np.random.default_rng(seed)
+    for name, colour in COLOURS.items():
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            size = (*generator.integers(16, 40, 2), 3)
+            pixels = np.clip(np.array(colour) + generator.normal(0, 40, size), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}.png")
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workplace")
+    write_photos(folder / "photos" / "train", 36, seed=0)
+    write_photos(folder / "photos" / "test", 5, seed=1)
+    (folder / "recipe.yaml").write_text("dataset_name: photos\n" + RECIPE)
+    return folder
+
+
+def train(workplace: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_script("train_image_classification", workplace, "recipe.yaml", *arguments)
+
+
+def launch(processes: int, script: str, workplace: Path, *arguments: str) -> None:
+    """Runs a script on one process or, by torchrun, on several."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
+    finished = run_python(
+        *(launcher if processes > 1 else ()),
+        str(ROOT / "scripts" / f"{script}.py"),
+        *arguments,
+        workdir=workplace,
+        PYTHONPATH=str(ROOT),
+        OMP_NUM_THREADS="1",
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def kill_in_mid_training(workplace: Path, output_dir: str) -> None:
+    """Starts a training and kills it some time after its first checkpoint."""
+    command = [sys.executable, str(ROOT / "scripts" / "train_image_classification.py"), "recipe.yaml"]
+    process = subprocess.Popen(
+        [*command, "--output_dir", output_dir],
+        cwd=workplace,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not (workplace / output_dir / "checkpoint-50" / "trainer_state.json").exists():
+        assert process.poll() is None, "The training ended before it could be killed."
+        assert time.monotonic() < deadline, "The training wrote no checkpoint."
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def whole(workplace: Path) -> Path:
+    """The output of a training that nobody disturbed."""
+    finished = train(workplace, "--output_dir", "whole")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return workplace / "whole"
+
+
+@pytest.fixture(scope="module")
+def resumed(workplace: Path) -> Path:
+    """The output of a training that was killed and taken up again."""
+    kill_in_mid_training(workplace, "resumed")
+    assert not (workplace / "resumed" / "model.safetensors").exists()
+    again = train(workplace, "--output_dir", "resumed")
+    assert again.returncode != 0
+    assert "resumed already holds a training. Go on with it by --resume_from_checkpoint last" in again.stderr
+    finished = train(workplace, "--output_dir", "resumed", "--resume_from_checkpoint", "last")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return workplace / "resumed"
+
+
+def scores(folder: Path) -> dict[str, float]:
+    return json.loads((folder / "test_results.json").read_text())
+
+
+def test_a_killed_training_ends_in_the_weights_of_an_undisturbed_one(whole: Path, resumed: Path) -> None:
+    expected, actual = load_file(whole / "model.safetensors"), load_file(resumed / "model.safetensors")
+    assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
+    assert scores(resumed) == scores(whole)
+    assert "resumed | at step" in (resumed / "README.md").read_text()
+
+
+def test_training_learns_and_says_so_in_the_card(whole: Path) -> None:
+    assert scores(whole)["accuracy"] > 0.8
+    card = ModelCard.load(whole / "README.md")
+    assert (card.data.license, card.data.pipeline_tag) == ("mit", "image-classification")
+    assert {result.metric_type: result.metric_value for result in card.data.eval_results} == scores(whole)
+    for part in (
+        "the 15 test images",
+        "after the last step",
+        "photos: 96 for train, 12 for validation, 15 for test, in 3 classes (blue, green, red).",
+        "License: cc0-1.0.",
+        "train_image_classification.py recipe.yaml --output_dir whole",
+        "min_crop_scale 0.35, horizontal_flip 0.5, auto_augment randaugment, random_erasing 0.25",
+        "![Loss, validation scores and learning rate](curves.png)",
+        "| accuracy | **" + f"{scores(whole)['accuracy']:.4f}" + "** | 0.3333 |",
+    ):
+        assert part in card.content
+    for picture in ("curves.png", "test_confusion_matrix.png"):
+        with Image.open(whole / picture) as image:
+            assert len(image.convert("L").getcolors()) > 20
+    assert any((whole / "runs").rglob("events.out.tfevents*"))
+
+
+def test_evaluation_gives_the_scores_of_the_training(whole: Path, workplace: Path) -> None:
+    for processes, batch_size, folder in (1, "64", "alone"), (2, "2", "two"):
+        launch(
+            processes,
+            "evaluate_image_classification",
+            workplace,
+            *("--model_name_or_path", "whole", "--dataset_name", "photos", "--use_cpu", "--output_dir", folder),
+            *("--per_device_eval_batch_size", batch_size),
+        )
+        assert scores(workplace / folder) == pytest.approx(scores(whole), abs=1e-6)
+        assert (workplace / folder / "test_confusion_matrix.png").exists()
+
+
+def test_two_processes_train_as_one_with_the_same_global_batch(workplace: Path) -> None:
+    still = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 16}'
+    for processes in (1, 2):
+        launch(
+            processes,
+            "train_image_classification",
+            workplace,
+            *("recipe.yaml", "--output_dir", f"by-{processes}", "--config_overrides", still, "--num_train_epochs", "3"),
+            *("--per_device_train_batch_size", str(8 // processes)),
+        )
+    one, two = (load_file(workplace / f"by-{processes}" / "model.safetensors") for processes in (1, 2))
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5)
+    assert scores(workplace / "by-2") == pytest.approx(scores(workplace / "by-1"), abs=1e-4)
+    states = [json.loads((workplace / f"by-{n}" / "trainer_state.json").read_text()) for n in (1, 2)]
+    assert states[0]["max_steps"] == states[1]["max_steps"] == 36  # so each of the two saw half of the images
+    assert "torchrun --nproc_per_node 2" in (workplace / "by-2" / "README.md").read_text()
+
+
+def test_predictions_agree_with_the_evaluation(whole: Path, workplace: Path) -> None:
+    finished = run_script("predict", workplace, "whole", "photos/test", "--picture", "labelled.png")
+    assert finished.returncode == 0, finished.stderr
+    answers = {line["file"]: line for line in map(json.loads, finished.stdout.splitlines())}
+    lines = [json.loads(line) for line in (whole / "test_predictions.jsonl").read_text().splitlines()]
+    files = sorted((workplace / "photos" / "test").rglob("*.png"))
+    assert len(answers) == len(lines) == len(files) == 15
+    for file, line in zip(files, lines, strict=True):
+        answer = answers[str(file.relative_to(workplace))]
+        assert file.parent.name == line["label"]
+        assert answer["label"] == line["prediction"]
+        assert answer["score"] == pytest.approx(line["score"], abs=1e-4)
+
+
+OPEN = """
+from transformers import pipeline
+source, folder = sys.argv[1:]
+classify = pipeline("image-classification", model=source, trust_remote_code=True)
+for name in ("blue", "green", "red"):
+    print(name, classify(f"{folder}/{name}/0.png", top_k=1)[0]["label"])
+"""
+
+
+def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path: Path) -> None:
+    listed = run_script("push_to_hub", workplace, "resumed", "user/colours", "--dry_run")
+    assert listed.returncode == 0, listed.stderr
+    assert "Nothing was uploaded" in listed.stdout
+    with serve(tmp_path / "hub") as hub:
+        client = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_dummy", "HF_HUB_DISABLE_XET": "1"}
+        pushed = run_script("push_to_hub", workplace, "resumed", "user/colours", **client)
+        assert pushed.returncode == 0, pushed.stderr
+        photos = str(workplace / "photos" / "test")
+        opened = run_without_package(OPEN, tmp_path / "elsewhere", "user/colours", photos, **client)
+    answers = dict(line.split() for line in opened.stdout.splitlines())
+    lines = [json.loads(line) for line in (resumed / "test_predictions.jsonl").read_text().splitlines()]
+    firsts = {line["label"]: line["prediction"] for line in reversed(lines)}
+    assert answers == firsts
