@@ -1,66 +1,275 @@
-"""A stand-in for the Hub that serves local folders to the real client, for tests without a network."""
+"""A stand-in for the Hub that speaks its protocol to the real client, for tests without a network."""
 
+import base64
 import hashlib
 import json
+import re
+import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
 
 
-COMMIT = "0" * 39 + "1"
+# The one user there is, who may write to the repositories "user/...", and nobody else to any.
+OWNER, TOKEN = "user", "hf_dummy"
+LFS_SUFFIXES = {".bin", ".png", ".pt", ".pth", ".safetensors"}
 
 
-class HubHandler(BaseHTTPRequestHandler):
-    """Answers what `from_pretrained` asks: the repository's commit, then HEAD and GET of its files."""
+@dataclass(frozen=True)
+class Commit:
+    """All files of a repository on one branch, and which of them this commit has written."""
+
+    repo: str
+    revision: str
+    summary: str
+    written: list[str]
+    files: dict[str, bytes]
+    oid: str = field(default_factory=lambda: secrets.token_hex(20))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back to the client."""
+
+    status: int
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class RefusedError(Exception):
+    """A request that fails, with the answer that says why."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(status)
+        self.answer = Answer(status, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+@dataclass
+class Request:
+    """What an action needs of a request beside its path."""
+
+    token: str
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def check_writer(self, repo: str) -> None:
+        if self.token != f"Bearer {TOKEN}":
+            raise RefusedError(401, X_Error_Message="Invalid username or password.")
+        if repo.split("/")[0] != OWNER:
+            raise RefusedError(403, X_Error_Message=f"You don't have the rights to write to {repo}")
+
+
+def is_lfs(path: str) -> bool:
+    return PurePosixPath(path).suffix in LFS_SUFFIXES
+
+
+def digest(path: str, content: bytes) -> str:
+    """The name of a file's content: of LFS or, for a small file, of git."""
+    if is_lfs(path):
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def as_json(content: object, status: int = 200) -> Answer:
+    return Answer(status, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+
+class Hub:
+    """Repositories and their commits, oldest first; the methods after `find` each answer one kind of request."""
+
+    def __init__(self, root: Path) -> None:
+        """Starts with every folder `root/user/name` as repository "user/name"."""
+        self.endpoint = ""
+        self.private: set[str] = set()
+        self.storage: dict[str, bytes] = {}
+        self.commits: list[Commit] = []
+        for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
+            paths = sorted(path for path in folder.rglob("*") if path.is_file())
+            files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+            self.commits.append(Commit(f"{folder.parent.name}/{folder.name}", "main", "as found", list(files), files))
+
+    @property
+    def client(self) -> dict[str, str]:
+        """The environment of a client that talks to this hub, as the user who may write."""
+        return {"HF_ENDPOINT": self.endpoint, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+
+    def find(self, repo: str, revision: str = "main") -> Commit:
+        """The newest commit of a branch, or the one that is named."""
+        commits = [commit for commit in self.commits if commit.repo == repo]
+        if not commits:
+            raise RefusedError(404, X_Error_Code="RepoNotFound")
+        for commit in reversed(commits):
+            if revision in (commit.revision, commit.oid):
+                return commit
+        raise RefusedError(404, X_Error_Code="RevisionNotFound")
+
+    def info(self, request: Request, repo: str, revision: str | None) -> Answer:
+        commit = self.find(repo, revision or "main")
+        siblings = [{"rfilename": path} for path in commit.files]
+        private = repo in self.private
+        return as_json({"id": repo, "sha": commit.oid, "siblings": siblings, "private": private, "tags": []})
+
+    def tree(self, request: Request, repo: str, revision: str) -> Answer:
+        entries = []
+        for path, content in self.find(repo, revision).files.items():
+            oid, size = digest(path, content), len(content)
+            lfs = {"lfs": {"oid": oid, "size": size, "pointerSize": 134}} if is_lfs(path) else {}
+            entries.append({"type": "file", "path": path, "size": size, "oid": oid, **lfs})
+        return as_json(entries)
+
+    def resolve(self, request: Request, repo: str, revision: str, path: str) -> Answer:
+        commit = self.find(repo, revision)
+        if path not in commit.files:
+            raise RefusedError(404, X_Error_Code="EntryNotFound", X_Repo_Commit=commit.oid)
+        content = commit.files[path]
+        headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{digest(path, content)}"'}
+        if is_lfs(path):
+            headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
+        return Answer(200, content, headers)
+
+    def create(self, request: Request) -> Answer:
+        options = request.json()
+        repo = f"{options.get('organization') or OWNER}/{options['name']}"
+        request.check_writer(repo)
+        exists = any(commit.repo == repo for commit in self.commits)
+        if not exists:
+            self.commits.append(Commit(repo, "main", "initial commit", [], {}))
+            self.private |= {repo} if options.get("visibility") == "private" else set()
+        return as_json({"url": f"{self.endpoint}/{repo}"}, 409 if exists else 200)
+
+    def branch(self, request: Request, repo: str, name: str) -> Answer:
+        request.check_writer(repo)
+        if name.startswith("refs/"):
+            raise RefusedError(400, X_Error_Message=f"Invalid name of a branch: {name}")
+        if any((commit.repo, commit.revision) == (repo, name) for commit in self.commits):
+            raise RefusedError(409)
+        self.commits.append(replace(self.find(repo), revision=name))
+        return as_json({})
+
+    def validate_yaml(self, request: Request) -> Answer:
+        return as_json({"errors": [], "warnings": []})
+
+    def preupload(self, request: Request, repo: str, revision: str) -> Answer:
+        request.check_writer(repo)
+        present = self.find(repo, revision).files
+        answers = []
+        for path in (file["path"] for file in request.json()["files"]):
+            oid = digest(path, present[path]) if path in present else None
+            mode = "lfs" if is_lfs(path) else "regular"
+            answers.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        return as_json({"files": answers})
+
+    def lfs_batch(self, request: Request, repo: str) -> Answer:
+        request.check_writer(repo)
+        objects = request.json()["objects"]
+        for item in objects:
+            if item["oid"] not in self.storage:
+                href = f"{self.endpoint}/lfs/{item['oid']}"
+                item["actions"] = {"upload": {"href": href, "header": {}}, "verify": {"href": f"{href}/verify"}}
+        return as_json({"objects": objects})
+
+    def lfs_upload(self, request: Request, oid: str) -> Answer:
+        if hashlib.sha256(request.body).hexdigest() != oid:
+            raise RefusedError(400)
+        self.storage[oid] = request.body
+        return Answer(200)
+
+    def lfs_verify(self, request: Request, oid: str) -> Answer:
+        return Answer(200 if len(self.storage.get(oid, b"")) == request.json()["size"] else 404)
+
+    def commit(self, request: Request, repo: str, revision: str, create_pr: str | None) -> Answer:
+        request.check_writer(repo)
+        lines = [json.loads(line) for line in request.body.splitlines()]
+        readers = {
+            "file": lambda value: base64.b64decode(value["content"]),
+            "lfsFile": lambda value: self.storage[value["oid"]],
+        }
+        written = {line["value"]["path"]: readers[line["key"]](line["value"]) for line in lines[1:]}
+        files = {**self.find(repo, revision).files, **written}
+        target = "refs/pr/1" if create_pr else revision
+        commit = Commit(repo, target, lines[0]["value"]["summary"], list(written), files)
+        self.commits.append(commit)
+        url = f"{self.endpoint}/{repo}"
+        answer = {"commitOid": commit.oid, "commitUrl": f"{url}/commit/{commit.oid}"}
+        return as_json({**answer, "pullRequestUrl": f"{url}/discussions/1"} if create_pr else answer)
+
+
+REPO, PART = "([^/?]+/[^/?]+)", "([^/?]+)"
+ROUTES = {
+    f"GET /api/models/{REPO}(?:/revision/{PART})?": Hub.info,
+    f"GET /api/models/{REPO}/tree/{PART}": Hub.tree,
+    f"GET /{REPO}/resolve/{PART}/([^?]+)": Hub.resolve,
+    "POST /api/repos/create": Hub.create,
+    "POST /api/validate-yaml": Hub.validate_yaml,
+    f"POST /api/models/{REPO}/branch/{PART}": Hub.branch,
+    f"POST /api/models/{REPO}/preupload/{PART}": Hub.preupload,
+    f"POST /api/models/{REPO}/commit/{PART}(\\?create_pr=1)?": Hub.commit,
+    f"POST /{REPO}.git/info/lfs/objects/batch": Hub.lfs_batch,
+    f"PUT /lfs/{PART}": Hub.lfs_upload,
+    f"POST /lfs/{PART}/verify": Hub.lfs_verify,
+}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Brings each request to the method of the hub that answers it."""
 
     protocol_version = "HTTP/1.1"
-    root: Path
-
-    def do_GET(self) -> None:
-        self.answer(with_body=True)
+    hub: Hub
 
     def do_HEAD(self) -> None:
-        self.answer(with_body=False)
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_POST(self) -> None:
+        self.answer()
+
+    def do_PUT(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        request = Request(self.headers.get("Authorization", ""), body)
+        try:
+            answer = self.route(request)
+        except RefusedError as error:
+            answer = error.answer
+        self.send_response(answer.status)
+        for name, value in {**answer.headers, "Content-Length": str(len(answer.body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def route(self, request: Request) -> Answer:
+        line = f"{self.command.replace('HEAD', 'GET')} {self.path}"
+        for pattern, action in ROUTES.items():
+            if match := re.fullmatch(f"{pattern}(?:\\?.*)?", line):
+                return action(self.hub, request, *(group and unquote(group) for group in match.groups()))
+        raise RefusedError(404)
 
     def log_message(self, format: str, *args: object) -> None:
         """Keeps the test output clean."""
 
-    def answer(self, *, with_body: bool) -> None:
-        parts = self.path.split("?")[0].strip("/").split("/")
-        if parts[:2] == ["api", "models"] and (self.root / parts[2] / parts[3]).is_dir():
-            folder = self.root / parts[2] / parts[3]
-            siblings = [{"rfilename": path.name} for path in sorted(folder.iterdir())]
-            info = {"id": "/".join(parts[2:4]), "sha": COMMIT, "siblings": siblings, "private": False, "tags": []}
-            self.send(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, with_body)
-        elif (
-            len(parts) > 4 and parts[2] == "resolve" and (file := self.root.joinpath(*parts[:2], *parts[4:])).is_file()
-        ):
-            content = file.read_bytes()
-            etag = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-            self.send(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, with_body)
-        else:
-            missing = "EntryNotFound" if (self.root / "/".join(parts[:2])).is_dir() else "RepoNotFound"
-            self.send(404, b"", {"X-Error-Code": missing, "X-Repo-Commit": COMMIT}, with_body)
-
-    def send(self, status: int, content: bytes, headers: dict[str, str], with_body: bool) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(content)
-
 
 @contextmanager
-def serve(root: Path) -> Iterator[str]:
-    """Serves every folder `root/user/name` as repository "user/name"; yields the endpoint."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (HubHandler,), {"root": root}))
+def serve(root: Path) -> Iterator[Hub]:
+    """Runs a hub that starts with every folder `root/user/name` as repository "user/name"."""
+    hub = Hub(root)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": hub}))
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield hub
     finally:
         server.shutdown()
         server.server_close()

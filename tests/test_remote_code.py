@@ -119,11 +119,9 @@ def test_folder_opens_without_the_package(folder: Path, tmp_path: Path) -> None:
 
 
 def test_hub_name_opens_without_the_package(folder: Path, tmp_path: Path) -> None:
-    with serve(folder.parents[1]) as endpoint:
+    with serve(folder.parents[1]) as hub:
         data = folder.parents[1] / "data.pt"
-        process = run_without_package(
-            OPEN_EVERYTHING, tmp_path / "work", "user/model", str(data), HF_ENDPOINT=endpoint, HF_HUB_DISABLE_XET="1"
-        )
+        process = run_without_package(OPEN_EVERYTHING, tmp_path / "work", "user/model", str(data), **hub.client)
     check_output(process)
 
 

@@ -9,6 +9,7 @@ from .arguments import (
     parse_arguments,
 )
 from .checkpoints import checkpoint_to_resume, last_checkpoint
+from .hub import check_upload, list_upload, publish
 from .image_classification import load_classifier, load_scored_split, load_splits, make_trainer, write_report
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
@@ -24,15 +25,18 @@ __all__ = [
     "ModelArguments",
     "TrainingDataArguments",
     "TrainingRecord",
+    "check_upload",
     "checkpoint_to_resume",
     "image_classification_metrics",
     "last_checkpoint",
+    "list_upload",
     "load_classifier",
     "load_scored_split",
     "load_splits",
     "majority_baseline",
     "make_trainer",
     "parse_arguments",
+    "publish",
     "write_model_card",
     "write_report",
     "write_scores",
