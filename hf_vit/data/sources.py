@@ -1,25 +1,20 @@
 """Data sets for image classification, from wherever a user has them."""
 
 import difflib
-import glob
-from collections import defaultdict
 from pathlib import Path
 
 from datasets import DatasetDict, load_dataset, load_from_disk
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from transformers.utils import logging
 
 from .columns import image_and_label
 from .idx import find_idx, load_idx
 from .image_folder import load_image_folder
 from .labels import with_class_labels
-from .splits import SPLITS, split_within, standard_splits
+from .parquet import find_parquet, load_parquet
+from .splits import standard_splits
 from .table import TABLE_SUFFIXES, find_tables, load_tables
 from .wording import listed
-
-
-logger = logging.get_logger(__name__)
 
 
 def load_image_classification(
@@ -75,8 +70,8 @@ def _load_path(path: Path, config_name: str | None, image_column: str | None, la
         splits = load_idx(idx_files)
     elif config_name is not None:
         raise ValueError(f"config_name={config_name!r} chooses on the Hub or among idx files; {path} is neither.")
-    elif parquet_files := _find_parquet(path):
-        splits = _load_parquet(parquet_files)
+    elif parquet_files := find_parquet(path):
+        splits = load_parquet(parquet_files)
     elif any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         splits = _load_saved(path)
     elif tables := find_tables(path):
@@ -87,32 +82,6 @@ def _load_path(path: Path, config_name: str | None, image_column: str | None, la
     else:
         splits = load_image_folder(path)
     return image_and_label(splits, image_column, label_column)
-
-
-def _find_parquet(path: Path) -> dict[str, list[str]]:
-    """Returns the parquet files by split; all are "train" if none says another."""
-    if path.is_file():
-        return {split_within(path.stem) or "train": [str(path)]} if path.suffix.lower() == ".parquet" else {}
-    files: dict[str | None, list[str]] = defaultdict(list)
-    for file in sorted((*path.glob("*.parquet"), *path.glob("*/*.parquet"))):
-        folder = "" if file.parent == path else file.parent.name
-        files[split_within(file.stem) or split_within(folder)].append(str(file))
-    others = files.pop(None, [])
-    if not files:
-        return {"train": others} if others else {}
-    if others:
-        logger.warning("Left out, as their names say no split: %s.", listed(others))
-    return {split: files[split] for split in SPLITS if split in files}
-
-
-def _load_parquet(files: dict[str, list[str]]) -> DatasetDict:
-    # Each split by itself, as their columns may differ; brackets in a path are no pattern.
-    return DatasetDict(
-        {
-            split: load_dataset("parquet", data_files={split: [glob.escape(name) for name in names]}, split=split)
-            for split, names in files.items()
-        }
-    )
 
 
 def _load_saved(path: Path) -> DatasetDict:
