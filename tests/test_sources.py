@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -14,6 +17,7 @@ from hf_vit.data.image_folder import IMAGE_SUFFIXES
 from scripts import predict
 
 from .data_helpers import dataset_of, encoded, picture, truncate, write_idx, write_idx_file, write_pictures
+from .hub import COMMIT, serve
 
 
 @pytest.fixture(autouse=True)
@@ -384,6 +388,12 @@ def test_class_folders_alone_are_for_training(tmp_path):
     assert {split: names(splits, split) for split in splits} == {"train": ["bus", "test-tube", "test-tube", "train"]}
 
 
+def test_a_folder_may_hold_a_test_set_alone(tmp_path):
+    write_pictures(tmp_path, "test/b/0.png", "test/a/1.png")
+    splits = load(tmp_path)
+    assert {split: names(splits, split) for split in splits} == {"test": ["a", "b"]}
+
+
 def test_classes_that_are_numbers_come_in_their_order(tmp_path):
     write_pictures(tmp_path, "0/0.png", "2/1.png", "10/2.png")
     assert classes(load(tmp_path)) == ["0", "2", "10"]
@@ -522,3 +532,72 @@ def test_options_that_do_not_apply_are_refused(tmp_path):
     (tmp_path / "data.zip").touch()
     with pytest.raises(ValueError, match=r"data.zip is a file of unknown kind. Give one of .parquet, .csv"):
         load(tmp_path / "data.zip")
+
+
+# --- the Hub
+
+
+HUB_CODE = """
+import json, sys
+from hf_vit.data import load_image_classification
+
+answers = []
+for source, options in json.loads(sys.argv[1]):
+    try:
+        splits = load_image_classification(source, **options)
+        answers.append({name: [split.features["label"].names, split["label"][:]] for name, split in splits.items()})
+    except FileNotFoundError as error:
+        answers.append(str(error))
+print(json.dumps(answers))
+"""
+
+
+def load_from_hub(workdir: Path, *calls: tuple[str, dict], **environment: str) -> list:
+    """Loads in a fresh process, as the address of the Hub is fixed at import."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    variables |= {
+        "HF_HOME": str(workdir / "hf_home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+        **environment,
+    }
+    process = subprocess.run(
+        [sys.executable, "-c", HUB_CODE, json.dumps(calls)],
+        cwd=workdir,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return json.loads(process.stdout)
+
+
+def test_names_on_the_hub_are_loaded_from_there(tmp_path):
+    repository = tmp_path / "hub" / "user" / "pets"
+    for config, labels in (("small", [0, 1]), ("large", [0, 1, 1])):
+        (repository / config).mkdir(parents=True)
+        dataset_of(labels, ["dog", "cat"], "img").to_parquet(repository / config / "train.parquet")
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}/train.parquet\n" for name in ("small", "large"))
+    (repository / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    with serve(tmp_path / "hub") as endpoint:
+        small, large, no_revision, nobody = load_from_hub(
+            tmp_path,
+            ("user/pets", {"config_name": "small", "revision": COMMIT}),
+            ("user/pets", {"config_name": "large", "revision": COMMIT}),
+            ("user/pets", {"config_name": "small", "revision": "v2"}),
+            ("nobody/pets", {}),
+            HF_ENDPOINT=endpoint,
+        )
+    assert small == {"train": [["dog", "cat"], [0, 1]]}
+    assert large == {"train": [["dog", "cat"], [0, 1, 1]]}
+    assert "Revision 'v2' doesn't exist" in no_revision
+    assert nobody.startswith("There is no file or folder 'nobody/pets'.")
+    assert "Nor did the Hub give a dataset of that name: Dataset 'nobody/pets' doesn't exist" in nobody
+
+
+def test_a_name_that_cannot_be_asked_for_offline_says_so(tmp_path):
+    [answer] = load_from_hub(tmp_path, ("user/pets", {}), HF_HUB_OFFLINE="1")
+    assert "Nor did the Hub give a dataset of that name: Couldn't reach 'user/pets' on the Hub" in answer

@@ -32,10 +32,10 @@ def find_idx(path: Path, name: str | None = None) -> IdxFiles:
         ValueError: if there are several data sets and `name` is none of them.
     """
     found: dict[str, IdxFiles] = {}
-    files = [file for place in PLACES for file in path.glob(place) if file.is_file()]
+    files = [file for place in PLACES for file in path.glob(place)]
     # Unpacked files come first: they are read faster than the packed ones beside them.
     for file in sorted(files, key=lambda file: (file.suffix == ".gz", file)):
-        if match := FILE_NAME.fullmatch(file.name):
+        if (match := FILE_NAME.fullmatch(file.name)) and file.is_file():
             data_set = match[1] or file.relative_to(path).parts[0].removesuffix(file.name)
             split = "train" if match[2] == "train" else "test"
             found.setdefault(data_set, {}).setdefault(split, {}).setdefault(match[3], file)
