@@ -119,15 +119,23 @@ def open_image(source: str | os.PathLike[str], name: str = "image") -> "PIL.Imag
     """
     name = _with_source(name, source)
     with _open_stream(os.fspath(source), name) as stream:
-        try:
-            image = PIL.Image.open(stream)
-        except PIL.Image.DecompressionBombError as error:
-            raise ValueError(
-                f"{name} is too large: {error} Raise PIL.Image.MAX_IMAGE_PIXELS if you trust it."
-            ) from error
-        except Exception as error:  # plugins fail on damaged headers in many ways
-            raise OSError(f"{name} is not an image that PIL can read, or its header is damaged ({error}).") from error
-        return upright(image, name)
+        return decode_image(stream, name)
+
+
+def decode_image(stream: BinaryIO, name: str) -> "PIL.Image.Image":
+    """Returns the decoded, upright PIL image of an encoded one.
+
+    Raises:
+        OSError: if it is no image, or is damaged.
+        ValueError: if it has too many pixels.
+    """
+    try:
+        image = PIL.Image.open(stream)
+    except PIL.Image.DecompressionBombError as error:
+        raise ValueError(f"{name} is too large: {error} Raise PIL.Image.MAX_IMAGE_PIXELS if you trust it.") from error
+    except Exception as error:  # plugins fail on damaged headers in many ways
+        raise OSError(f"{name} is not an image that PIL can read, or its header is damaged ({error}).") from error
+    return upright(image, name)
 
 
 def upright(image: "PIL.Image.Image", name: str) -> "PIL.Image.Image":

@@ -19,7 +19,9 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps, UnidentifiedImageError
 from transformers import pipeline
 
 
-IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+IMAGE_SUFFIXES = {
+    ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
+}  # fmt: skip
 TILE_SIZE, CAPTION_SIZE, FONT_SIZE = 128, 40, 14  # pixels
 MAX_TILES = 100
 

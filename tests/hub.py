@@ -116,13 +116,22 @@ class Hub:
         private = repo in self.private
         return as_json({"id": repo, "sha": commit.oid, "siblings": siblings, "private": private, "tags": []})
 
-    def tree(self, request: Request, repo: str, revision: str) -> Answer:
-        entries = []
-        for path, content in self.find(repo, revision).files.items():
-            oid, size = digest(path, content), len(content)
-            lfs = {"lfs": {"oid": oid, "size": size, "pointerSize": 134}} if is_lfs(path) else {}
-            entries.append({"type": "file", "path": path, "size": size, "oid": oid, **lfs})
-        return as_json(entries)
+    def tree(
+        self, request: Request, repo: str, revision: str, folder: str | None, is_recursive: str | None
+    ) -> Answer:
+        files, start = self.find(repo, revision).files, f"{folder}/" if folder else ""
+        entries: dict[str, object] = {}
+        for path, content in files.items():
+            if not path.startswith(start):
+                continue
+            first, _, rest = path.removeprefix(start).partition("/")
+            if rest and not is_recursive:
+                entries[start + first] = {"type": "directory", "path": start + first, "oid": "0" * 40, "size": 0}
+            else:
+                oid, size = digest(path, content), len(content)
+                lfs = {"lfs": {"oid": oid, "size": size, "pointerSize": 134}} if is_lfs(path) else {}
+                entries[path] = {"type": "file", "path": path, "size": size, "oid": oid, **lfs}
+        return as_json(list(entries.values()))
 
     def resolve(self, request: Request, repo: str, revision: str, path: str) -> Answer:
         commit = self.find(repo, revision)
@@ -203,9 +212,9 @@ class Hub:
 
 REPO, PART = "([^/?]+/[^/?]+)", "([^/?]+)"
 ROUTES = {
-    f"GET /api/models/{REPO}(?:/revision/{PART})?": Hub.info,
-    f"GET /api/models/{REPO}/tree/{PART}": Hub.tree,
-    f"GET /{REPO}/resolve/{PART}/([^?]+)": Hub.resolve,
+    f"GET /api/(?:models|datasets)/{REPO}(?:/revision/{PART})?": Hub.info,
+    f"GET /api/(?:models|datasets)/{REPO}/tree/{PART}(?:/([^?]+))?(\\?.*recursive=[Tt]rue.*)?": Hub.tree,
+    f"GET /(?:datasets/)?{REPO}/resolve/{PART}/([^?]+)": Hub.resolve,
     "POST /api/repos/create": Hub.create,
     "POST /api/validate-yaml": Hub.validate_yaml,
     f"POST /api/models/{REPO}/branch/{PART}": Hub.branch,

@@ -4,13 +4,12 @@ import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 
+from .hold_out import SPLIT_SEED
 from .record import DataRecord
 
 
 DIGITS = tuple("0123456789")
 NUM_TEST_DIGITS = 360
-# One split for everybody and for ever: scores on it are comparable only as long as it does not move.
-SPLIT_SEED = 0
 DIGITS_RECORD = DataRecord(
     name="Optical Recognition of Handwritten Digits (UCI), as in scikit-learn",
     identifier="load_digits",
@@ -57,16 +56,3 @@ def load_digits_dataset(image_size: int = 28) -> DatasetDict:
         features=Features({"image": Image(), "label": ClassLabel(names=list(DIGITS))}),
     )
     return dataset.train_test_split(test_size=NUM_TEST_DIGITS, stratify_by_column="label", seed=SPLIT_SEED)
-
-
-def hold_out(train: Dataset, fraction: float = 0.1) -> DatasetDict:
-    """Splits the training images once more, for choices that must not be made on the test images.
-
-    Args:
-        train: A dataset with the column `label`.
-        fraction: Share of every class that is held out, in (0, 1).
-
-    Returns:
-        Splits "train" and "test", the latter being what is held out; always the same.
-    """
-    return train.train_test_split(test_size=fraction, stratify_by_column="label", seed=SPLIT_SEED)

@@ -1,0 +1,86 @@
+"""Which columns of a dataset hold its images and its labels."""
+
+from collections.abc import Collection
+
+from datasets import ClassLabel, Dataset, DatasetDict, Image, Value
+
+
+USUAL_NAMES = {
+    "image_column": ("image", "img", "image_path", "path", "file", "filename", "file_name"),
+    "label_column": ("label", "labels", "class", "category", "target", "fine_label", "coarse_label"),
+}
+
+
+def image_and_label(splits: DatasetDict, image_column: str | None, label_column: str | None) -> DatasetDict:
+    """Reduces every split to the columns `image` and `label`.
+
+    The columns are those of the types `datasets.Image` and `datasets.ClassLabel`, else those with a usual name.
+
+    Args:
+        splits: Datasets with any columns.
+        image_column: Which column holds the images, where that is not clear.
+        label_column: Which column holds the labels, where that is not clear.
+
+    Raises:
+        ValueError: if a column is missing, if several could be it, or if it does not hold images.
+    """
+    return DatasetDict(
+        {
+            name: _two_columns(split, f"The split {name!r}", image_column, label_column)
+            for name, split in splits.items()
+        }
+    )
+
+
+def _two_columns(dataset: Dataset, where: str, image_column: str | None, label_column: str | None) -> Dataset:
+    features = dataset.features
+    images = [name for name, feature in features.items() if isinstance(feature, Image)]
+    labels = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
+    image = choose_column("image_column", image_column, features, where, by_type=images)
+    label = choose_column("label_column", label_column, features, where, by_type=labels)
+    if not _can_hold_images(features[image]):
+        raise ValueError(
+            f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name the "
+            f"right one with image_column=; there are {', '.join(map(repr, features))}."
+        )
+    dataset = dataset.select_columns([image, label]).rename_columns({image: "image", label: "label"})
+    return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
+
+
+def _can_hold_images(feature: object) -> bool:
+    # Files written without the metadata of `datasets` hold plain bytes, or bytes beside a path.
+    if isinstance(feature, dict):
+        return "bytes" in feature
+    return isinstance(feature, Image) or feature in (Value("binary"), Value("large_binary"))
+
+
+def choose_column(
+    option: str, given: str | None, columns: Collection[str], where: str, by_type: Collection[str] = ()
+) -> str:
+    """Returns the column to take: the one that was `given`, else the only one of the type, else of a usual name.
+
+    Args:
+        option: The argument that decides, "image_column" or "label_column".
+        given: Its value.
+        columns: All columns.
+        where: What has the columns, to begin an error with.
+        by_type: The columns of the right type.
+
+    Raises:
+        ValueError: if there is no such column, or none or several that could be it.
+    """
+    listed = ", ".join(map(repr, columns))
+    if given is not None:
+        if given not in columns:
+            raise ValueError(f"{where} has no column {given!r}, only {listed}. Name the right one with {option}=.")
+        return given
+    names = USUAL_NAMES[option]
+    found = list(by_type) or [column for column in columns if column.strip().lower() in names]
+    if not found:
+        raise ValueError(
+            f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Name it with {option}=."
+        )
+    if len(found) > 1:
+        several = ", ".join(map(repr, found))
+        raise ValueError(f"{where} has several columns that could be it: {several}. Choose one with {option}=.")
+    return found[0]

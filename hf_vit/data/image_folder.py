@@ -1,0 +1,94 @@
+"""Image files in one folder per class."""
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
+from transformers.utils import logging
+
+from .splits import one_per_split, split_named
+from .wording import listed
+
+
+logger = logging.get_logger(__name__)
+
+IMAGE_SUFFIXES = {
+    ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
+}  # fmt: skip
+
+
+def load_image_folder(folder: Path) -> DatasetDict:
+    """Lists the images of a folder, without opening them.
+
+    The folder holds one folder per class, or one such folder for each of "train", "validation" and "test", by any of
+    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored.
+
+    Returns:
+        Splits with the columns `image` (paths that are opened on access) and `label` (the class folder's name), sorted
+        by class and then by path.
+
+    Raises:
+        ValueError: if there is no image, no class folder or a class folder without an image.
+    """
+    folder = folder.absolute()  # the dataset outlives the working directory
+    return DatasetDict({name: _load_split(name, root) for name, root in _split_folders(folder).items()})
+
+
+def _split_folders(folder: Path) -> dict[str, Path]:
+    named = [(sub.name, sub) for sub in _subfolders(folder) if split_named(sub.name)]
+    # A class may be called "train" too, but then it holds images and not further folders.
+    if not any(_subfolders(sub) for _, sub in named):
+        return {"train": folder}
+    if others := sorted({sub.name for sub in _subfolders(folder)} - {name for name, _ in named}):
+        logger.warning("Left out of %s, as their names are of no known split: %s.", folder, listed(others))
+    return one_per_split(named)
+
+
+def _load_split(name: str, root: Path) -> Dataset:
+    files = {sub.name: _files_below(sub) for sub in _subfolders(root)}
+    images = {label: [file for file in found if _is_image(file)] for label, found in files.items()}
+    loose = sorted(path.name for path in root.iterdir() if path.is_file() and _is_image(path))
+    _check_images(root, images, loose)
+    others = Counter(file.suffix for found in files.values() for file in found if not _is_image(file))
+    if others:
+        logger.warning("Left out of %s, as they do not end like images: %s.", root, dict(others))
+    if loose:
+        logger.warning("Left out of %s, as they lie in no class folder: %s.", root, listed(loose))
+    return Dataset.from_dict(
+        {
+            "image": [str(file) for found in images.values() for file in found],
+            "label": [label for label, found in images.items() for _ in found],
+        },
+        features=Features({"image": Image(), "label": Value("string")}),
+        split=NamedSplit(name),
+    )
+
+
+def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -> None:
+    suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+    if not any(images.values()):
+        found = f"only images without a class ({listed(loose)})" if loose else f"no image: no file ends in {suffixes}"
+        raise ValueError(f"{root} holds {found}. Put the images into one folder per class: {root.name}/cat/1.jpg, ...")
+    if empty := [label for label, found in images.items() if not found]:
+        raise ValueError(
+            f"Class folders of {root} without an image: {', '.join(map(repr, empty))}. Remove them, or put images "
+            f"there ({suffixes})."
+        )
+
+
+def _is_image(file: Path) -> bool:
+    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Lists the visible files at any depth, sorted; unlike `Path.rglob`, also behind links to folders."""
+    found = []
+    for path, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(path, name) for name in names if not name.startswith(".")]
+    return sorted(found)

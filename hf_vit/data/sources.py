@@ -1,0 +1,111 @@
+"""Data sets for image classification, from wherever a user has them."""
+
+import difflib
+from pathlib import Path
+
+from datasets import DatasetDict, load_dataset, load_from_disk
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from .columns import image_and_label
+from .idx import find_idx, load_idx
+from .image_folder import load_image_folder
+from .labels import with_class_labels
+from .parquet import find_parquet, load_parquet
+from .splits import standard_splits
+from .table import TABLE_SUFFIXES, find_tables, load_tables
+from .wording import listed
+
+
+def load_image_classification(
+    source: str,
+    *,
+    config_name: str | None = None,
+    revision: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+) -> DatasetDict:
+    """Loads images with one label each, whatever the form in which they lie on disk or on the Hub.
+
+    `source` is, recognised by what is there and in this order:
+
+    - a folder with the idx files of MNIST, Fashion-MNIST, EMNIST, ..., packed or not, also in `MNIST/raw/`;
+    - a parquet file, or a folder of them, also in `data/`; the split is a word of the file's name as in
+      `train-00000-of-00001.parquet`, or of its folder's;
+    - a folder written by `Dataset.save_to_disk`;
+    - a table (.csv, .tsv, .jsonl) of paths, relative to it, and labels, or a folder with `train.csv`, `test.csv`, ...,
+      or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` says the split, where there is one;
+    - a folder with `train/`, `test/`, ... and therein one folder of images per class, or the class folders alone;
+    - if no such path exists, the name of a dataset on the Hub.
+
+    Splits are found under "train", "training", "validation", "valid", "val", "dev", "test" and "testing".
+
+    Args:
+        source: Path, or name on the Hub.
+        config_name: Configuration of a dataset on the Hub, or which of several sets of idx files.
+        revision: Branch, tag or commit on the Hub.
+        image_column: Column of images or of their paths, where neither type nor name say it.
+        label_column: Column of labels, where neither type nor name say it.
+
+    Returns:
+        Those of the splits "train", "validation" and "test" that exist, each with the columns `image`
+        (`datasets.Image`) and `label` (`datasets.ClassLabel`, the same for all splits). Image files are not opened.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        ValueError: if the data are wrong in any way that shows without opening the images.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        splits = image_and_label(_load_from_hub(source, config_name, revision), image_column, label_column)
+    elif revision is not None:
+        raise ValueError(f"revision={revision!r} is for datasets on the Hub, but {source} is here. Leave it out.")
+    else:
+        splits = _load_path(path, config_name, image_column, label_column)
+    return with_class_labels(splits)
+
+
+def _load_path(path: Path, config_name: str | None, image_column: str | None, label_column: str | None) -> DatasetDict:
+    if idx_files := find_idx(path, config_name):
+        splits = load_idx(idx_files)
+    elif config_name is not None:
+        raise ValueError(f"config_name={config_name!r} chooses on the Hub or among idx files; {path} is neither.")
+    elif parquet_files := find_parquet(path):
+        splits = load_parquet(parquet_files)
+    elif any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        splits = _load_saved(path)
+    elif tables := find_tables(path):
+        return load_tables(tables, image_column, label_column)
+    elif path.is_file():
+        known = ", ".join((".parquet", *TABLE_SUFFIXES))
+        raise ValueError(f"{path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first.")
+    else:
+        splits = load_image_folder(path)
+    return image_and_label(splits, image_column, label_column)
+
+
+def _load_saved(path: Path) -> DatasetDict:
+    saved = load_from_disk(path)
+    return standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
+
+
+def _load_from_hub(source: str, config_name: str | None, revision: str | None) -> DatasetDict:
+    try:
+        validate_repo_id(source)
+        return standard_splits(load_dataset(source, config_name, revision=revision))
+    except (HFValidationError, FileNotFoundError, ConnectionError) as error:
+        raise FileNotFoundError(
+            f"There is no file or folder {source!r}. {_neighbours(Path(source).expanduser().absolute())} Nor did the "
+            f"Hub give a dataset of that name: {error}"
+        ) from error
+
+
+def _neighbours(path: Path) -> str:
+    """Says what lies where `path` was looked for."""
+    while not path.parent.is_dir():
+        path = path.parent
+    names = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith("."))
+    near = difflib.get_close_matches(path.name, names)
+    if near:
+        return f"Did you mean {' or '.join(repr(str(path.parent / name)) for name in near)}?"
+    return f"In {path.parent} there is no {path.name!r}, but {listed(names) if names else 'nothing'}."
