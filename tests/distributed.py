@@ -36,5 +36,5 @@ def finish(process: subprocess.Popen[bytes], folder: Path, returncode: int = 0) 
     try:
         process.wait(TIMEOUT)
     finally:
-        process.kill()
+        process.terminate()  # not kill(), of which torchrun's processes would not learn
     assert process.returncode == returncode, (folder / "output.txt").read_text()

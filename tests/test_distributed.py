@@ -70,6 +70,12 @@ def test_two_processes_train_on_the_augmented_images_of_one(
         assert process["augmented"]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
 
 
+def test_two_processes_take_a_training_up_where_it_was(two_processes: list[dict[str, Any]]) -> None:
+    for process in two_processes:
+        for part in ("losses", "weights"):
+            assert torch.equal(process["resumed"][part], process["augmented"][part])
+
+
 def test_metrics_are_the_same_in_any_batches_on_any_number_of_processes(
     two_processes: list[dict[str, Any]], tmp_path: Path
 ) -> None:

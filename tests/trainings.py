@@ -31,6 +31,7 @@ NUM_TRAIN, NUM_TEST = 44, 37  # no multiples of a batch
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Images per process and forward pass, and passes per step.
 SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2))}
+AUGMENTED_SAVE_STEP = 8  # in the middle of the second epoch of 5 steps
 EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8)}
 DIGITS_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -145,17 +146,19 @@ def metrics(trainer: HfViTTrainer) -> dict[str, float]:
     return {name: scores[name] for name in ("eval_loss", "eval_accuracy")}
 
 
-def train_augmented(folder: Path, batch_size: int, **options: Any) -> dict[str, Any]:
-    """Trains on augmented digits; returns the losses, weights and metrics."""
+def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None, **options: Any) -> dict[str, Any]:
+    """Trains on augmented digits, from a checkpoint on if one is given; returns the losses, weights and metrics."""
     trainer = digits_trainer(
         folder,
         optim="sgd",
         learning_rate=0.1,
         per_device_train_batch_size=batch_size,
         dataloader_drop_last=True,
+        save_strategy="steps",
+        save_steps=AUGMENTED_SAVE_STEP,
         **options,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=checkpoint)
     return {
         "losses": torch.tensor(logged(trainer, "loss")),
         "weights": flatten(list(trainer.model.parameters())),
@@ -192,6 +195,16 @@ class SlowSecondProcess(HfViTTrainer):
             assert sorted(path.name for path in folder.glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
 
 
+def train_twice(folder: Path) -> dict[str, Any]:
+    """Trains on augmented digits from the start and from the middle, with worker processes that outlive an epoch."""
+    options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    checkpoint = str(folder / f"checkpoint-{AUGMENTED_SAVE_STEP}")
+    return {
+        "augmented": train_augmented(folder, GLOBAL_BATCH // 2, **options),
+        "resumed": train_augmented(folder, GLOBAL_BATCH // 2, checkpoint, **options),
+    }
+
+
 def compare_processes(folder: Path) -> None:
     """Does in two processes all that must come out as in one; each writes what it got."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 2
@@ -202,9 +215,7 @@ def compare_processes(folder: Path) -> None:
             for dtype in DTYPES
             for split in SPLITS[2]
         },
-        "augmented": train_augmented(
-            folder, GLOBAL_BATCH // 2, dataloader_num_workers=1, dataloader_persistent_workers=True
-        ),
+        **train_twice(folder),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
     }
     digits_trainer(folder, SlowSecondProcess, max_steps=1, save_strategy="steps", save_steps=1).train()

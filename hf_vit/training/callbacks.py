@@ -11,8 +11,7 @@ from ..data.transforms import AugmentedDataset
 class DatasetEpoch(TrainerCallback):
     """Moves an `AugmentedDataset` from epoch to epoch, also in a training that is taken up in the middle of one.
 
-    accelerate's loader does so in a training of one process only; with this, several processes draw the images that
-    one process would.
+    accelerate's loader does so on one process only. With this, several processes draw the images that one would.
     """
 
     def on_epoch_begin(
@@ -20,11 +19,10 @@ class DatasetEpoch(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        train_dataloader: DataLoader[Any] | None = None,
+        train_dataloader: DataLoader[Any],
         **kwargs: Any,
     ) -> None:
-        """Tells the data of the epoch that begins, before the loader reads the first image of it."""
-        assert train_dataloader is not None
+        """Tells the data which epoch begins, before the loader reads its first image."""
         if isinstance(train_dataloader.dataset, AugmentedDataset):
-            # A share of the epoch, where a checkpoint was saved in the middle of it, is already done.
+            # Where a training is taken up again, a part of the epoch is already done.
             train_dataloader.dataset.set_epoch(int(state.epoch))

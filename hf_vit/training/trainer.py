@@ -18,11 +18,12 @@ class HfViTTrainer(Trainer):
     The arguments of a training are saved as training_args.json: the library pickles them into training_args.bin, and
     unpickling a file from someone else can run any code.
 
-    Several processes draw the images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
+    Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
 
-    An evaluation sees all images, also with `dataloader_drop_last`.
+    An evaluation sees all images, even with `dataloader_drop_last`.
 
-    A training that was killed goes on from `last_checkpoint` bit for bit, also with worker processes.
+    A training that was killed goes on from `last_checkpoint` as if it had not been, bit for bit, even with worker
+    processes that outlive an epoch.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -39,8 +40,10 @@ class HfViTTrainer(Trainer):
         drop_last = self.args.dataloader_drop_last
         # The library applies it to evaluations too, whose scores would then depend on the batch size.
         self.args.dataloader_drop_last = drop_last and is_training
-        loader = super()._get_dataloader(*args, is_training=is_training, **kwargs)
-        self.args.dataloader_drop_last = drop_last
+        try:
+            loader = super()._get_dataloader(*args, is_training=is_training, **kwargs)
+        finally:
+            self.args.dataloader_drop_last = drop_last
         loader.base_dataloader.generator = torch.Generator().manual_seed(self.args.seed)
         return loader
 
