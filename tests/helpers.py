@@ -1,11 +1,15 @@
 """Small models with every option, for the tests of several files."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Generator, Tensor
 
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.configuration_hf_vit import to_pair
+from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
 
 
 MODEL_CLASSES = [HfViTModel, HfViTBackbone, HfViTForImageClassification]
@@ -72,3 +76,58 @@ def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
     patch = to_pair(config.patch_size)
     generator = torch.Generator().manual_seed(batch + 10 * rows + 100 * columns)
     return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)
+
+
+# A batch of so many images, as a dictionary of what the model takes; the first dimension counts images.
+MakeBatch = Callable[[HfViTConfig, int], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class TrainingCase:
+    """A model that trains, and what it trains on."""
+
+    model_class: type[HfViTPreTrainedModel]
+    make_batch: MakeBatch
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+def labelled(make_labels: Callable[[Generator, int, int], Tensor]) -> MakeBatch:
+    """Images with `make_labels(generator, batch, num_labels)` as targets."""
+
+    def make_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+        labels = make_labels(torch.Generator().manual_seed(batch), batch, config.num_labels)
+        return {"pixel_values": pixels(config, batch), "labels": labels}
+
+    return make_batch
+
+
+def class_numbers(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    return torch.randint(num_labels, (batch,), generator=generator)
+
+
+def soft_labels(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    return torch.randn(batch, num_labels, generator=generator).softmax(dim=1)
+
+
+def several_labels(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    return torch.rand(batch, num_labels, generator=generator).round()
+
+
+def values(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    return torch.randn(batch, num_labels, generator=generator)
+
+
+# Every class that trains, with every kind of target it takes.
+TRAINING_CASES = {
+    "class_numbers": TrainingCase(HfViTForImageClassification, labelled(class_numbers)),
+    "soft_labels": TrainingCase(
+        HfViTForImageClassification, labelled(soft_labels), {"problem_type": "single_label_classification"}
+    ),
+    "several_labels": TrainingCase(
+        HfViTForImageClassification, labelled(several_labels), {"problem_type": "multi_label_classification"}
+    ),
+    "regression": TrainingCase(HfViTForImageClassification, labelled(values), {"problem_type": "regression"}),
+    "distillation_token": TrainingCase(
+        HfViTForImageClassification, labelled(class_numbers), {"use_distillation_token": True}
+    ),
+}

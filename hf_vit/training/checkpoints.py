@@ -1,0 +1,92 @@
+"""Finds where a training that was killed can be taken up again."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+from transformers import TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+
+
+logger = logging.get_logger(__name__)
+
+
+def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """Finds the newest complete checkpoint, for `trainer.train(resume_from_checkpoint=last_checkpoint(output_dir))`.
+
+    A training that is killed while it saves leaves half a checkpoint behind; those are skipped with a warning.
+
+    Args:
+        output_dir: Folder of the training, which need not exist yet.
+
+    Returns:
+        The folder `checkpoint-N` with the largest N that is complete, or None, from which a training starts anew.
+    """
+    folders = {
+        int(match[1]): folder
+        for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+        if (match := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", folder.name)) and folder.is_dir()
+    }
+    for _, folder in sorted(folders.items(), reverse=True):
+        fault = find_fault(folder)
+        if fault is None:
+            return str(folder)
+        logger.warning(f"Skipping the incomplete checkpoint {folder}: {fault}.")
+    return None
+
+
+def find_fault(checkpoint: Path) -> str | None:
+    """Says what a checkpoint lacks for a training to be taken up from it, or returns None if it is complete."""
+    # The Trainer writes this file last: where it can be read, the others are whole.
+    try:
+        json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"it has no {TRAINER_STATE_NAME}, which is written last"
+    except ValueError as error:
+        return f"{TRAINER_STATE_NAME} cannot be read ({error})"
+    index = checkpoint / SAFE_WEIGHTS_INDEX_NAME
+    weights = (
+        set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if index.is_file()
+        else {SAFE_WEIGHTS_NAME}
+    )
+    missing = [
+        name for name in (*sorted(weights), OPTIMIZER_NAME, SCHEDULER_NAME) if not (checkpoint / name).is_file()
+    ]
+    if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
+        missing.append("rng_state.pth")
+    return f"it has no {' and no '.join(missing)}" if missing else None
+
+
+def checkpoint_to_resume(args: TrainingArguments) -> str | None:
+    """Says from which checkpoint a training begins.
+
+    Args:
+        args: `resume_from_checkpoint` is "last" (or "true") for the newest complete checkpoint in `output_dir`, or the
+            folder of a checkpoint; without it, `output_dir` must hold no earlier training.
+
+    Returns:
+        The folder, or None for a training that starts anew, as "last" does too where there is no checkpoint yet.
+
+    Raises:
+        ValueError: if the folder is no complete checkpoint, or a new training would write over an earlier one.
+    """
+    wanted, output_dir = args.resume_from_checkpoint, Path(args.output_dir)
+    if wanted is None:
+        if any(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or (output_dir / SAFE_WEIGHTS_NAME).exists():
+            raise ValueError(
+                f"{output_dir} already holds a training. Go on with it by --resume_from_checkpoint last, or choose "
+                "another --output_dir."
+            )
+        return None
+    if str(wanted).lower() in ("last", "true"):
+        checkpoint = last_checkpoint(output_dir)
+        if checkpoint is None:
+            logger.warning(f"{output_dir} holds no complete checkpoint yet: the training starts anew.")
+        return checkpoint
+    if (fault := find_fault(Path(wanted))) is not None:
+        raise ValueError(f"{wanted} cannot be resumed from: {fault}. --resume_from_checkpoint last finds the newest.")
+    return str(wanted)

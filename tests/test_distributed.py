@@ -1,0 +1,105 @@
+"""Losses, gradients and metrics are the same in one process and in two, at once and accumulated."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vit.task_classification import classification_loss
+
+from . import distributed
+from .helpers import TRAINING_CASES
+from .references import assert_close
+from .trainings import (
+    DTYPES,
+    EVAL_BATCHES,
+    GLOBAL_BATCH,
+    NUM_TEST,
+    NUM_TRAIN,
+    SPLITS,
+    digits_trainer,
+    evaluate,
+    train_augmented,
+    train_case,
+)
+
+
+TOLERANCES = {"float64": 1e-9, "float32": 1e-5}  # relative to the largest value
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes got."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    distributed.finish(distributed.start("compare_processes", folder, processes=2), folder)
+    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
+
+
+def assert_same_training(result: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    assert len(expected["losses"]) == len(expected["gradients"]) == 2
+    for name in ("losses", "gradients", "weights"):
+        assert_close(result[name], expected[name], tolerance, name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", TRAINING_CASES)
+def test_gradients_are_those_of_one_batch(
+    name: str, dtype: str, two_processes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    at_once, *accumulated = (train_case(tmp_path, name, dtype, *split) for split in SPLITS[1])
+    assert at_once["gradients"].dtype == DTYPES[dtype]
+    assert at_once["world_size"] == 1
+    for result in accumulated:
+        assert_same_training(result, at_once, TOLERANCES[dtype])
+    for process in two_processes:
+        for split in SPLITS[2]:
+            result = process["gradients"][name, dtype, split]
+            assert result["world_size"] == 2
+            assert_same_training(result, at_once, TOLERANCES[dtype])
+
+
+def test_two_processes_train_on_the_augmented_images_of_one(
+    two_processes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    alone = train_augmented(tmp_path, GLOBAL_BATCH)
+    assert len(alone["losses"]) == 3 * (NUM_TRAIN // GLOBAL_BATCH)
+    for process in two_processes:
+        assert_close(process["augmented"]["losses"], alone["losses"], 1e-5, "losses")
+        assert_close(process["augmented"]["weights"], alone["weights"], 1e-5, "weights")
+        assert process["augmented"]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
+
+
+def test_two_processes_take_a_training_up_where_it_was(two_processes: list[dict[str, Any]]) -> None:
+    for process in two_processes:
+        for part in ("losses", "weights"):
+            assert torch.equal(process["resumed"][part], process["augmented"][part])
+
+
+def test_metrics_are_the_same_in_any_batches_on_any_number_of_processes(
+    two_processes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    alone = {batch_size: evaluate(tmp_path, batch_size) for batch_size in EVAL_BATCHES[1]}
+    expected = alone[NUM_TEST]
+    for results in (alone, *(process["metrics"] for process in two_processes)):
+        for batch_size, metrics in results.items():
+            assert batch_size == NUM_TEST or NUM_TEST % batch_size
+            assert metrics == pytest.approx(expected, rel=1e-9, abs=0)
+
+
+def test_evaluation_loss_is_the_loss_of_all_images_at_once(tmp_path: Path) -> None:
+    trainer = digits_trainer(tmp_path, per_device_eval_batch_size=5)
+    scores = trainer.evaluate()
+    batch = trainer.data_collator(list(trainer.eval_dataset))
+    with torch.no_grad():
+        logits = trainer.model.eval()(pixel_values=batch["pixel_values"]).logits
+    loss = float(classification_loss(logits.double(), batch["labels"], None))
+    assert scores["eval_loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_dropping_the_last_training_batch_drops_no_image_of_an_evaluation(tmp_path: Path) -> None:
+    trainer = digits_trainer(tmp_path, per_device_eval_batch_size=8, dataloader_drop_last=True)
+    assert len(trainer.predict(trainer.eval_dataset).predictions) == NUM_TEST
+    assert sum(len(batch["labels"]) for batch in trainer.get_eval_dataloader()) == NUM_TEST
+    assert len(trainer.get_train_dataloader()) == NUM_TRAIN // GLOBAL_BATCH
+    assert trainer.args.dataloader_drop_last

@@ -1,0 +1,304 @@
+"""Trainings that must come out the same in one process, in several, and in pieces.
+
+Run as a script, `python -m tests.trainings JOB FOLDER ...`, it does one of the jobs and writes the results to FOLDER.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EvalPrediction, TrainerCallback, TrainingArguments
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
+from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
+from hf_vit.task_classification import classification_loss
+from hf_vit.training import HfViTTrainer, last_checkpoint
+
+from .helpers import TRAINING_CASES, small_config
+from .references import draw_weights
+
+
+GLOBAL_BATCH = 8  # images per step, over all processes and all that is accumulated
+NUM_TRAIN, NUM_TEST = 44, 37  # no multiples of a batch
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+# Images per process and forward pass, and passes per step.
+SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2))}
+AUGMENTED_SAVE_STEP = 8  # in the middle of the second epoch of 5 steps
+EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8)}
+DIGITS_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Makes `dtype` the precision of everything, also of the Trainer's sum of losses."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def flatten(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+class GradientRecorder(TrainerCallback):
+    """Keeps what the optimizer sees at each step."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor] = []
+
+    def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **kwargs: Any) -> None:
+        self.gradients.append(flatten([parameter.grad for parameter in model.parameters()]))
+
+
+def build(model_class: type[HfViTPreTrainedModel], config: HfViTConfig) -> HfViTPreTrainedModel:
+    """A model that is always the same, without the zeros of fresh heads, which send no gradient back."""
+    model = model_class(config)
+    draw_weights(model)
+    return model
+
+
+def training_arguments(folder: Path, **options: Any) -> TrainingArguments:
+    defaults = {"remove_unused_columns": False, "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+    return TrainingArguments(str(folder), use_cpu=True, **{**defaults, **options})
+
+
+def logged(trainer: HfViTTrainer, key: str) -> list[float]:
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+# Gradients
+
+
+def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate: int) -> dict[str, Any]:
+    """Takes two steps of SGD; returns the losses, gradients and weights."""
+    case, recorder = TRAINING_CASES[name], GradientRecorder()
+    with default_dtype(DTYPES[dtype]):
+        config = small_config(**case.overrides)
+        batch = case.make_batch(config, 2 * GLOBAL_BATCH)
+        trainer = HfViTTrainer(
+            model=build(case.model_class, config),
+            args=training_arguments(
+                folder,
+                optim="sgd",
+                learning_rate=0.1,
+                max_grad_norm=0.0,
+                num_train_epochs=1,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulate,
+            ),
+            train_dataset=[{key: value[i] for key, value in batch.items()} for i in range(2 * GLOBAL_BATCH)],
+            callbacks=[recorder],
+        )
+        trainer.train()
+    return {
+        "world_size": trainer.args.world_size,
+        "losses": torch.tensor(logged(trainer, "loss"), dtype=torch.float64),
+        "gradients": torch.stack(recorder.gradients),
+        "weights": flatten(list(trainer.model.parameters())),
+    }
+
+
+# Augmentation and metrics
+
+
+def loss_and_accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """Metrics of all images at once; `loss` takes the place of the Trainer's own, which is a mean over batches."""
+    logits, labels = torch.from_numpy(prediction.predictions).double(), torch.from_numpy(prediction.label_ids)
+    return {
+        "loss": float(classification_loss(logits, labels, None)),
+        "accuracy": float((logits.argmax(dim=1) == labels).double().mean()),
+    }
+
+
+def digits_trainer(
+    folder: Path,
+    trainer_class: type[HfViTTrainer] = HfViTTrainer,
+    config: dict[str, Any] | None = None,
+    **options: Any,
+) -> HfViTTrainer:
+    """A small model, from weights that are always the same, on a few digits that are augmented."""
+    digits = load_digits_dataset()
+    model_config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **(config or {})})
+    image_processor = HfViTImageProcessor.for_model(model_config)
+    return trainer_class(
+        model=build(HfViTForImageClassification, model_config),
+        args=training_arguments(folder, num_train_epochs=3, **options),
+        train_dataset=AugmentedDataset(digits["train"].select(range(NUM_TRAIN)), small_affine(), seed=0),
+        eval_dataset=digits["test"].select(range(NUM_TEST)),
+        data_collator=ImageClassificationCollator(image_processor),
+        compute_metrics=loss_and_accuracy,
+    )
+
+
+def metrics(trainer: HfViTTrainer) -> dict[str, float]:
+    scores = trainer.evaluate()
+    return {name: scores[name] for name in ("eval_loss", "eval_accuracy")}
+
+
+def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None, **options: Any) -> dict[str, Any]:
+    """Trains on augmented digits, from a checkpoint on if one is given; returns the losses, weights and metrics."""
+    trainer = digits_trainer(
+        folder,
+        optim="sgd",
+        learning_rate=0.1,
+        per_device_train_batch_size=batch_size,
+        dataloader_drop_last=True,
+        save_strategy="steps",
+        save_steps=AUGMENTED_SAVE_STEP,
+        **options,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return {
+        "losses": torch.tensor(logged(trainer, "loss")),
+        "weights": flatten(list(trainer.model.parameters())),
+        "metrics": metrics(trainer),
+    }
+
+
+def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
+    """Metrics of the fresh weights, in float64 so that the predictions are the same in whatever batches."""
+    with default_dtype(torch.float64):
+        trainer = digits_trainer(folder, per_device_eval_batch_size=batch_size)
+        collate = trainer.data_collator
+        trainer.data_collator = lambda examples: {
+            key: value.double() if value.is_floating_point() else value for key, value in collate(examples).items()
+        }
+        return metrics(trainer)
+
+
+# Jobs
+
+
+class SlowSecondProcess(HfViTTrainer):
+    """Its second process takes long to save its random state; the first looks whether it is there in the end."""
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.args.process_index == 1:
+            time.sleep(1)
+        super()._save_rng_state(output_dir)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.process_index == 0:
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            assert sorted(path.name for path in folder.glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
+
+
+def train_twice(folder: Path) -> dict[str, Any]:
+    """Trains on augmented digits from the start and from the middle, with worker processes that outlive an epoch."""
+    options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    checkpoint = str(folder / f"checkpoint-{AUGMENTED_SAVE_STEP}")
+    return {
+        "augmented": train_augmented(folder, GLOBAL_BATCH // 2, **options),
+        "resumed": train_augmented(folder, GLOBAL_BATCH // 2, checkpoint, **options),
+    }
+
+
+def compare_processes(folder: Path) -> None:
+    """Does in two processes all that must come out as in one; each writes what it got."""
+    assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 2
+    results = {
+        "gradients": {
+            (name, dtype, split): train_case(folder, name, dtype, *split)
+            for name in TRAINING_CASES
+            for dtype in DTYPES
+            for split in SPLITS[2]
+        },
+        **train_twice(folder),
+        "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
+    }
+    digits_trainer(folder, SlowSecondProcess, max_steps=1, save_strategy="steps", save_steps=1).train()
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+# What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
+SAVE_STEPS, KILL_STEP = 4, 10
+RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledInEpoch(HfViTTrainer):
+    """Ends in the middle of its second epoch, which is not where it saved last."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.state.global_step == KILL_STEP:
+            kill_this_process()
+        return super().training_step(*args, **kwargs)
+
+
+class KilledWhileSaving(HfViTTrainer):
+    """Ends when half of its second checkpoint is written."""
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.state.global_step == 2 * SAVE_STEPS:
+            kill_this_process()
+        super()._save_rng_state(output_dir)
+
+
+KILLED = {"in_epoch": KilledInEpoch, "while_saving": KilledWhileSaving}
+
+
+def resumable_trainer(folder: Path, workers: int, trainer_class: type[HfViTTrainer] = HfViTTrainer) -> HfViTTrainer:
+    return digits_trainer(
+        folder,
+        trainer_class,
+        RESUMABLE_CONFIG,
+        per_device_train_batch_size=GLOBAL_BATCH,
+        learning_rate=1e-3,
+        eval_strategy="epoch",
+        save_strategy="steps",
+        save_steps=SAVE_STEPS,
+        dataloader_num_workers=workers,
+        dataloader_persistent_workers=workers > 0,
+    )
+
+
+def train_and_die(folder: Path, how: str, workers: str) -> None:
+    """Trains until it is killed."""
+    resumable_trainer(folder, int(workers), KILLED[how]).train()
+
+
+def train_to_the_end(folder: Path, *workers: str) -> None:
+    """Trains, from the last checkpoint where there is one, in each folder; writes what came out beside them.
+
+    Args:
+        folder: Holds the folders of the trainings.
+        *workers: Number of worker processes of each training, as `name=number`.
+    """
+    for name, number in (item.split("=") for item in workers):
+        trainer = resumable_trainer(folder / name, int(number))
+        checkpoint = last_checkpoint(folder / name)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        result = {
+            "checkpoint": checkpoint and Path(checkpoint).name,
+            "weights": trainer.model.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),
+            "scheduler": trainer.lr_scheduler.state_dict(),
+            "losses": logged(trainer, "loss"),
+            "eval_losses": logged(trainer, "eval_loss"),
+        }
+        torch.save(result, folder / f"{name}.pt")
+
+
+JOBS: dict[str, Callable[..., None]] = {
+    job.__name__: job for job in (compare_processes, train_and_die, train_to_the_end)
+}
+
+
+if __name__ == "__main__":
+    JOBS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
