@@ -101,7 +101,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
-    ) -> Self | tuple[Self, dict[str, Any]]:
+    ) -> Self:
         """Loads a model as `transformers` does, from safetensors only.
 
         Raises:

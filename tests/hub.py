@@ -116,9 +116,7 @@ class Hub:
         private = repo in self.private
         return as_json({"id": repo, "sha": commit.oid, "siblings": siblings, "private": private, "tags": []})
 
-    def tree(
-        self, request: Request, repo: str, revision: str, folder: str | None, is_recursive: str | None
-    ) -> Answer:
+    def tree(self, request: Request, repo: str, revision: str, folder: str | None, is_recursive: str | None) -> Answer:
         files, start = self.find(repo, revision).files, f"{folder}/" if folder else ""
         entries: dict[str, object] = {}
         for path, content in files.items():

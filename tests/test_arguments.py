@@ -42,11 +42,10 @@ def test_a_json_file_does_too(tmp_path: Path) -> None:
     assert (data.dataset_name, augmentation.min_crop_scale) == ("photos", 0.5)
 
 
-def test_a_misspelled_name_in_a_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_name_in_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("dataset_nam3: photos\n")
-    with pytest.raises((SystemExit, ValueError), match="2|dataset_nam3"):
+    with pytest.raises(ValueError, match="--dataset_nam3"):
         parse_arguments(TYPES, [str(tmp_path / "recipe.yaml"), "--dataset_name", "photos", "--use_cpu"])
-    assert "error" not in capsys.readouterr().out
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_training_learns_and_says_so_in_the_card(whole: Path) -> None:
     for part in (
         "the 15 test images",
         "after the last step",
-        "photos: 96 for train, 12 for validation, 15 for test, in 3 classes (blue, green, red).",
+        "photos: 97 for train, 11 for validation, 15 for test, in 3 classes (blue, green, red).",
         "License: cc0-1.0.",
         "train_image_classification.py recipe.yaml --output_dir whole",
         "min_crop_scale 0.35, horizontal_flip 0.5, auto_augment randaugment, random_erasing 0.25",
@@ -163,13 +163,22 @@ def test_evaluation_gives_the_scores_of_the_training(whole: Path, workplace: Pat
 
 
 def test_two_processes_train_as_one_with_the_same_global_batch(workplace: Path) -> None:
-    still = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "image_size": 16}'
+    # Without dropout, which is drawn by each process for itself
+    still = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}'
     for processes in (1, 2):
         launch(
             processes,
             "train_image_classification",
             workplace,
-            *("recipe.yaml", "--output_dir", f"by-{processes}", "--config_overrides", still, "--num_train_epochs", "3"),
+            *(
+                "recipe.yaml",
+                "--output_dir",
+                f"by-{processes}",
+                "--config_overrides",
+                still,
+                "--num_train_epochs",
+                "3",
+            ),
             *("--per_device_train_batch_size", str(8 // processes)),
         )
     one, two = (load_file(workplace / f"by-{processes}" / "model.safetensors") for processes in (1, 2))

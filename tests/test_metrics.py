@@ -35,11 +35,13 @@ def test_modules_open_by_path_without_a_network(monkeypatch: pytest.MonkeyPatch,
     matrix = evaluate.load(str(FOLDER / "confusion_matrix.py"), cache_dir=str(tmp_path))
     counts = matrix.compute(**inputs, num_labels=7)["confusion_matrix"]
     assert counts.sum() == 200
-    assert all(counts[row].sum() == (LABELS == row).sum() for row in range(7))
+    assert all(counts[row].sum() == (row == LABELS).sum() for row in range(7))
     top_k = evaluate.load(str(FOLDER / "top_k_accuracy.py"), cache_dir=str(tmp_path))
     ranked = np.argsort(-LOGITS, axis=1)
     for k in (1, 3, 5):
-        score = top_k.compute(predictions=ranked, references=LABELS, k=k)["accuracy" if k == 1 else f"top_{k}_accuracy"]
+        score = top_k.compute(predictions=ranked, references=LABELS, k=k)[
+            "accuracy" if k == 1 else f"top_{k}_accuracy"
+        ]
         assert score == pytest.approx(reference.top_k_accuracy_score(LABELS, LOGITS, k=k, labels=range(7)))
     with pytest.raises(ValueError, match="k=8 must be at least 1 and at most 7"):
         top_k.compute(predictions=ranked, references=LABELS, k=8)
@@ -113,6 +115,8 @@ def test_confusion_matrix_is_darkest_where_most_answers_are(num_labels: int, tmp
 def test_curves_show_training_and_validation(tmp_path: Path) -> None:
     history = [{"step": step, "loss": 1 / step, "learning_rate": 1e-3} for step in range(1, 5)]
     draw_curves(history, tmp_path / "training.png")
-    draw_curves([*history, {"step": 4, "eval_loss": 0.3, "eval_accuracy": 0.9, "eval_runtime": 1}], tmp_path / "both.png")
+    draw_curves(
+        [*history, {"step": 4, "eval_loss": 0.3, "eval_accuracy": 0.9, "eval_runtime": 1}], tmp_path / "both.png"
+    )
     with Image.open(tmp_path / "training.png") as training, Image.open(tmp_path / "both.png") as both:
         assert both.width > training.width

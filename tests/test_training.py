@@ -252,7 +252,9 @@ def test_card_has_metadata_that_the_hub_reads(tmp_path: Path) -> None:
 
 
 def test_card_says_what_was_measured_how_and_on_what(tmp_path: Path) -> None:
-    text = write_model_card(tmp_path, dataclasses.replace(RECORD, pictures={"Predictions": "predictions.png"})).read_text()
+    text = write_model_card(
+        tmp_path, dataclasses.replace(RECORD, pictures={"Predictions": "predictions.png"})
+    ).read_text()
     assert (
         "| metric | this model | majority | peer |\n|---|---|---|---|\n| accuracy | **0.9875** | 0.1000 | 0.9800 |\n"
         in text
