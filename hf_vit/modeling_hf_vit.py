@@ -124,7 +124,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"been drawn at random. The checkpoint holds {sorted(info['unexpected_keys'])[:3]}, … Open it with "
                 f"the transformers class it was saved from, or build a new model with {cls.__name__}(config)."
             )
-        return (model, info) if wants_info else model
+        loaded: Any = (model, info) if wants_info else model  # annotated as the library does
+        return loaded
 
     @classmethod
     def is_remote_code(cls) -> bool:

@@ -46,7 +46,7 @@ def load_digits_dataset(image_size: int = 28) -> DatasetDict:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError('The digits come with scikit-learn. Install it: pip install "hf-vit[demo]".') from error
+        raise ImportError('The digits come with scikit-learn. Install it: pip install "hf-vit[train]".') from error
     digits = load_digits()
     grey = np.round(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), from 0 to 16
     size = (image_size, image_size)

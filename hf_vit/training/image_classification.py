@@ -1,6 +1,7 @@
 """Training and scoring of image classifiers: what the scripts put together."""
 
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +166,11 @@ def make_trainer(
     """Returns the trainer of a classifier.
 
     Raises:
+        ImportError: if a package is missing that is needed only at the end.
         ValueError: if the training images do not fill one batch, or choosing the best model lacks validation images.
     """
+    if missing := [name for name in ("matplotlib", "sklearn") if find_spec(name) is None]:
+        raise ImportError(f'Scores and diagrams need {" and ".join(missing)}. Install: pip install "hf-vit[train]".')
     batch_size = args.train_batch_size * args.world_size
     if args.dataloader_drop_last and len(splits["train"]) < batch_size:
         raise ValueError(

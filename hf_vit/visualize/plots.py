@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 MAX_COUNTED = 20  # more classes than this leave no room for a number in each cell
@@ -22,13 +25,14 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | 
         file: Where to save the picture; the suffix is the format.
 
     Raises:
+        ImportError: if matplotlib is not installed.
         ValueError: if the shapes do not fit.
     """
     matrix = np.asarray(matrix)
     if matrix.shape != (len(names), len(names)):
         raise ValueError(f"{len(names)} classes need a matrix of that many rows and columns, not {matrix.shape}.")
     side = min(12.0, max(4.0, 2 + 0.45 * len(names)))  # inches
-    figure = Figure(figsize=(side, side), layout="constrained")
+    figure = _new_figure(side, side)
     axes = figure.subplots()
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -50,12 +54,15 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[s
     Args:
         log_history: Entries of the Trainer, `trainer.state.log_history`.
         file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
     """
     ignored = ("_runtime", "_per_second", "_loss", "_model_preparation_time")
     scores = sorted(
         {name for entry in log_history for name in entry if name.startswith("eval_") and not name.endswith(ignored)}
     )
-    figure = Figure(figsize=(12 if scores else 8, 3.2), layout="constrained")
+    figure = _new_figure(12 if scores else 8, 3.2)
     panels = figure.subplots(1, 3 if scores else 2)
     _draw_lines(panels[0], log_history, {"loss": "training", "eval_loss": "validation"}, "loss")
     if scores:
@@ -64,7 +71,16 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[s
     figure.savefig(file, dpi=120)
 
 
-def _draw_lines(axes: Axes, log_history: Sequence[dict[str, Any]], labels: dict[str, str], title: str) -> None:
+def _new_figure(width: float, height: float) -> "Figure":
+    """Returns an empty figure of a size in inches."""
+    try:
+        from matplotlib.figure import Figure  # here, as training needs this module but not always a picture
+    except ImportError as error:
+        raise ImportError('Diagrams need matplotlib. Install it: pip install "hf-vit[train]".') from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _draw_lines(axes: "Axes", log_history: Sequence[dict[str, Any]], labels: dict[str, str], title: str) -> None:
     """Draws the entries with the names in `labels` over the steps."""
     for name, label in labels.items():
         points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
