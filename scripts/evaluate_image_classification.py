@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor, data, training
+from hf_vit import HfViTImageProcessor, data, training
 
 
 @dataclass
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         scored, data_args, args = training.parse_arguments(
             (ScoredModel, training.DataArguments, EvaluationArguments), arguments
         )
-        model = HfViTForImageClassification.from_pretrained(scored.model_name_or_path)
+        model = training.open_classifier(scored.model_name_or_path)
         processor = HfViTImageProcessor.from_pretrained(scored.model_name_or_path)
         images = training.load_scored_split(data_args, scored.split, model.config.label2id, args)
     except (ValueError, OSError, ImportError) as error:

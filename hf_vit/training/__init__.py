@@ -10,7 +10,14 @@ from .arguments import (
 )
 from .checkpoints import checkpoint_to_resume, last_checkpoint
 from .hub import check_upload, list_upload, publish
-from .image_classification import load_classifier, load_scored_split, load_splits, make_trainer, write_report
+from .image_classification import (
+    load_classifier,
+    load_scored_split,
+    load_splits,
+    make_trainer,
+    open_classifier,
+    write_report,
+)
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .report import write_scores
@@ -35,6 +42,7 @@ __all__ = [
     "load_splits",
     "majority_baseline",
     "make_trainer",
+    "open_classifier",
     "parse_arguments",
     "publish",
     "write_model_card",

@@ -25,9 +25,13 @@ class ModelArguments:
     preset: str = field(
         default="small", metadata={"help": f"Size of a model that starts from scratch: {', '.join(PRESETS)}."}
     )
+    image_size: int | None = field(
+        default=None,
+        metadata={"help": "Height and width of the images in pixels. A saved model resamples its positions to it."},
+    )
     config_overrides: str | None = field(
         default=None,
-        metadata={"help": 'Fields of HfViTConfig that differ, as JSON: \'{"image_size": 96, "patch_size": 8}\'.'},
+        metadata={"help": 'Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'},
     )
     license: str = field(default="unknown", metadata={"help": "License of the trained weights, for the model card."})
 
@@ -44,7 +48,7 @@ class ModelArguments:
         if not isinstance(fields, dict):
             raise ValueError(
                 f"config_overrides={self.config_overrides!r} is no JSON object ({fields}). Write it like "
-                "'{\"image_size\": 96}'."
+                "'{\"patch_size\": 8}'."
             )
         return fields
 

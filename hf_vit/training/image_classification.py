@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from transformers import BaseImageProcessor, EarlyStoppingCallback
 from transformers.utils import logging
 
-from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..configuration_hf_vit import HfViTConfig
 from ..data import (
     AugmentedDataset,
     DataRecord,
@@ -146,14 +146,54 @@ def load_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForIma
     """
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
     if args.model_name_or_path is None:
-        config = HfViTConfig.from_preset(args.preset, **args.overrides(), **labels)
+        size = {} if args.image_size is None else {"image_size": args.image_size}
+        config = HfViTConfig.from_preset(args.preset, **size, **args.overrides(), **labels)
         return HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
-    model = HfViTForImageClassification.from_pretrained(
-        args.model_name_or_path, **args.overrides(), **labels, ignore_mismatched_sizes=True
-    )
-    height, width = to_pair(model.config.image_size)
-    size = {"height": height, "width": width}
-    return model, HfViTImageProcessor.from_pretrained(args.model_name_or_path, size=size)
+    model = open_classifier(args.model_name_or_path, **args.overrides())
+    if list(model.config.id2label.values()) != names:
+        config = HfViTConfig.from_dict({**model.config.to_dict(), **labels})
+        weights = {name: weight for name, weight in model.state_dict().items() if "classifier." not in name}
+        model = HfViTForImageClassification.from_pretrained(None, config=config, state_dict=weights)
+    options = {} if args.image_size is None else {"size": args.image_size, "do_center_crop": False}
+    return model, HfViTImageProcessor.from_pretrained(args.model_name_or_path, **options)
+
+
+def open_classifier(name_or_path: str, **overrides: Any) -> HfViTForImageClassification:
+    """Opens a saved classifier.
+
+    Args:
+        name_or_path: Folder, or name on the Hub.
+        **overrides: Fields of the configuration that differ.
+
+    Raises:
+        OSError: if there is no such saved model.
+        ValueError: if it is of another kind, or an override changes the shape of its weights.
+    """
+    try:
+        return HfViTForImageClassification.from_pretrained(name_or_path, **overrides)
+    except OSError as error:
+        raise OSError(
+            f"There is no saved model {name_or_path!r}, neither as a folder nor on the Hub: {error}"
+        ) from error
+    except RuntimeError as error:  # the library's, for weights of another shape, which it has listed
+        raise ValueError(
+            f"The weights of {name_or_path!r} do not fit {overrides}. Leave out what changes their shapes."
+        ) from error
+
+
+def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
+    """Returns the height and width in pixels that a processor brings all images to.
+
+    Raises:
+        ValueError: if it leaves them at different sizes.
+    """
+    size = processor.crop_size if processor.do_center_crop else processor.size
+    if not size.height or not size.width:
+        raise ValueError(
+            f"The image processor keeps the aspect ratio ({dict(size)}), and images of several sizes make no batch. "
+            "Give the height and width to train at: --image_size 224."
+        )
+    return size.height, size.width
 
 
 def make_trainer(
@@ -184,7 +224,7 @@ def make_trainer(
             )
         args.eval_strategy = "no"
     transform = image_classification_augmentation(
-        to_pair(model.config.image_size), num_channels=model.config.num_channels, **asdict(augmentation)
+        input_size(processor), num_channels=model.config.num_channels, **asdict(augmentation)
     )
     patience = args.early_stopping_patience
     return HfViTTrainer(

@@ -1,0 +1,232 @@
+"""What the scripts put together: data, model, trainer, and the answers to bad input before training starts."""
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from datasets import DatasetDict
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.data import load_digits_dataset
+from hf_vit.training import (
+    AugmentationArguments,
+    DataArguments,
+    HfViTTrainingArguments,
+    ModelArguments,
+    TrainingDataArguments,
+    checkpoint_to_resume,
+    load_classifier,
+    load_scored_split,
+    load_splits,
+    make_trainer,
+)
+from hf_vit.training.image_classification import input_size
+
+from .data_helpers import truncate, write_pictures
+from .test_demo import load_script
+
+
+NAMES = ["cat", "dog", "fox"]
+SMALL_DATA = ("--preset", "tiny", "--train_val_split", "0.5", "--per_device_train_batch_size", "2")
+TINY = (
+    '{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}'
+)
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> HfViTTrainingArguments:
+    return HfViTTrainingArguments(
+        output_dir=str(tmp_path / "output"), use_cpu=True, per_device_train_batch_size=2, report_to="none"
+    )
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    folder = tmp_path / "photos"
+    for split, count in (("train", 4), ("test", 2)):
+        write_pictures(folder, *(f"{split}/{name}/{number}.png" for name in NAMES for number in range(count)))
+    return folder
+
+
+# Data
+
+
+def test_a_share_of_train_is_held_out_where_there_is_no_validation(photos: Path, args: HfViTTrainingArguments) -> None:
+    splits = load_splits(TrainingDataArguments(dataset_name=str(photos), train_val_split=0.25), args)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 9, "validation": 3, "test": 6}
+    assert sorted(splits["validation"]["label"]) == [0, 1, 2]
+    everything = load_splits(TrainingDataArguments(dataset_name=str(photos), train_val_split=0), args)
+    assert {name: len(split) for name, split in everything.items()} == {"train": 12, "test": 6}
+
+
+def test_a_trial_takes_a_few_images_of_each_split(photos: Path, args: HfViTTrainingArguments) -> None:
+    options = {"train_val_split": 0.25, "max_train_samples": 5, "max_eval_samples": 2}
+    splits = load_splits(TrainingDataArguments(dataset_name=str(photos), **options), args)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 5, "validation": 2, "test": 2}
+
+
+def test_images_that_cannot_be_read_are_named_or_left_out(photos: Path, args: HfViTTrainingArguments) -> None:
+    truncate(photos / "train" / "dog" / "2.png")
+    options = {"dataset_name": str(photos), "train_val_split": 0}
+    with pytest.raises(ValueError, match=r"(?s)train/dog/2\.png.*--skip_unreadable"):
+        load_splits(TrainingDataArguments(**options), args)
+    splits = load_splits(TrainingDataArguments(**options, skip_unreadable=True), args)
+    assert len(splits["train"]) == 11
+
+
+def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTrainingArguments) -> None:
+    label2id = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}
+    split = load_scored_split(DataArguments(dataset_name=str(photos)), "test", label2id, args)
+    assert split.features["label"].names == list(label2id)
+    assert split["label"] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
+    with pytest.raises(ValueError, match="The model does not know dog, fox; it knows cat, cow"):
+        load_scored_split(DataArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args)
+    with pytest.raises(ValueError, match=r"has no split 'validation'. Choose --split train or test"):
+        load_scored_split(DataArguments(dataset_name=str(photos)), "validation", label2id, args)
+
+
+# Model
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, HfViTForImageClassification]:
+    model, processor = load_classifier(ModelArguments(image_size=32, config_overrides=TINY), NAMES)
+    torch.nn.init.normal_(model.classifier.weight)
+    model.save_pretrained(tmp_path / "saved")
+    processor.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved", model
+
+
+def test_a_new_model_has_the_labels_and_the_size_asked_for() -> None:
+    model, processor = load_classifier(ModelArguments(image_size=32, config_overrides=TINY), NAMES)
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert model.config.label2id == {"cat": 0, "dog": 1, "fox": 2}
+    assert (model.config.hidden_size, input_size(processor)) == (16, (32, 32))
+
+
+def test_a_saved_model_keeps_its_classifier_for_the_same_classes(
+    saved: tuple[Path, HfViTForImageClassification],
+) -> None:
+    folder, expected = saved
+    model, _ = load_classifier(ModelArguments(model_name_or_path=str(folder)), NAMES)
+    assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in expected.state_dict().items())
+
+
+def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_another_size(
+    saved: tuple[Path, HfViTForImageClassification],
+) -> None:
+    folder, expected = saved
+    for names in (["cow", "dog"], ["cat", "fox", "dog"]):  # of other number, and in other order
+        model, processor = load_classifier(
+            ModelArguments(model_name_or_path=str(folder), image_size=48, config_overrides='{"drop_path_rate": 0.1}'),
+            names,
+        )
+        assert model.config.id2label == dict(enumerate(names))
+        assert (model.classifier.weight.shape, model.config.drop_path_rate) == ((len(names), 16), 0.1)
+        assert not model.classifier.weight.any()
+        assert input_size(processor) == (48, 48)
+        images = torch.randn(1, 3, 48, 48)
+        assert torch.equal(model.eval().model(images)[0], expected.eval().model(images)[0])
+
+
+def test_overrides_that_change_shapes_of_a_saved_model_are_refused(
+    saved: tuple[Path, HfViTForImageClassification],
+) -> None:
+    arguments = ModelArguments(model_name_or_path=str(saved[0]), config_overrides='{"hidden_size": 32}')
+    with pytest.raises(ValueError, match=r"do not fit \{'hidden_size': 32\}\. Leave out what changes their shapes"):
+        load_classifier(arguments, NAMES)
+
+
+def test_a_processor_that_keeps_the_aspect_ratio_needs_a_size() -> None:
+    assert input_size(HfViTImageProcessor(size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)) == (56, 56)
+    with pytest.raises(ValueError, match=r"images of several sizes make no batch.*--image_size 224"):
+        input_size(HfViTImageProcessor(size={"shortest_edge": 64}))
+
+
+# Trainer
+
+
+def digits_trainer(args: HfViTTrainingArguments, *splits: str) -> None:
+    digits = load_digits_dataset()
+    model, processor = load_classifier(
+        ModelArguments(preset="mnist", config_overrides=TINY.replace("8}", "4}")), list("0123456789")
+    )
+    chosen = DatasetDict({split: digits["train"].select(range(20)) for split in splits})
+    make_trainer(model, processor, chosen, AugmentationArguments(), args)
+
+
+def test_choosing_the_best_model_needs_validation_images(args: HfViTTrainingArguments) -> None:
+    args.load_best_model_at_end = True
+    with pytest.raises(ValueError, match=r"need validation images. Set --train_val_split 0.1"):
+        digits_trainer(args, "train")
+
+
+def test_a_batch_must_be_filled(args: HfViTTrainingArguments) -> None:
+    args.per_device_train_batch_size = 21
+    with pytest.raises(ValueError, match=r"20 training images do not fill a batch of 21. Set --per_device_train"):
+        digits_trainer(args, "train")
+
+
+# Resuming
+
+
+def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingArguments) -> None:
+    assert checkpoint_to_resume(args) is None
+    (Path(args.output_dir) / "checkpoint-5").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"already holds a training. Go on with it by --resume_from_checkpoint last"):
+        checkpoint_to_resume(args)
+    args.resume_from_checkpoint = "last"
+    assert checkpoint_to_resume(args) is None  # there is only an incomplete one
+    args.resume_from_checkpoint = str(Path(args.output_dir) / "checkpoint-5")
+    with pytest.raises(ValueError, match=r"checkpoint-5 cannot be resumed from: it has no trainer_state.json"):
+        checkpoint_to_resume(args)
+
+
+# Through the scripts: an answer in one line, and no traceback
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_script("train_image_classification")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset_name", "photo"], "There is no file or folder 'photo'"),
+        (["--dataset_name", "photos", "--model_name_or_path", "nowhere"], "There is no saved model 'nowhere'"),
+        (["--dataset_name", "photos", "--preset", "giant"], "There is no preset 'giant'"),
+        (["--dataset_name", "photos", "--auto_augment", "some"], "auto_augment='some' is unknown"),
+        (["--dataset_name", "photos", "--config_overrides", "patch_size=8"], "is no JSON object"),
+        (["--dataset_name", "photos", "--image_size", "30"], "30"),
+        ([], "Say where the images are"),
+    ],
+)
+def test_training_explains_mistakes(
+    arguments: list[str],
+    message: str,
+    script: ModuleType,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit) as stopped:
+        script.main([*SMALL_DATA, *arguments, "--output_dir", "output", "--use_cpu"])
+    assert message in str(stopped.value.code)
+    assert not (photos.parent / "output" / "model.safetensors").exists()
+
+
+def test_evaluation_explains_mistakes(photos: Path, saved: tuple[Path, HfViTForImageClassification]) -> None:
+    script = load_script("evaluate_image_classification")
+    for arguments, message in (
+        ([], "Say what to score: --model_name_or_path"),
+        (["--model_name_or_path", str(saved[0])], "Say where the images are"),
+        (
+            ["--model_name_or_path", str(saved[0]), "--dataset_name", str(photos), "--split", "val"],
+            "has no split 'val'",
+        ),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            script.main([*arguments, "--use_cpu"])
