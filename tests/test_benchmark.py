@@ -1,20 +1,33 @@
-"""The benchmark script, at its smallest."""
+"""The benchmark scripts, at their smallest."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
 ROOT = Path(__file__).parents[1]
 
 
+def run(script: str, options: str, output: Path) -> dict[str, Any]:
+    command = [sys.executable, f"scripts/{script}.py", *options.split(), "--output", str(output)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return json.loads(output.read_text())
+
+
 def test_benchmark_measures_all_three_libraries(tmp_path: Path) -> None:
-    options = "--presets tiny --batch_sizes 1 --dtypes float32 --rounds 1 --min_seconds 0.01 --output"
-    command = [sys.executable, "scripts/benchmark.py", *options.split(), str(tmp_path / "table.json")]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={"PYTHONPATH": str(ROOT)})
-    rows = json.loads((tmp_path / "table.json").read_text())["rows"]
+    options = "--presets tiny --batch_sizes 1 --dtypes float32 --rounds 1 --min_seconds 0.01"
+    rows = run("benchmark", options, tmp_path / "table.json")["rows"]
     assert [row["mode"] for row in rows] == ["forward", "train"]
     for row in rows:
         assert all(row[f"{library} images/s"] > 0 for library in ("hf_vit", "transformers", "timm"))
         assert row["ratio to timm"] > 0
+
+
+def test_benchmark_of_the_trainer_trains_both_ways(tmp_path: Path) -> None:
+    options = "--preset mnist --image_size 28 --batch_size 4 --steps 2 --rounds 1"
+    result = run("benchmark_trainer", options, tmp_path / "result.json")
+    assert result["images_per_second"].keys() == {"hf_vit", "bare loop"}
+    assert result["ratio"] > 0

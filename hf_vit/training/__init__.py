@@ -12,8 +12,6 @@ from .checkpoints import checkpoint_to_resume, last_checkpoint
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     load_classifier,
-    load_scored_split,
-    load_splits,
     make_trainer,
     open_classifier,
     write_report,
@@ -21,6 +19,7 @@ from .image_classification import (
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .report import write_scores
+from .splits import load_scored_split, load_splits
 from .trainer import HfViTTrainer
 
 
