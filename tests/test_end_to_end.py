@@ -218,12 +218,26 @@ def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path
     assert listed.returncode == 0, listed.stderr
     assert "Nothing was uploaded" in listed.stdout
     with serve(tmp_path / "hub") as hub:
-        client = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_dummy", "HF_HUB_DISABLE_XET": "1"}
-        pushed = run_script("push_to_hub", workplace, "resumed", "user/colours", **client)
+        pushed = run_script("push_to_hub", workplace, "resumed", "user/colours", **hub.client)
         assert pushed.returncode == 0, pushed.stderr
         photos = str(workplace / "photos" / "test")
-        opened = run_without_package(OPEN, tmp_path / "elsewhere", "user/colours", photos, **client)
+        opened = run_without_package(OPEN, tmp_path / "elsewhere", "user/colours", photos, **hub.client)
     answers = dict(line.split() for line in opened.stdout.splitlines())
     lines = [json.loads(line) for line in (resumed / "test_predictions.jsonl").read_text().splitlines()]
     firsts = {line["label"]: line["prediction"] for line in reversed(lines)}
     assert answers == firsts
+
+
+def test_training_itself_publishes_model_card_and_scores(workplace: Path, tmp_path: Path) -> None:
+    options = ("--max_steps", "4", "--save_steps", "2", "--push_to_hub", "--hub_model_id", "user/published")
+    with serve(tmp_path / "hub") as hub:
+        finished = run_script(
+            "train_image_classification", workplace, "recipe.yaml", "--output_dir", "published", *options, **hub.client
+        )
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+        commits = [commit for commit in hub.commits if commit.repo == "user/published"]
+    files = commits[-1].files
+    assert {"model.safetensors", "modeling_hf_vit.py", "curves.png", "test_results.json"} <= files.keys()
+    assert files["README.md"] == (workplace / "published" / "README.md").read_bytes()
+    assert b'model="user/published"' in files["README.md"]
+    assert not [name for commit in commits for name in commit.files if name.endswith((".bin", ".pt", ".pth"))]

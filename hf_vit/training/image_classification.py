@@ -7,7 +7,6 @@ from typing import Any
 
 from datasets import DatasetDict
 from transformers import BaseImageProcessor, EarlyStoppingCallback
-from transformers.utils import logging
 
 from ..configuration_hf_vit import HfViTConfig
 from ..data import (
@@ -29,9 +28,6 @@ from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .report import write_scores
 from .trainer import HfViTTrainer
-
-
-logger = logging.get_logger(__name__)
 
 
 def load_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
