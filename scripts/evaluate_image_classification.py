@@ -39,11 +39,11 @@ class EvaluationArguments(training.HfViTTrainingArguments):
     report_to: str = "none"
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str]) -> None:
     """Scores."""
     try:
         scored, data_args, args = training.parse_arguments(
-            (ScoredModel, training.DataArguments, EvaluationArguments), arguments
+            (ScoredModel, training.DataArguments, EvaluationArguments), arguments, description=__doc__
         )
         model = training.open_classifier(scored.model_name_or_path)
         processor = HfViTImageProcessor.from_pretrained(scored.model_name_or_path)
@@ -65,4 +65,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

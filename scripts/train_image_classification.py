@@ -14,29 +14,35 @@ import os
 import shlex
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from transformers import set_seed
 
 from hf_vit import training
 
 
-def main(arguments: list[str] | None = None) -> None:
+TYPES = (
+    training.ModelArguments,
+    training.TrainingDataArguments,
+    training.AugmentationArguments,
+    training.HfViTTrainingArguments,
+)
+
+
+def main(arguments: list[str]) -> None:
     """Trains, scores, saves and, on request, publishes."""
     try:
-        model_args, data_args, augmentation, args = training.parse_arguments(
-            (
-                training.ModelArguments,
-                training.TrainingDataArguments,
-                training.AugmentationArguments,
-                training.HfViTTrainingArguments,
-            ),
-            arguments,
-        )
+        model_args, data_args, augmentation, args = training.parse_arguments(TYPES, arguments, description=__doc__)
         checkpoint = training.checkpoint_to_resume(args)
         splits = training.load_splits(data_args, args)
+        names = splits["train"].features["label"].names
+        if checkpoint is not None:
+            training.check_labels(checkpoint, names)
         set_seed(args.seed)
-        model, processor = training.load_classifier(model_args, splits["train"].features["label"].names)
+        model, processor = training.load_classifier(model_args, names)
         trainer = training.make_trainer(model, processor, splits, augmentation, args)
+        if trainer.is_world_process_zero():
+            training.begin_recipe(Path(args.output_dir), arguments, is_resumed=checkpoint is not None)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     if trainer.is_world_process_zero():
@@ -46,18 +52,15 @@ def main(arguments: list[str] | None = None) -> None:
     trainer.save_model()
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
-    recipe = {"augmentation": ", ".join(f"{name} {value}" for name, value in asdict(augmentation).items())}
-    if checkpoint is not None:
-        recipe["resumed"] = f"at step {os.path.basename(checkpoint).rpartition('-')[2]}; the time counts from there"
     launcher = ["python"] if args.world_size == 1 else ["torchrun", "--nproc_per_node", str(args.world_size)]
     scores = training.write_report(
         trainer,
         splits,
         data_args,
-        recipe,
-        command=shlex.join([*launcher, *(sys.argv if arguments is None else [sys.argv[0], *arguments])]),
-        seconds=result.metrics["train_runtime"],
+        recipe={"augmentation": ", ".join(f"{name} {value}" for name, value in asdict(augmentation).items())},
+        command=shlex.join([*launcher, sys.argv[0], *training.without_secrets(arguments)]),
         license=model_args.license,
+        base_model=model_args.model_name_or_path,
     )
     if trainer.is_world_process_zero():
         print("Scores: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
@@ -67,4 +70,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -28,7 +28,7 @@ from .test_demo import load_script
 
 
 NAMES = ["cat", "dog", "fox"]
-SMALL_DATA = ("--preset", "tiny", "--train_val_split", "0.5", "--per_device_train_batch_size", "2")
+SMALL_DATA = ("--train_val_split", "0.5", "--per_device_train_batch_size", "2")
 TINY = (
     '{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}'
 )
@@ -138,6 +138,21 @@ def test_overrides_that_change_shapes_of_a_saved_model_are_refused(
         load_classifier(arguments, NAMES)
 
 
+def test_a_saved_model_sees_whole_patches_only(saved: tuple[Path, HfViTForImageClassification]) -> None:
+    with pytest.raises(ValueError, match="20x20 pixels make no whole number of patches of 8x8"):
+        load_classifier(ModelArguments(model_name_or_path=str(saved[0]), image_size=20), NAMES)
+
+
+def test_a_saved_model_of_several_labels_per_image_is_tuned_for_one(
+    saved: tuple[Path, HfViTForImageClassification], tmp_path: Path
+) -> None:
+    folder, model = saved
+    model.config.problem_type = "multi_label_classification"
+    model.save_pretrained(folder)
+    tuned, _ = load_classifier(ModelArguments(model_name_or_path=str(folder)), NAMES)
+    assert tuned(torch.zeros(2, 3, 32, 32), labels=torch.tensor([0, 2])).loss.isfinite()
+
+
 def test_a_processor_that_keeps_the_aspect_ratio_needs_a_size() -> None:
     assert input_size(HfViTImageProcessor(size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)) == (56, 56)
     with pytest.raises(ValueError, match=r"images of several sizes make no batch.*--image_size 224"):
@@ -199,7 +214,24 @@ def script() -> ModuleType:
         (["--dataset_name", "photos", "--preset", "giant"], "There is no preset 'giant'"),
         (["--dataset_name", "photos", "--auto_augment", "some"], "auto_augment='some' is unknown"),
         (["--dataset_name", "photos", "--config_overrides", "patch_size=8"], "is no JSON object"),
-        (["--dataset_name", "photos", "--image_size", "30"], "30"),
+        (
+            ["--dataset_name", "photos", "--image_size", "30"],
+            "The image height 30 is not a multiple of the patch height 16",
+        ),
+        (
+            ["--dataset_name", "photos", "--image_size", "32", "--config_overrides", '{"image_size": 32}'],
+            "--image_size is given twice",
+        ),
+        (["--dataset_name", "photos", "--config_overrides", '{"patch_size": "8"}'], "The configuration does not fit"),
+        (["--dataset_name", "photos", "--config_overrides", '{"patches": 8}'], "HfViTConfig has no field patches"),
+        (
+            ["--dataset_name", "photos", "--load_best_model_at_end", "--metric_for_best_model", "acc"],
+            "There is no score 'acc' to choose the best model by. Choose accuracy, loss, macro_f1",
+        ),
+        (
+            ["--dataset_name", "photos", "--preset", "tiny", "--model_name_or_path", "nowhere"],
+            "--preset tiny is the size of a new model",
+        ),
         ([], "Say where the images are"),
     ],
 )

@@ -12,7 +12,8 @@ class DataRecord:
         identifier: Short name for the metadata of a model card, or the id on the Hub.
         license: License of the data.
         description: A few sentences with source and sizes.
-        test: The split that is scored, in words.
+        test: The images that are scored, in words.
+        split: The split that they are: "test", "validation" or "train".
     """
 
     name: str
@@ -20,3 +21,4 @@ class DataRecord:
     license: str
     description: str
     test: str
+    split: str = "test"

@@ -8,7 +8,7 @@ from .arguments import (
     TrainingDataArguments,
     parse_arguments,
 )
-from .checkpoints import checkpoint_to_resume, last_checkpoint
+from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     load_classifier,
@@ -18,6 +18,7 @@ from .image_classification import (
 )
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
+from .recipe import begin_recipe, without_secrets
 from .report import write_scores
 from .splits import load_scored_split, load_splits
 from .trainer import HfViTTrainer
@@ -31,6 +32,8 @@ __all__ = [
     "ModelArguments",
     "TrainingDataArguments",
     "TrainingRecord",
+    "begin_recipe",
+    "check_labels",
     "check_upload",
     "checkpoint_to_resume",
     "image_classification_metrics",
@@ -44,6 +47,7 @@ __all__ = [
     "open_classifier",
     "parse_arguments",
     "publish",
+    "without_secrets",
     "write_model_card",
     "write_report",
     "write_scores",

@@ -1,18 +1,21 @@
 """What the training scripts can be told, on the command line or in a YAML or JSON file."""
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, SchedulerType, TrainingArguments
 from transformers.integrations import is_tensorboard_available
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..configuration_hf_vit import PRESETS
+from .recipe import expand
+
+
+LIBRARY = TrainingArguments.__dataclass_fields__
 
 
 @dataclass
@@ -22,8 +25,9 @@ class ModelArguments:
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "Saved model to start from: a folder or a name on the Hub."}
     )
-    preset: str = field(
-        default="small", metadata={"help": f"Size of a model that starts from scratch: {', '.join(PRESETS)}."}
+    preset: str | None = field(
+        default=None,
+        metadata={"help": f"Size of a model that starts from scratch: {', '.join(PRESETS)}. small unless said."},
     )
     image_size: int | None = field(
         default=None,
@@ -34,6 +38,14 @@ class ModelArguments:
         metadata={"help": 'Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'},
     )
     license: str = field(default="unknown", metadata={"help": "License of the trained weights, for the model card."})
+
+    def __post_init__(self) -> None:
+        """Checks that the options go together."""
+        if self.model_name_or_path is not None and self.preset is not None:
+            raise ValueError(
+                f"--preset {self.preset} is the size of a new model, and --model_name_or_path "
+                f"{self.model_name_or_path} a saved one, which has its size. Give one of the two."
+            )
 
     def overrides(self) -> dict[str, Any]:
         """Returns the fields of `config_overrides`.
@@ -127,26 +139,40 @@ class AugmentationArguments:
 class HfViTTrainingArguments(TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.05
-    warmup_steps: float = 0.1
-    lr_scheduler_type: str = "cosine"
-    per_device_train_batch_size: int = 64
-    per_device_eval_batch_size: int = 64
-    eval_strategy: str = "epoch"
-    save_strategy: str = "epoch"
-    save_total_limit: int | None = 2
-    logging_steps: float = 0.01
-    metric_for_best_model: str | None = "accuracy"
+    learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
+    weight_decay: float = field(default=0.05, metadata=LIBRARY["weight_decay"].metadata)
+    warmup_steps: float = field(default=0.1, metadata=LIBRARY["warmup_steps"].metadata)
+    lr_scheduler_type: SchedulerType | str = field(default="cosine", metadata=LIBRARY["lr_scheduler_type"].metadata)
+    per_device_train_batch_size: int = field(default=64, metadata=LIBRARY["per_device_train_batch_size"].metadata)
+    per_device_eval_batch_size: int = field(default=64, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+    eval_strategy: IntervalStrategy | str = field(default="epoch", metadata=LIBRARY["eval_strategy"].metadata)
+    save_strategy: SaveStrategy | str = field(default="epoch", metadata=LIBRARY["save_strategy"].metadata)
+    save_total_limit: int | None = field(default=2, metadata=LIBRARY["save_total_limit"].metadata)
+    logging_steps: float = field(default=0.01, metadata=LIBRARY["logging_steps"].metadata)
+    metric_for_best_model: str | None = field(
+        default="accuracy", metadata={"help": "Score that chooses the best model: a name that evaluations print."}
+    )
     early_stopping_patience: int | None = field(
         default=None,
         metadata={"help": "Stop after this many evaluations without a better score, and keep the best model."},
     )
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={"help": 'Go on with a training: "last" for the newest checkpoint in output_dir, or its folder.'},
+    )
+    # Early stopping counts on where it stood, and the wall time adds up.
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata=LIBRARY["restore_callback_states_from_checkpoint"].metadata
+    )
     # An incomplete last batch would weigh its images more, and differ with the number of processes.
-    dataloader_drop_last: bool = True
-    dataloader_pin_memory: bool = torch.cuda.is_available()
-    remove_unused_columns: bool = False
-    report_to: str = "tensorboard" if is_tensorboard_available() else "none"
+    dataloader_drop_last: bool = field(default=True, metadata=LIBRARY["dataloader_drop_last"].metadata)
+    dataloader_pin_memory: bool = field(
+        default=torch.cuda.is_available(), metadata=LIBRARY["dataloader_pin_memory"].metadata
+    )
+    remove_unused_columns: bool = field(default=False, metadata=LIBRARY["remove_unused_columns"].metadata)
+    report_to: str = field(
+        default="tensorboard" if is_tensorboard_available() else "none", metadata=LIBRARY["report_to"].metadata
+    )
 
     def __post_init__(self) -> None:
         """Early stopping keeps the best model: the last ones are worse by definition."""
@@ -155,37 +181,26 @@ class HfViTTrainingArguments(TrainingArguments):
         super().__post_init__()
 
 
-def parse_arguments(types: Sequence[type], arguments: Sequence[str] | None = None) -> tuple[Any, ...]:
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
+
+
+def parse_arguments(
+    types: Sequence[type], arguments: Sequence[str], description: str | None = None
+) -> tuple[Any, ...]:
     """Parses a command line; if it starts with a YAML or JSON file, what follows overrides what the file says.
 
     Args:
         types: Dataclasses with the arguments.
-        arguments: The command line without the program's name; by default the one of this process.
+        arguments: The command line without the program's name.
+        description: What `--help` says first.
 
     Returns:
         One instance of each type.
 
     Raises:
+        OSError: if the file cannot be read.
         ValueError: if the file is no mapping, or an argument's own check fails.
     """
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments and Path(arguments[0]).suffix in {".yaml", ".yml", ".json"}:
-        arguments = file_to_arguments(Path(arguments[0])) + arguments[1:]
-    return tuple(HfArgumentParser(types).parse_args_into_dataclasses(arguments))
-
-
-def file_to_arguments(file: Path) -> list[str]:
-    """Returns the content of a YAML or JSON file as the command line that says the same.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is no mapping from names to values.
-    """
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON is YAML too
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold a mapping, with lines like 'learning_rate: 0.001'.")
-    arguments = []
-    for name, value in content.items():
-        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-        arguments += [f"--{name}", *map(str, values)] if value is not None else []
-    return arguments
+    parser = HfArgumentParser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
+    return tuple(parser.parse_args_into_dataclasses(expand(arguments)))

@@ -3,12 +3,13 @@
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 
 logger = logging.get_logger(__name__)
@@ -90,3 +91,24 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
     if (fault := find_fault(Path(wanted))) is not None:
         raise ValueError(f"{wanted} cannot be resumed from: {fault}. --resume_from_checkpoint last finds the newest.")
     return str(wanted)
+
+
+def stopped_early_at(checkpoint: str | os.PathLike[str]) -> int | None:
+    """Returns the step at which early stopping has ended the training of a checkpoint, or None if it has not."""
+    state = json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    stopping = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback")
+    if stopping is None:
+        return None
+    counter = stopping["attributes"]["early_stopping_patience_counter"]
+    return int(state["global_step"]) if counter >= stopping["args"]["early_stopping_patience"] else None
+
+
+def check_labels(checkpoint: str | os.PathLike[str], names: Sequence[str]) -> None:
+    """Raises `ValueError` unless a checkpoint was trained on classes with these names, in this order."""
+    config = json.loads((Path(checkpoint) / CONFIG_NAME).read_text(encoding="utf-8"))
+    begun = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
+    if begun != list(names):
+        raise ValueError(
+            f"The training of {checkpoint} was begun with the classes {', '.join(begun)}, not {', '.join(names)}. "
+            "Go on with the same data, or begin another training in another --output_dir."
+        )

@@ -1,14 +1,17 @@
 """Training of image classifiers: model, trainer and report."""
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
-from transformers import BaseImageProcessor, EarlyStoppingCallback
+from huggingface_hub.errors import StrictDataclassError
+from transformers import BaseImageProcessor, EarlyStoppingCallback, EvalPrediction
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils import logging
 
-from ..configuration_hf_vit import HfViTConfig
+from ..configuration_hf_vit import HfViTConfig, to_pair
 from ..data import (
     AugmentedDataset,
     DataRecord,
@@ -24,10 +27,14 @@ from .arguments import (
     ModelArguments,
     TrainingDataArguments,
 )
-from .metrics import image_classification_metrics, majority_baseline
+from .metrics import SCORES, image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
+from .recipe import RECIPE_NAME
 from .report import write_scores
 from .trainer import HfViTTrainer
+
+
+logger = logging.get_logger(__name__)
 
 
 def load_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
@@ -41,18 +48,55 @@ def load_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForIma
         OSError: if there is no such saved model.
         ValueError: if it is of another kind, or an option does not fit.
     """
-    labels = {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
-    if args.model_name_or_path is None:
-        size = {} if args.image_size is None else {"image_size": args.image_size}
-        config = HfViTConfig.from_preset(args.preset, **size, **args.overrides(), **labels)
-        return HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
+    try:
+        return new_classifier(args, names) if args.model_name_or_path is None else tune(args, names)
+    except StrictDataclassError as error:
+        raise ValueError(f"The configuration does not fit: {error}") from error
+
+
+def new_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
+    """Returns a model with fresh weights and its image processor."""
+    overrides = args.overrides() | name_labels(names)
+    if args.image_size is not None:
+        if "image_size" in overrides:
+            raise ValueError("--image_size is given twice: leave it out of --config_overrides.")
+        overrides["image_size"] = args.image_size
+    config = HfViTConfig.from_preset(args.preset or "small", **overrides)
+    return HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
+
+
+def tune(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
+    """Returns a saved model, with a fresh classifier if it knows other classes, and its image processor."""
+    assert args.model_name_or_path is not None
     model = open_classifier(args.model_name_or_path, **args.overrides())
-    if list(model.config.id2label.values()) != names:
-        config = HfViTConfig.from_dict({**model.config.to_dict(), **labels})
+    known = list(model.config.id2label.values())
+    if known != names:
+        logger.warning(
+            f"The saved model knows the classes {shorten(known)}. It gets a fresh classifier for {shorten(names)}."
+        )
+        config = HfViTConfig.from_dict({**model.config.to_dict(), **name_labels(names)})
         weights = {name: weight for name, weight in model.state_dict().items() if "classifier." not in name}
         model = HfViTForImageClassification.from_pretrained(None, config=config, state_dict=weights)
+    model.config.problem_type = "single_label_classification"
     options = {} if args.image_size is None else {"size": args.image_size, "do_center_crop": False}
-    return model, HfViTImageProcessor.from_pretrained(args.model_name_or_path, **options)
+    processor = HfViTImageProcessor.from_pretrained(args.model_name_or_path, **options)
+    size, patch = input_size(processor), to_pair(model.config.patch_size)
+    if size[0] % patch[0] or size[1] % patch[1]:
+        raise ValueError(
+            f"Images of {size[0]}x{size[1]} pixels make no whole number of patches of {patch[0]}x{patch[1]}. Choose "
+            "another --image_size."
+        )
+    return model, processor
+
+
+def name_labels(names: list[str]) -> dict[str, Any]:
+    """Returns the fields of a configuration that name the classes."""
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def shorten(names: list[str], count: int = 20) -> str:
+    """Lists the first names."""
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
 def open_classifier(name_or_path: str, **overrides: Any) -> HfViTForImageClassification:
@@ -66,6 +110,9 @@ def open_classifier(name_or_path: str, **overrides: Any) -> HfViTForImageClassif
         OSError: if there is no such saved model.
         ValueError: if it is of another kind, or an override changes the shape of its weights.
     """
+    known = {field.name for field in fields(HfViTConfig)}
+    if unknown := sorted(overrides.keys() - known):
+        raise ValueError(f"HfViTConfig has no field {', '.join(unknown)}. help(HfViTConfig) lists them.")
     try:
         return HfViTForImageClassification.from_pretrained(name_or_path, **overrides)
     except OSError as error:
@@ -100,7 +147,7 @@ def make_trainer(
     augmentation: AugmentationArguments,
     args: HfViTTrainingArguments,
 ) -> HfViTTrainer:
-    """Returns the trainer of a classifier.
+    """Returns the trainer of a classifier; without validation images it sets `args.eval_strategy` to "no".
 
     Raises:
         ImportError: if a package is missing that is needed only at the end.
@@ -114,12 +161,19 @@ def make_trainer(
             f"{len(splits['train'])} training images do not fill a batch of {batch_size}. Set "
             "--per_device_train_batch_size lower."
         )
+    scores = {*SCORES, *(["top_5_accuracy"] if len(model.config.id2label) > 5 else [])}
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    is_best_wanted = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
+    if is_best_wanted and metric not in scores:
+        raise ValueError(
+            f"There is no score {metric!r} to choose the best model by. Choose {', '.join(sorted(scores))}."
+        )
     if "validation" not in splits:
-        if args.load_best_model_at_end:
+        if is_best_wanted:
             raise ValueError(
                 "Early stopping and the choice of the best model need validation images. Set --train_val_split 0.1."
             )
-        args.eval_strategy = "no"
+        args.eval_strategy = IntervalStrategy.NO
     transform = image_classification_augmentation(
         input_size(processor), num_channels=model.config.num_channels, **asdict(augmentation)
     )
@@ -148,7 +202,7 @@ def write_report(
         splits: What it was trained on.
         data: Where that came from.
         recipe: Settings to name in the card beside those that the trainer knows.
-        **facts: Fields of the card's `TrainingRecord` that only the caller knows: `command`, `seconds`, `license`.
+        **facts: Fields of the card's `TrainingRecord` that only the caller knows: `command`, `license`, `base_model`.
 
     Returns:
         The scores.
@@ -156,10 +210,11 @@ def write_report(
     split = next(name for name in ("test", "validation", "train") if name in splits)
     names = splits["train"].features["label"].names
     output = trainer.predict(splits[split], metric_key_prefix=split)  # on all processes
+    scores = image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
     if not trainer.is_world_process_zero():
-        return output.metrics
+        return scores
     folder = Path(trainer.args.output_dir)
-    scores = write_scores(folder, split, output, names)
+    write_scores(folder, split, output, names)
     draw_curves(trainer.state.log_history, folder / "curves.png")
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     record = TrainingRecord.from_trainer(
@@ -171,8 +226,11 @@ def write_report(
         metrics=scores,
         baselines={"commonest class": majority_baseline(splits["train"]["label"], output.label_ids, len(names))},
         selection="after the last step" if best is None else f"at step {best}, the best on the validation images",
+        is_chosen_on_scored=best is not None and split == "validation",
         pictures={"Loss, validation scores and learning rate": "curves.png"}
         | {"Right classes and answers": f"{split}_confusion_matrix.png"},
+        arguments=RECIPE_NAME,
+        seconds=trainer.seconds,
         location=trainer.hub_model_id or TrainingRecord.location,
         limits=f"It knows {len(names)} classes and answers with one of them whatever it is shown. "
         "It has seen images like those that it was trained on, and its score says little about others.",
@@ -186,13 +244,13 @@ def describe_data(args: TrainingDataArguments, splits: DatasetDict, split: str) 
     """Says of the data what its place and its splits tell."""
     sizes = ", ".join(f"{len(images):,} for {name}" for name, images in splits.items())
     names = splits["train"].features["label"].names
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     place = Path(args.dataset_name)
     name = place.resolve().name if place.exists() else args.dataset_name
     return DataRecord(
         name=name,
         identifier=name,
         license=args.dataset_license,
-        description=f"{name}: {sizes}, in {len(names)} classes ({listed}).",
+        description=f"{name}: {sizes}, in {len(names)} classes ({shorten(names)}).",
         test=f"the {len(splits[split]):,} {split} images",
+        split=split,
     )

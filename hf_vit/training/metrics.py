@@ -10,6 +10,10 @@ from ..metrics import MacroF1, TopKAccuracy
 from ..task_classification import classification_loss
 
 
+# Of a classifier; with more than five labels also "top_5_accuracy"
+SCORES = ("loss", "accuracy", "macro_f1")
+
+
 def image_classification_metrics(prediction: EvalPrediction) -> dict[str, float]:
     """Scores a classifier of one label per image: the Trainer's `compute_metrics`.
 

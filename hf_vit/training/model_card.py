@@ -37,7 +37,10 @@ class TrainingRecord:
         limits: What the model is not good for.
         license: License of the weights.
         selection: Which step of the training the scored weights are from.
+        is_chosen_on_scored: Whether that step was chosen by its score on the very images that are scored.
+        base_model: The saved model that the training started from, if any.
         pictures: File names of pictures beside the card, by caption.
+        arguments: The file beside the card that holds all arguments of the training.
         location: Where the model is opened from: a folder, or a name on the Hub.
         tags: Keywords for the metadata.
     """
@@ -57,7 +60,10 @@ class TrainingRecord:
     limits: str
     license: str = "apache-2.0"
     selection: str = "after the last step"
+    is_chosen_on_scored: bool = False
+    base_model: str | None = None
     pictures: dict[str, str] = field(default_factory=dict)
+    arguments: str = "training_args.json"
     location: str = "path/to/this/folder"
     tags: tuple[str, ...] = ("vision", "hf_vit")
 
@@ -120,17 +126,20 @@ def write_model_card(folder: str | os.PathLike[str], record: TrainingRecord) -> 
     for name, scores in record.baselines.items():
         if missing := sorted(set(record.metrics) - set(scores)):
             raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Give it the same metrics.")
+    # The Hub ranks models by these: not by images that the model was trained or its best step chosen on.
+    is_comparable = record.data.split != "train" and not record.is_chosen_on_scored
     results = [
         EvalResult(
             task_type=record.task,
             dataset_type=record.data.identifier,
             dataset_name=record.data.name,
-            dataset_split="test",
+            dataset_split=record.data.split,
             metric_type=metric,
             metric_value=score,
         )
         for metric, score in record.metrics.items()
     ]
+    is_on_hub = record.base_model is not None and not Path(record.base_model).exists()
     card_data = ModelCardData(
         model_name=record.model_name,
         license=record.license,
@@ -138,7 +147,9 @@ def write_model_card(folder: str | os.PathLike[str], record: TrainingRecord) -> 
         pipeline_tag=record.task,
         tags=list(record.tags),
         metrics=list(record.metrics),
-        eval_results=results,
+        base_model=record.base_model if is_on_hub else None,
+        base_model_relation="finetune" if is_on_hub else None,
+        eval_results=results if is_comparable else None,
     )
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), record=record)
     path = Path(folder) / "README.md"

@@ -1,5 +1,6 @@
 """The library's Trainer, made exact: on several processes, in evaluations, and when taken up again."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,14 @@ import torch
 from torch.utils.data import DataLoader
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
 
-from .callbacks import DatasetEpoch
+from .callbacks import DatasetEpoch, NewStart, TrainingClock
+from .checkpoints import stopped_early_at
 from .safe_trainer import SafeTrainer
+
+
+logger = logging.get_logger(__name__)
 
 
 class HfViTTrainer(SafeTrainer):
@@ -27,6 +33,23 @@ class HfViTTrainer(SafeTrainer):
         """Takes the arguments of `transformers.Trainer`."""
         super().__init__(*args, **kwargs)
         self.add_callback(DatasetEpoch())
+        self.add_callback(TrainingClock())
+        self.add_callback(NewStart())
+
+    @property
+    def seconds(self) -> float:
+        """The wall time of the training so far, with what came before it was taken up again."""
+        clock = next(callback for callback in self.callback_handler.callbacks if isinstance(callback, TrainingClock))
+        return clock.seconds
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains; a training that early stopping has ended stays ended when it is taken up again."""
+        if isinstance(resume_from_checkpoint, str | os.PathLike):
+            step = stopped_early_at(resume_from_checkpoint)
+            if step is not None:
+                logger.warning(f"Early stopping has ended this training at step {step}: no more steps are made.")
+                self.args.max_steps = step
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:
         """Returns a loader that drops images in training only, with a random generator of its own.

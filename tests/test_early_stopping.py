@@ -1,0 +1,78 @@
+"""Trainings that end early, or have ended, and are taken up again."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import DatasetDict
+
+from hf_vit.data import hold_out, load_digits_dataset
+from hf_vit.training import (
+    AugmentationArguments,
+    HfViTTrainer,
+    HfViTTrainingArguments,
+    ModelArguments,
+    last_checkpoint,
+    load_classifier,
+    make_trainer,
+)
+
+
+TINY = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}'
+
+
+@pytest.fixture(scope="module")
+def digits() -> DatasetDict:
+    splits = hold_out(load_digits_dataset()["train"].select(range(60)), 0.2)
+    return DatasetDict(train=splits["train"], validation=splits["test"])
+
+
+def trainer_in(folder: Path, digits: DatasetDict, **options: Any) -> HfViTTrainer:
+    """A training that does not learn, so that its first evaluation is its best."""
+    args = HfViTTrainingArguments(
+        output_dir=str(folder),
+        **{"learning_rate": 1e-9, "num_train_epochs": 9, "report_to": "none", "save_total_limit": None, **options},
+        per_device_train_batch_size=16,
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    model, processor = load_classifier(ModelArguments(preset="mnist", config_overrides=TINY), list("0123456789"))
+    return make_trainer(model, processor, digits, AugmentationArguments(), args)
+
+
+def test_patience_goes_on_where_it_stood_and_an_end_stays_an_end(tmp_path: Path, digits: DatasetDict) -> None:
+    whole = trainer_in(tmp_path / "whole", digits, early_stopping_patience=3)
+    whole.train()
+    assert whole.state.global_step == 4 * 3  # the best of the first epoch, and three more
+    assert whole.state.best_global_step == 3
+
+    again = trainer_in(tmp_path / "whole", digits, early_stopping_patience=3)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-9"))
+    assert again.state.global_step == 12
+
+    ended = trainer_in(tmp_path / "whole", digits, early_stopping_patience=3)
+    ended.train(resume_from_checkpoint=last_checkpoint(tmp_path / "whole"))
+    assert ended.state.global_step == 12
+    assert ended.state.best_global_step == 3
+
+
+def test_a_training_at_its_end_goes_on_when_it_is_given_more_epochs(tmp_path: Path, digits: DatasetDict) -> None:
+    trainer_in(tmp_path, digits, num_train_epochs=1).train()
+    longer = trainer_in(tmp_path, digits, num_train_epochs=3)
+    longer.train(resume_from_checkpoint=last_checkpoint(tmp_path))
+    assert longer.state.global_step == 9
+
+
+def test_the_clock_counts_on(tmp_path: Path, digits: DatasetDict) -> None:
+    first = trainer_in(tmp_path, digits, num_train_epochs=2)
+    start = time.monotonic()
+    first.train()
+    assert 0 < first.seconds <= time.monotonic() - start
+    time.sleep(0.1)
+    again = trainer_in(tmp_path, digits, num_train_epochs=2)
+    start = time.monotonic()
+    again.train(resume_from_checkpoint=last_checkpoint(tmp_path))
+    elapsed = time.monotonic() - start
+    assert again.seconds > first.seconds * 0.8
+    assert again.seconds <= first.seconds + elapsed
