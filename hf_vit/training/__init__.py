@@ -16,10 +16,10 @@ from .image_classification import (
     open_classifier,
     write_report,
 )
+from .load_data import load_scored_split, load_splits
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .report import write_scores
-from .splits import load_scored_split, load_splits
 from .trainer import HfViTTrainer
 
 

@@ -159,7 +159,7 @@ def write_report(
     if not trainer.is_world_process_zero():
         return output.metrics
     folder = Path(trainer.args.output_dir)
-    scores = write_scores(folder, split, output, names)
+    scores = write_scores(folder, split, output, names, splits[split]["file"])
     draw_curves(trainer.state.log_history, folder / "curves.png")
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     record = TrainingRecord.from_trainer(

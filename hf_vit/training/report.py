@@ -1,6 +1,7 @@
 """What is left of a scored model beside its weights: numbers as JSON, pictures, and the answer for every image."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from ..metrics import ConfusionMatrix
 from ..visualize import draw_confusion_matrix
 
 
-def write_scores(folder: Path, split: str, output: PredictionOutput, names: list[str]) -> dict[str, float]:
+def write_scores(
+    folder: Path, split: str, output: PredictionOutput, names: list[str], files: Iterable[str]
+) -> dict[str, float]:
     """Writes the scores of a classifier on a split, its confusion matrix, and its answers.
 
     Args:
@@ -19,6 +22,7 @@ def write_scores(folder: Path, split: str, output: PredictionOutput, names: list
         split: Name of the split, which is also the prefix of the metrics.
         output: What `trainer.predict` returned: logits (N, K), labels (N,) and metrics.
         names: The K class names.
+        files: What each of the N images is called.
 
     Returns:
         The scores without their prefix, and without times.
@@ -31,8 +35,8 @@ def write_scores(folder: Path, split: str, output: PredictionOutput, names: list
         predictions=answers, references=labels, num_labels=len(names)
     )["confusion_matrix"]
     lines = (
-        {"index": index, "label": names[label], "prediction": names[answer], "score": round(scores[answer], 6)}
-        for index, (label, answer, scores) in enumerate(zip(labels, answers, probabilities.tolist(), strict=True))
+        {"file": file, "label": names[label], "prediction": names[answer], "score": round(scores[answer], 6)}
+        for file, label, answer, scores in zip(files, labels, answers, probabilities.tolist(), strict=True)
     )
     times = ("_runtime", "_per_second", "_model_preparation_time")
     scores = {
