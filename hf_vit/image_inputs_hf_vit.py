@@ -133,6 +133,8 @@ def decode_image(stream: BinaryIO, name: str) -> "PIL.Image.Image":
         image = PIL.Image.open(stream)
     except PIL.Image.DecompressionBombError as error:
         raise ValueError(f"{name} is too large: {error} Raise PIL.Image.MAX_IMAGE_PIXELS if you trust it.") from error
+    except PIL.UnidentifiedImageError as error:  # which says no more than the stream's address in memory
+        raise OSError(f"{name} is not an image that PIL can read, or its header is damaged.") from error
     except Exception as error:  # plugins fail on damaged headers in many ways
         raise OSError(f"{name} is not an image that PIL can read, or its header is damaged ({error}).") from error
     return upright(image, name)

@@ -22,7 +22,13 @@ class ScoredModel:
     """Which model to score, and on what."""
 
     model_name_or_path: str = field(default="", metadata={"help": "Folder of a saved model, or its name on the Hub."})
-    split: str = field(default="test", metadata={"help": "Which images of the dataset to score."})
+    split: str | None = field(
+        default=None,
+        metadata={
+            "help": "Which images to score: test, validation (held out of train as in training where there is no such "
+            "split) or train; by default the first of these that there is."
+        },
+    )
 
     def __post_init__(self) -> None:
         """Checks what can be checked without the model."""
@@ -47,7 +53,7 @@ def main(arguments: list[str]) -> None:
         )
         model = training.open_classifier(scored.model_name_or_path)
         processor = HfViTImageProcessor.from_pretrained(scored.model_name_or_path)
-        images = training.load_scored_split(data_args, scored.split, model.config.label2id, args)
+        split, images = training.load_scored_split(data_args, scored.split, model.config.label2id, args)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     trainer = training.HfViTTrainer(
@@ -56,11 +62,11 @@ def main(arguments: list[str]) -> None:
         data_collator=data.ImageClassificationCollator(processor),
         compute_metrics=training.image_classification_metrics,
     )
-    output = trainer.predict(images, metric_key_prefix=scored.split)
+    output = trainer.predict(images, metric_key_prefix=split)
     if trainer.is_world_process_zero():
         names = images.features["label"].names
-        scores = training.write_scores(Path(args.output_dir), scored.split, output, names)
-        print(f"{len(images):,} images: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        scores = training.write_scores(Path(args.output_dir), split, output, names, images["file"])
+        print(f"{len(images):,} {split} images: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
         print(f"The scores, the confusion matrix and the answers: {args.output_dir}")
 
 

@@ -59,6 +59,10 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     [
         ([], "Say where the images are: --dataset_name path/to/data"),
         (["--dataset_name", "photos", "--train_val_split", "1"], r"train_val_split=1\.0 must lie in \[0, 1\)"),
+        (
+            ["--dataset_name", "photos", "--skip_unreadable", "--check_images", "false"],
+            "skip_unreadable finds nothing with check_images=False",
+        ),
     ],
 )
 def test_mistakes_are_explained(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -65,6 +65,27 @@ def test_colours_are_converted_as_by_the_image_processor() -> None:
     assert transform(Image.new("CMYK", (9, 9))).shape == (3, 8, 8)
 
 
+def test_float_images_are_rounded_rather_than_clamped_to_one() -> None:
+    grey = np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.float32)
+    for values in (grey, grey / 255):
+        transform = image_classification_augmentation(
+            (60, 80), num_channels=1, **{**OFF, "auto_augment": "randaugment"}
+        )
+        torch.manual_seed(0)
+        image = transform(Image.fromarray(values))
+        torch.manual_seed(0)
+        assert image.equal(transform(Image.fromarray(grey.round().astype(np.uint8))))
+
+
+def test_images_of_other_channels_may_be_moved_but_not_recoloured() -> None:
+    image = Image.new("RGBA", (9, 9))
+    assert image_classification_augmentation((8, 8), num_channels=4, auto_augment="affine")(image).shape == (4, 8, 8)
+    with pytest.raises(
+        ValueError, match=r"'randaugment' changes colours, .*num_channels=4 .*Set auto_augment to none"
+    ):
+        image_classification_augmentation((8, 8), num_channels=4, auto_augment="randaugment")
+
+
 def test_it_passes_to_worker_processes() -> None:
     transform = pickle.loads(pickle.dumps(image_classification_augmentation((8, 8), auto_augment="affine")))
     assert transform(GRADIENT).shape == (3, 8, 8)

@@ -4,10 +4,9 @@ from collections import Counter
 from io import BytesIO
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, Features, Image, concatenate_datasets
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value, concatenate_datasets
 from PIL import Image as PILImage
 
 from hf_vit.data import hold_out, load_image_classification, unreadable_images, without_unreadable
@@ -38,6 +37,7 @@ def test_images_are_decoded_to_their_last_byte(damaged, tmp_path):
     assert unreadable[1].startswith(f"{tmp_path}/a/1.jpg: it cannot be decoded: image file is truncated")
     assert unreadable[4].startswith(f"{tmp_path}/b/1.jpg: it is not an image that PIL can read")
     assert unreadable[5].startswith(f"{tmp_path}/b/2.jpg: it is not an image")
+    assert "BytesIO" not in "".join(unreadable.values())
 
 
 def test_threads_change_nothing(damaged):
@@ -47,11 +47,16 @@ def test_threads_change_nothing(damaged):
         assert list(unreadable_images(many, num_threads)) == expected
 
 
-def test_images_that_are_no_files_are_named_by_number():
+def named(images: list, files: list[str] | None = None) -> Dataset:
+    """A dataset of encoded images or paths, and what they are called."""
+    files = files or [f"image {number} of train" for number in range(len(images))]
+    return Dataset.from_dict({"image": images, "file": files}, Features({"image": Image(), "file": Value("string")}))
+
+
+def test_images_that_are_no_files_are_named_too():
     content = [encoded(picture(number)) for number in range(3)]
     content[1] = content[1][:-30]
-    split = Dataset.from_dict({"image": [*content, None]}, Features({"image": Image()}), split=datasets.Split.TRAIN)
-    unreadable = unreadable_images(split)
+    unreadable = unreadable_images(named([*content, None]))
     assert list(unreadable) == [1, 3]
     assert unreadable[1].startswith("image 1 of train: it cannot be decoded")
     assert unreadable[3] == "image 3 of train: there is no image"
@@ -64,7 +69,7 @@ def test_a_file_that_is_gone_is_unreadable(damaged, tmp_path):
 
 def test_images_too_large_to_be_safe_are_unreadable(monkeypatch):
     monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)
-    assert "too large" in unreadable_images(dataset_of([0, 1]))[0]
+    assert "too large" in unreadable_images(named([encoded(picture(0))]))[0]
 
 
 def odd_images() -> dict[str, bytes]:
@@ -96,7 +101,7 @@ def test_a_column_of_images_gives_what_our_reader_gives(tmp_path):
     for name, content in kinds.items():
         (tmp_path / name).write_bytes(content)
     for images in ([str(tmp_path / name) for name in kinds], list(kinds.values())):
-        split = Dataset.from_dict({"image": images}, Features({"image": Image()}))
+        split = named(images)
         assert unreadable_images(split) == {}
         for name, image in zip(kinds, split["image"], strict=True):
             for num_channels in (1, 3):
@@ -108,37 +113,46 @@ def test_a_column_of_images_gives_what_our_reader_gives(tmp_path):
 # --- decision
 
 
-def test_unreadable_images_are_listed_unless_they_may_be_skipped(damaged, tmp_path, caplog):
-    unreadable = {1: f"{tmp_path}/a/1.jpg: truncated", 4: f"{tmp_path}/b/1.jpg: no image"}
+def test_unreadable_images_of_all_splits_are_listed_unless_they_may_be_skipped(damaged, tmp_path, caplog):
+    splits = DatasetDict({"train": damaged, "test": damaged.select(range(2))})
+    unreadable = {"train": {1: "a/1.jpg: truncated", 4: "b/1.jpg: no image"}, "test": {0: "a/0.jpg: truncated"}}
     with pytest.raises(
-        ValueError, match=r"(?s)2 of 6 images cannot be read:\n.*a/1.jpg: trunc.*b/1.jpg: no.*--skip_unread"
+        ValueError,
+        match=r"(?s)^3 of 8 images cannot be read:\n.*a/1.jpg: trunc.*b/1.jpg: no.*a/0.jpg: .* with skip_unreadable\.",
     ):
-        without_unreadable(damaged, unreadable, skip=False)
+        without_unreadable(splits, unreadable, skip_unreadable=False)
     assert not caplog.records
-    kept = without_unreadable(damaged, unreadable, skip=True)
-    assert kept["label"][:] == [0, 0, 1, 1]
-    assert [Path(image.filename).name for image in kept["image"][:2]] == ["0.jpg", "2.jpg"]
+    kept = without_unreadable(splits, unreadable, skip_unreadable=True)
+    assert [Path(file).name for file in kept["train"]["file"]] == ["0.jpg", "2.jpg", "0.jpg", "2.jpg"]
+    assert kept["test"]["file"][:] == [f"{tmp_path}/a/1.jpg"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Left out: 2 of 6 images cannot be read" in caplog.text
+    assert "Left out: 3 of 8 images cannot be read" in caplog.text
 
 
 def test_only_the_first_unreadable_images_are_listed():
-    split = dataset_of([0, 1] * 20, ["a", "b"])
-    unreadable = {index: f"image {index} of train: truncated" for index in range(30)}
-    with pytest.raises(ValueError, match=r"(?s)^30 of 40 .*image 19 of train: truncated\n  and 10 more\n"):
-        without_unreadable(split, unreadable, skip=False)
+    splits = DatasetDict({"train": dataset_of([0, 1] * 100, ["a", "b"])})
+    unreadable = {"train": {index: f"image {index} of train: truncated" for index in range(110)}}
+    with pytest.raises(ValueError, match=r"(?s)^110 of 200 .*image 99 of train: truncated\n  and 10 more\n"):
+        without_unreadable(splits, unreadable, skip_unreadable=False)
 
 
 def test_readable_images_are_left_as_they_are():
-    split = dataset_of([0, 1], ["a", "b"])
-    assert without_unreadable(split, {}, skip=False) is split
+    splits = DatasetDict({"train": dataset_of([0, 1], ["a", "b"])})
+    assert without_unreadable(splits, {"train": {}}, skip_unreadable=False) is splits
 
 
-@pytest.mark.parametrize(("gone", "lost"), [([1, 2], "b"), ([0, 1, 2], "a, b")])
-def test_no_class_is_skipped_as_a_whole(gone, lost):
+def test_no_class_of_train_and_no_split_is_skipped_as_a_whole():
     split = dataset_of([0, 1, 1], ["a", "b", "never"])
-    with pytest.raises(ValueError, match=rf"no image would be left of these classes: {lost}\. Repair"):
-        without_unreadable(split, dict.fromkeys(gone, "truncated"), skip=True)
+    splits = DatasetDict({"train": split, "test": split})
+    for train, test, message in (
+        ([1, 2], [], r"no image would be left to train b on\. Repair"),
+        ([], [0, 1, 2], r"no image would be left for 'test'\. Repair"),
+    ):
+        unreadable = {"train": dict.fromkeys(train, "truncated"), "test": dict.fromkeys(test, "truncated")}
+        with pytest.raises(ValueError, match=message):
+            without_unreadable(splits, unreadable, skip_unreadable=True)
+    kept = without_unreadable(splits, {"train": {}, "test": {0: "truncated"}}, skip_unreadable=True)
+    assert kept["test"]["label"][:] == [1, 1]
 
 
 # --- holding out
@@ -164,7 +178,7 @@ def test_classes_without_an_image_do_not_matter_to_holding_out():
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 5])
 def test_a_share_must_be_a_share(fraction):
-    with pytest.raises(ValueError, match=f"fraction={fraction} of the images cannot be held out"):
+    with pytest.raises(ValueError, match=f"train_val_split={fraction} of the images cannot be held out"):
         hold_out(labelled(10, 10), fraction)
 
 
@@ -172,8 +186,12 @@ def test_a_share_must_be_a_share(fraction):
     ("counts", "fraction", "message"),
     [
         ((10, 1, 5, 1), 0.5, "classes have a single image, .*: class 1, class 3"),
-        ((5, 5, 5), 0.1, "Of 15 images, fraction=0.1 holds out 2, but each of the 3 classes needs one on both sides"),
-        ((5, 5, 5), 0.9, "Of 15 images, fraction=0.9 holds out 14, but each of the 3 classes"),
+        (
+            (5, 5, 5),
+            0.1,
+            "Of 15 images, train_val_split=0.1 holds out 2, but each of the 3 classes needs one on both sides",
+        ),
+        ((5, 5, 5), 0.9, "Of 15 images, train_val_split=0.9 holds out 14, but each of the 3 classes"),
     ],
 )
 def test_classes_too_small_to_be_split_are_refused(counts, fraction, message):

@@ -11,19 +11,15 @@ from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import load_digits_dataset
 from hf_vit.training import (
     AugmentationArguments,
-    DataArguments,
     HfViTTrainingArguments,
     ModelArguments,
-    TrainingDataArguments,
     checkpoint_to_resume,
     load_classifier,
-    load_scored_split,
-    load_splits,
     make_trainer,
 )
 from hf_vit.training.image_classification import input_size
 
-from .data_helpers import truncate, write_pictures
+from .data_helpers import write_pictures
 from .test_demo import load_script
 
 
@@ -47,43 +43,6 @@ def photos(tmp_path: Path) -> Path:
     for split, count in (("train", 4), ("test", 2)):
         write_pictures(folder, *(f"{split}/{name}/{number}.png" for name in NAMES for number in range(count)))
     return folder
-
-
-# Data
-
-
-def test_a_share_of_train_is_held_out_where_there_is_no_validation(photos: Path, args: HfViTTrainingArguments) -> None:
-    splits = load_splits(TrainingDataArguments(dataset_name=str(photos), train_val_split=0.25), args)
-    assert {name: len(split) for name, split in splits.items()} == {"train": 9, "validation": 3, "test": 6}
-    assert sorted(splits["validation"]["label"]) == [0, 1, 2]
-    everything = load_splits(TrainingDataArguments(dataset_name=str(photos), train_val_split=0), args)
-    assert {name: len(split) for name, split in everything.items()} == {"train": 12, "test": 6}
-
-
-def test_a_trial_takes_a_few_images_of_each_split(photos: Path, args: HfViTTrainingArguments) -> None:
-    options = {"train_val_split": 0.25, "max_train_samples": 5, "max_eval_samples": 2}
-    splits = load_splits(TrainingDataArguments(dataset_name=str(photos), **options), args)
-    assert {name: len(split) for name, split in splits.items()} == {"train": 5, "validation": 2, "test": 2}
-
-
-def test_images_that_cannot_be_read_are_named_or_left_out(photos: Path, args: HfViTTrainingArguments) -> None:
-    truncate(photos / "train" / "dog" / "2.png")
-    options = {"dataset_name": str(photos), "train_val_split": 0}
-    with pytest.raises(ValueError, match=r"(?s)train/dog/2\.png.*--skip_unreadable"):
-        load_splits(TrainingDataArguments(**options), args)
-    splits = load_splits(TrainingDataArguments(**options, skip_unreadable=True), args)
-    assert len(splits["train"]) == 11
-
-
-def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTrainingArguments) -> None:
-    label2id = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}
-    split = load_scored_split(DataArguments(dataset_name=str(photos)), "test", label2id, args)
-    assert split.features["label"].names == list(label2id)
-    assert split["label"] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
-    with pytest.raises(ValueError, match="The model does not know dog, fox; it knows cat, cow"):
-        load_scored_split(DataArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args)
-    with pytest.raises(ValueError, match=r"has no split 'validation'. Choose --split train or test"):
-        load_scored_split(DataArguments(dataset_name=str(photos)), "validation", label2id, args)
 
 
 # Model

@@ -85,10 +85,13 @@ def test_majority_baseline_goes_by_the_training_labels() -> None:
 
 def test_written_scores_hold_the_answer_for_every_image(tmp_path: Path) -> None:
     names = [f"class {number}" for number in range(7)]
-    scores = {"test_accuracy": 0.5, "test_loss": 1.5, "test_runtime": 3.0, "test_samples_per_second": 4.0}
-    output = PredictionOutput(predictions=LOGITS, label_ids=LABELS, metrics=scores)
-    assert write_scores(tmp_path, "test", output, names) == {"accuracy": 0.5, "loss": 1.5}
+    output = PredictionOutput(predictions=LOGITS, label_ids=LABELS, metrics={"test_runtime": 3.0})
+    files = [f"photos/{number}.png" for number in range(200)]
+    scores = write_scores(tmp_path, "test", output, names, files)
+    assert scores == image_classification_metrics(EvalPrediction(LOGITS, LABELS))
+    assert json.loads((tmp_path / "test_scores.json").read_text()) == scores
     lines = [json.loads(line) for line in (tmp_path / "test_predictions.jsonl").read_text().splitlines()]
+    assert [line["file"] for line in lines] == files
     assert [line["label"] for line in lines] == [names[label] for label in LABELS]
     assert [line["prediction"] for line in lines] == [names[answer] for answer in LOGITS.argmax(axis=1)]
     assert lines[3]["score"] == pytest.approx(torch.from_numpy(LOGITS[3]).softmax(0).max().item(), abs=1e-5)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, DatasetDict, Features, Image, Value
 
-from hf_vit.data import load_image_classification
+from hf_vit.data import hold_out, load_image_classification
 from hf_vit.data.image_folder import IMAGE_SUFFIXES
 from scripts import predict
 
@@ -30,7 +30,8 @@ def load(source: Path, **options) -> DatasetDict:
     splits = load_image_classification(str(source), **options)
     features = {name: split.features for name, split in splits.items()}
     for name in splits:
-        assert list(features[name]) == ["image", "label"]
+        assert list(features[name]) == ["image", "label", "file"]
+        assert features[name]["file"] == Value("string")
         assert features[name]["image"] == Image()
         assert isinstance(features[name]["label"], ClassLabel)
         assert features[name] == next(iter(features.values()))
@@ -64,7 +65,7 @@ def write_csv(file: Path, columns: list[str], *rows: list, delimiter: str = ",")
         (".", {"spelling": "."}),
         (".", {"spelling": ".", "packed": True}),
         ("MNIST/raw", {}),
-        (".", {"prefix": "emnist-digits-", "packed": True}),
+        (".", {"prefix": "qmnist-", "packed": True}),
     ],
 )
 def test_idx_files_give_their_pixels_and_labels(tmp_path, place, options):
@@ -91,14 +92,21 @@ def test_idx_images_need_not_be_square(tmp_path):
     assert np.array_equal(np.asarray(load(tmp_path)["train"][1]["image"]), np.arange(12, 24).reshape(3, 4))
 
 
+def test_images_of_emnist_are_turned_upright(tmp_path):
+    write_idx_file(tmp_path / "emnist-letters-train-images-idx3-ubyte", np.arange(24).reshape(2, 3, 4))
+    write_idx_file(tmp_path / "emnist-letters-train-labels-idx1-ubyte", np.array([1, 2]))
+    image = np.asarray(load(tmp_path)["train"][1]["image"])
+    assert np.array_equal(image, np.arange(12, 24).reshape(3, 4).T)
+
+
 def test_several_sets_of_idx_files_are_chosen_by_name(tmp_path):
     write_idx(tmp_path, "train", [1, 2, 3], prefix="emnist-letters-")
     write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1])
-    with pytest.raises(ValueError, match=r"idx files of 'MNIST', 'emnist-letters', but config_name=None"):
+    with pytest.raises(ValueError, match=r"idx files of 'MNIST', 'emnist-letters', but dataset_config_name=None"):
         load(tmp_path)
-    assert classes(load(tmp_path, config_name="MNIST")) == ["0", "1"]
+    assert classes(load(tmp_path, dataset_config_name="MNIST")) == ["0", "1"]
     # numbers that do not begin at 0 keep their names
-    assert classes(load(tmp_path, config_name="emnist-letters")) == ["1", "2", "3"]
+    assert classes(load(tmp_path, dataset_config_name="emnist-letters")) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -203,10 +211,12 @@ def test_several_label_columns_ask_for_one(tmp_path):
     cifar = dataset_of([0, 1], ["apple", "bear"], "img", "fine_label")
     cifar = cifar.add_column("coarse_label", [1, 0], feature=ClassLabel(names=["animal", "fruit"]))
     cifar.to_parquet(tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match=r"several columns .* 'fine_label', 'coarse_label'. Choose one with label_"):
+    with pytest.raises(
+        ValueError, match=r"several columns .* 'fine_label', 'coarse_label'. Choose one with label_column_name\."
+    ):
         load(tmp_path)
-    assert names(load(tmp_path, label_column="coarse_label"), "train") == ["fruit", "animal"]
-    assert names(load(tmp_path, label_column="fine_label"), "train") == ["apple", "bear"]
+    assert names(load(tmp_path, label_column_name="coarse_label"), "train") == ["fruit", "animal"]
+    assert names(load(tmp_path, label_column_name="fine_label"), "train") == ["apple", "bear"]
 
 
 def test_columns_that_are_missing_or_hold_something_else_are_named(tmp_path):
@@ -216,13 +226,15 @@ def test_columns_that_are_missing_or_hold_something_else_are_named(tmp_path):
         ValueError, match=r"'train' has no column of a usual name \(label, .*\), only 'picture', 'kind'"
     ):
         load(file)
-    with pytest.raises(ValueError, match=r"no column 'species', only 'picture', 'kind'. Name the right"):
-        load(file, label_column="species")
+    with pytest.raises(
+        ValueError, match=r"no column 'species', only 'picture', 'kind'. Name the right one with label_column_name\."
+    ):
+        load(file, label_column_name="species")
     with pytest.raises(
         ValueError, match=r"no encoded images in the column 'kind', which is of type Value\('string'\)"
     ):
-        load(file, image_column="kind", label_column="kind")
-    assert classes(load(file, label_column="kind")) == ["a", "b"]
+        load(file, image_column_name="kind", label_column_name="kind")
+    assert classes(load(file, label_column_name="kind")) == ["a", "b"]
 
 
 # --- datasets saved to disk
@@ -335,8 +347,8 @@ def test_tables_with_other_columns_ask_for_them(tmp_path):
     ):
         load(file)
     with pytest.raises(ValueError, match=r"several columns that could be it: 'label', 'class'"):
-        load(file, image_column="id")
-    assert classes(load(file, image_column="id", label_column="class")) == ["x", "y"]
+        load(file, image_column_name="id")
+    assert classes(load(file, image_column_name="id", label_column_name="class")) == ["x", "y"]
 
 
 @pytest.mark.parametrize(
@@ -434,9 +446,25 @@ def test_folders_without_images_are_refused(tmp_path):
         ValueError, match=r"only images without a class \('0.png'\). Put the images into one folder per"
     ):
         load(tmp_path)
-    write_pictures(tmp_path, "train/a/0.png", "train/b/1.png", "test/2.png")
-    with pytest.raises(ValueError, match=r"test holds only images without a class \('2.png'\)"):
+    write_pictures(tmp_path, "train/0.png", "test/a/1.png")
+    with pytest.raises(ValueError, match=r"train holds only images without a class \('0.png'\)"):
         load(tmp_path)
+
+
+def test_a_test_folder_of_images_without_a_class_is_left_out_with_a_warning(tmp_path, caplog):
+    write_pictures(tmp_path, "train/a/0.png", "train/b/1.png", "test/2.png", "val/a/3.png")
+    assert list(load(tmp_path)) == ["train", "validation"]
+    assert "as their images lie in no class folder: 'test'" in caplog.text
+
+
+def test_a_folder_around_a_table_names_the_table(tmp_path):
+    write_pictures(tmp_path, "images/0.png", "images/1.png")
+    write_csv(tmp_path / "data.csv", ["image", "label"], ["images/0.png", "a"], ["images/1.png", "b"])
+    with pytest.raises(ValueError, match=r"says no split. Give the table rather than its folder: '.*/data.csv'"):
+        load(tmp_path)
+    assert names(load(tmp_path / "data.csv"), "train") == ["a", "b"]
+    write_pictures(tmp_path, "others/2.png")
+    assert classes(load(tmp_path)) == ["images", "others"]  # with two class folders, the table is a bystander
 
 
 def test_all_class_folders_without_an_image_are_listed(tmp_path):
@@ -506,6 +534,39 @@ def test_empty_splits_and_single_classes_are_refused(tmp_path):
     write_pictures(tmp_path / "one", "cat/0.png", "cat/1.png")
     with pytest.raises(ValueError, match=r"All labels of the split 'train' are 'cat', but there must be at least 2"):
         load(tmp_path / "one")
+    write_pictures(tmp_path / "one" / "test", "cat/2.png")
+    write_pictures(tmp_path / "scored", "test/cat/0.png", "validation/cat/0.png")
+    assert classes(load(tmp_path / "scored")) == ["cat"]  # enough to score, though not to train
+
+
+# --- files
+
+
+def test_images_are_called_by_their_paths(tmp_path):
+    write_pictures(tmp_path, "folder/train/a/0.png", "folder/train/b/1.png", "folder/test/a/2.png")
+    splits = load(tmp_path / "folder")
+    folder = tmp_path / "folder"
+    assert splits["train"]["file"][:] == [f"{folder}/train/a/0.png", f"{folder}/train/b/1.png"]
+    assert splits["test"]["file"][:] == [f"{folder}/test/a/2.png"]
+    write_csv(tmp_path / "list.csv", ["image", "label"], ["folder/train/b/1.png", "b"], ["folder/train/a/0.png", "a"])
+    assert load(tmp_path / "list.csv")["train"]["file"][:] == splits["train"]["file"][::-1]
+
+
+def test_images_that_are_no_files_are_called_by_the_path_beside_them_or_their_number(tmp_path):
+    content = [{"bytes": encoded(picture(0)), "path": path} for path in ("cat.png", None, "")] + [None]
+    features = Features({"image": Image(), "label": Value("string")})
+    datasets.Dataset.from_dict({"image": content, "label": list("abab")}, features).to_parquet(
+        tmp_path / "test.parquet"
+    )
+    assert load(tmp_path)["test"]["file"][:] == ["cat.png", *(f"image {number} of test" for number in (1, 2, 3))]
+
+
+def test_files_stay_with_their_images(tmp_path):
+    write_pictures(tmp_path, *(f"{label}/{number}.png" for label in "ab" for number in range(6)))
+    train = load(tmp_path)["train"]
+    for split in (*hold_out(train, 0.5).values(), train.shuffle(seed=0).select(range(3))):
+        for file, image, label in zip(split["file"], split["image"], split["label"], strict=True):
+            assert (file, Path(file).parent.name) == (image.filename, "ab"[label])
 
 
 # --- places
@@ -523,12 +584,12 @@ def test_a_path_that_does_not_exist_says_what_lies_there(tmp_path):
 
 def test_options_that_do_not_apply_are_refused(tmp_path):
     write_pictures(tmp_path, "a/0.png", "b/1.png")
-    with pytest.raises(ValueError, match=r"revision='v1' is for datasets on the Hub"):
-        load(tmp_path, revision="v1")
-    with pytest.raises(ValueError, match=r"config_name='plain_text' chooses on the Hub or among idx files"):
-        load(tmp_path, config_name="plain_text")
+    with pytest.raises(ValueError, match=r"dataset_revision='v1' is for datasets on the Hub"):
+        load(tmp_path, dataset_revision="v1")
+    with pytest.raises(ValueError, match=r"dataset_config_name='plain_text' chooses on the Hub or among idx files"):
+        load(tmp_path, dataset_config_name="plain_text")
     with pytest.raises(ValueError, match=r"no column 'photo', only 'image', 'label'"):
-        load(tmp_path, image_column="photo")
+        load(tmp_path, image_column_name="photo")
     (tmp_path / "data.zip").touch()
     with pytest.raises(ValueError, match=r"data.zip is a file of unknown kind. Give one of .parquet, .csv"):
         load(tmp_path / "data.zip")
@@ -539,7 +600,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path):
 
 HUB_CODE = """
 import json, sys
-from hf_vit.data import load_image_classification
+from hf_vit.data import hold_out, load_image_classification
 
 answers = []
 for source, options in json.loads(sys.argv[1]):
@@ -586,9 +647,9 @@ def test_names_on_the_hub_are_loaded_from_there(tmp_path):
         commit = hub.find("user/pets").oid
         small, large, no_revision, nobody = load_from_hub(
             tmp_path,
-            ("user/pets", {"config_name": "small", "revision": commit}),
-            ("user/pets", {"config_name": "large", "revision": commit}),
-            ("user/pets", {"config_name": "small", "revision": "v2"}),
+            ("user/pets", {"dataset_config_name": "small", "dataset_revision": commit}),
+            ("user/pets", {"dataset_config_name": "large", "dataset_revision": commit}),
+            ("user/pets", {"dataset_config_name": "small", "dataset_revision": "v2"}),
             ("nobody/pets", {}),
             **hub.client,
         )

@@ -1,36 +1,42 @@
 """Images that cannot be read: found before a training starts rather than in the middle of it."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from itertools import repeat
 from pathlib import Path
 
-from datasets import Dataset, Image
+from datasets import Dataset, DatasetDict, Image
 from transformers.utils import logging
 
 from ..image_inputs_hf_vit import decode_image, read_image
-from .wording import in_lines
+from .wording import in_lines, listed
 
 
 logger = logging.get_logger(__name__)
 
 CHUNK_SIZE = 64  # images that a thread takes at a time
+MAX_NAMED = 100
 
 
-def unreadable_images(dataset: Dataset, num_threads: int | None = None) -> dict[int, str]:
+def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
     """Decodes every image to its last byte, as training will.
 
     Args:
-        dataset: Examples with the column `image` of type `datasets.Image`.
+        dataset: Examples with the columns `image`, of type `datasets.Image`, and `file`, its name.
         num_threads: How many images are decoded at a time; by default as many as Python thinks fit.
+        show_progress: Whether to draw a progress bar.
 
     Returns:
-        For the index of each image that cannot be read, its path, or its number if it is no file, and the reason.
+        For the index of each image that cannot be read, its file and the reason.
     """
-    encoded = dataset.select_columns("image").cast_column("image", Image(decode=False))
+    encoded = dataset.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
     starts = range(0, len(encoded), CHUNK_SIZE)
     unreadable: dict[int, str] = {}
-    with ThreadPoolExecutor(num_threads) as threads, logging.tqdm(total=len(encoded), desc="Checking images") as bar:
+    with (
+        ThreadPoolExecutor(num_threads) as threads,
+        logging.tqdm(total=len(encoded), desc="Checking images", disable=not show_progress) as bar,
+    ):
         for start, found in zip(starts, threads.map(_unreadable_chunk, repeat(encoded), starts), strict=True):
             unreadable |= found
             bar.update(min(CHUNK_SIZE, len(encoded) - start))
@@ -39,13 +45,13 @@ def unreadable_images(dataset: Dataset, num_threads: int | None = None) -> dict[
 
 def _unreadable_chunk(encoded: Dataset, start: int) -> dict[int, str]:
     unreadable: dict[int, str] = {}
-    for index, image in enumerate(encoded[start : start + CHUNK_SIZE]["image"], start=start):
+    chunk = encoded[start : start + CHUNK_SIZE]
+    for index, (image, file) in enumerate(zip(chunk["image"], chunk["file"], strict=True), start=start):
         path, content = (image["path"], image["bytes"]) if image is not None else (None, None)
-        name = f"image {index}" + (f" of {encoded.split}" if encoded.split else "")
         try:
             _read(path, content)
         except (OSError, TypeError, ValueError) as error:
-            unreadable[index] = f"{path if path and content is None else name}: {error}"
+            unreadable[index] = f"{file}: {error}"
     return unreadable
 
 
@@ -57,25 +63,44 @@ def _read(path: str | None, content: bytes | None) -> None:
     read_image(decode_image(BytesIO(content), "it"), "it", num_channels=3)
 
 
-def without_unreadable(dataset: Dataset, unreadable: dict[int, str], skip: bool) -> Dataset:
-    """Decides what to do about images that cannot be read. Several processes can share what one of them found.
+def without_unreadable(
+    splits: DatasetDict, unreadable: Mapping[str, Mapping[int, str]], skip_unreadable: bool
+) -> DatasetDict:
+    """Decides what to do about images that cannot be read.
 
     Args:
-        dataset: Examples with the column `label` of type `datasets.ClassLabel`.
-        unreadable: What `unreadable_images` found in it.
-        skip: Leave them out, with a warning, rather than raise an error.
+        splits: Examples with the column `label` of type `datasets.ClassLabel`.
+        unreadable: What `unreadable_images` found in each split.
+        skip_unreadable: Leave them out, with a warning, rather than raise an error.
 
     Raises:
-        ValueError: if there are unreadable images and `skip` is not set, or if a class would have no image left.
+        ValueError: if there are unreadable images and `skip_unreadable` is not set, or if without them a class of
+            "train" or a whole split would have no image left.
     """
-    if not unreadable:
-        return dataset
-    found = f"{len(unreadable)} of {len(dataset)} images cannot be read:{in_lines(unreadable.values())}"
-    if not skip:
-        raise ValueError(f"{found}\nRepair or remove them, or leave them out with --skip_unreadable.")
-    readable = dataset.select([index for index in range(len(dataset)) if index not in unreadable])
-    if lost := sorted(set(dataset["label"][:]) - set(readable["label"][:])):
-        names = ", ".join(dataset.features["label"].names[label] for label in lost)
-        raise ValueError(f"{found}\nWithout them no image would be left of these classes: {names}. Repair some.")
+    reasons = [reason for found in unreadable.values() for reason in found.values()]
+    if not reasons:
+        return splits
+    total = sum(map(len, splits.values()))
+    found = f"{len(reasons)} of {total} images cannot be read:{in_lines(reasons, MAX_NAMED)}"
+    if not skip_unreadable:
+        raise ValueError(f"{found}\nRepair or remove them, or leave them out with skip_unreadable.")
+    readable = DatasetDict({name: _without(split, unreadable[name]) for name, split in splits.items()})
+    if emptied := [name for name, split in readable.items() if not len(split)]:
+        raise ValueError(f"{found}\nWithout them no image would be left for {listed(emptied)}. Repair some.")
+    if lost := _classes_lost(splits, readable):
+        raise ValueError(f"{found}\nWithout them no image would be left to train {', '.join(lost)} on. Repair some.")
     logger.warning("Left out: %s", found)
     return readable
+
+
+def _without(split: Dataset, unreadable: Mapping[int, str]) -> Dataset:
+    if not unreadable:
+        return split
+    return split.select([index for index in range(len(split)) if index not in unreadable])
+
+
+def _classes_lost(splits: DatasetDict, readable: DatasetDict) -> list[str]:
+    if "train" not in splits:
+        return []
+    names = splits["train"].features["label"].names
+    return [names[label] for label in sorted(set(splits["train"]["label"][:]) - set(readable["train"]["label"][:]))]

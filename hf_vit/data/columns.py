@@ -6,8 +6,8 @@ from datasets import ClassLabel, Dataset, DatasetDict, Image, Value
 
 
 USUAL_NAMES = {
-    "image_column": ("image", "img", "image_path", "path", "file", "filename", "file_name"),
-    "label_column": ("label", "labels", "class", "category", "target", "fine_label", "coarse_label"),
+    "image_column_name": ("image", "img", "image_path", "path", "file", "filename", "file_name"),
+    "label_column_name": ("label", "labels", "class", "category", "target", "fine_label", "coarse_label"),
 }
 
 
@@ -36,12 +36,12 @@ def _two_columns(dataset: Dataset, where: str, image_column: str | None, label_c
     features = dataset.features
     images = [name for name, feature in features.items() if isinstance(feature, Image)]
     labels = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-    image = choose_column("image_column", image_column, features, where, by_type=images)
-    label = choose_column("label_column", label_column, features, where, by_type=labels)
+    image = choose_column("image_column_name", image_column, features, where, by_type=images)
+    label = choose_column("label_column_name", label_column, features, where, by_type=labels)
     if not _can_hold_images(features[image]):
         raise ValueError(
             f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name the "
-            f"right one with image_column=; there are {', '.join(map(repr, features))}."
+            f"right one with image_column_name; there are {', '.join(map(repr, features))}."
         )
     dataset = dataset.select_columns([image, label]).rename_columns({image: "image", label: "label"})
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
@@ -60,7 +60,7 @@ def choose_column(
     """Returns the column to take: the one that was `given`, else the only one of the type, else of a usual name.
 
     Args:
-        option: The argument that decides, "image_column" or "label_column".
+        option: The argument that decides, "image_column_name" or "label_column_name".
         given: Its value.
         columns: All columns.
         where: What has the columns, to begin an error with.
@@ -72,15 +72,15 @@ def choose_column(
     listed = ", ".join(map(repr, columns))
     if given is not None:
         if given not in columns:
-            raise ValueError(f"{where} has no column {given!r}, only {listed}. Name the right one with {option}=.")
+            raise ValueError(f"{where} has no column {given!r}, only {listed}. Name the right one with {option}.")
         return given
     names = USUAL_NAMES[option]
     found = list(by_type) or [column for column in columns if column.strip().lower() in names]
     if not found:
         raise ValueError(
-            f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Name it with {option}=."
+            f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Name it with {option}."
         )
     if len(found) > 1:
         several = ", ".join(map(repr, found))
-        raise ValueError(f"{where} has several columns that could be it: {several}. Choose one with {option}=.")
+        raise ValueError(f"{where} has several columns that could be it: {several}. Choose one with {option}.")
     return found[0]

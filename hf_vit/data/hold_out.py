@@ -10,22 +10,25 @@ from datasets import Dataset, DatasetDict
 SPLIT_SEED = 0
 
 
-def hold_out(train: Dataset, fraction: float = 0.1, seed: int = SPLIT_SEED) -> DatasetDict:
+def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEED) -> DatasetDict:
     """Splits the training images once more, for choices that must not be made on the test images.
 
     Args:
         train: A dataset with the column `label` of type `datasets.ClassLabel`.
-        fraction: Share of every class that is held out, in (0, 1).
+        train_val_split: Share of every class that is held out, in (0, 1).
         seed: Another seed holds out other images.
 
     Returns:
         Splits "train" and "test", the latter being what is held out; always the same for the same seed.
 
     Raises:
-        ValueError: if `fraction` is out of range, or there are too few images for every class to have some in both.
+        ValueError: if `train_val_split` is out of range, or there are too few images for every class to have some in
+            both.
     """
-    if not 0 < fraction < 1:
-        raise ValueError(f"fraction={fraction} of the images cannot be held out. Give more than 0 and less than 1.")
+    if not 0 < train_val_split < 1:
+        raise ValueError(
+            f"train_val_split={train_val_split} of the images cannot be held out. Give more than 0 and less than 1."
+        )
     counts = Counter(train["label"][:])
     names = train.features["label"].names
     if few := [names[label] for label, count in sorted(counts.items()) if count < 2]:
@@ -33,10 +36,10 @@ def hold_out(train: Dataset, fraction: float = 0.1, seed: int = SPLIT_SEED) -> D
             f"These classes have a single image, which cannot be both trained on and held out: {', '.join(few)}. Add "
             "images of them, or leave the classes out."
         )
-    num_held_out = math.ceil(fraction * len(train))  # as train_test_split rounds
+    num_held_out = math.ceil(train_val_split * len(train))  # as train_test_split rounds
     if min(num_held_out, len(train) - num_held_out) < len(counts):
         raise ValueError(
-            f"Of {len(train)} images, fraction={fraction} holds out {num_held_out}, but each of the {len(counts)} "
-            "classes needs one on both sides. Choose another fraction, or add images."
+            f"Of {len(train)} images, train_val_split={train_val_split} holds out {num_held_out}, but each of the "
+            f"{len(counts)} classes needs one on both sides. Choose another share, or add images."
         )
-    return train.train_test_split(test_size=fraction, stratify_by_column="label", seed=seed)
+    return train.train_test_split(test_size=train_val_split, stratify_by_column="label", seed=seed)

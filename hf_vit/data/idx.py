@@ -13,6 +13,7 @@ PLACES = ("*", "raw/*", "*/raw/*")  # torchvision keeps them in MNIST/raw
 FILE_NAME = re.compile(r"(?:(.+)-)?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(?:\.gz)?")
 UNSIGNED_BYTE = 8  # the type of number in the third byte of a file
 NUM_DIMENSIONS = {"images": 3, "labels": 1}
+TRANSPOSED = "emnist-"  # whose authors wrote the images column by column
 
 IdxFiles = dict[str, dict[str, Path]]
 
@@ -43,7 +44,9 @@ def find_idx(path: Path, name: str | None = None) -> IdxFiles:
         return next(iter(found.values()), {})
     if name not in found:
         names = ", ".join(map(repr, sorted(found)))
-        raise ValueError(f"{path} holds idx files of {names}, but config_name={name!r}. Choose one of these with it.")
+        raise ValueError(
+            f"{path} holds idx files of {names}, but dataset_config_name={name!r}. Choose one of these with it."
+        )
     return found[name]
 
 
@@ -54,7 +57,8 @@ def load_idx(files: IdxFiles) -> DatasetDict:
         files: As `find_idx` returns them.
 
     Returns:
-        Splits with the columns `image` (PIL, mode L) and `label` (int64).
+        Splits with the columns `image` (PIL, mode L) and `label` (int64). Files called `emnist-...` hold their images
+        transposed, and are turned upright.
 
     Raises:
         ValueError: if a file is missing, damaged or truncated, or images and labels differ in number.
@@ -72,6 +76,8 @@ def _load_split(split: str, files: dict[str, Path]) -> Dataset:
             f"{files['images']} holds {len(images)} images, but {files['labels']} {len(labels)} labels. Get the two "
             "files that belong together."
         )
+    if files["images"].name.startswith(TRANSPOSED):
+        images = images.transpose(0, 2, 1)
     # PGM is a header before the bare pixels: the format that is written and read fastest, by far.
     header = b"P5 %d %d 255\n" % (images.shape[2], images.shape[1])
     return Dataset.from_dict(

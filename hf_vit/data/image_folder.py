@@ -22,7 +22,8 @@ def load_image_folder(folder: Path) -> DatasetDict:
     """Lists the images of a folder, without opening them.
 
     The folder holds one folder per class, or one such folder for each of "train", "validation" and "test", by any of
-    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored.
+    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored. A split
+    other than "train" that holds images without a class, as test sets are often published, is left out with a warning.
 
     Returns:
         Splits with the columns `image` (paths that are opened on access) and `label` (the class folder's name), sorted
@@ -32,7 +33,25 @@ def load_image_folder(folder: Path) -> DatasetDict:
         ValueError: if there is no image, no class folder or a class folder without an image.
     """
     folder = folder.absolute()  # the dataset outlives the working directory
-    return DatasetDict({name: _load_split(name, root) for name, root in _split_folders(folder).items()})
+    roots = _split_folders(folder)
+    unlabelled = [name for name, root in roots.items() if name != "train" and _is_unlabelled(root)]
+    if unlabelled:
+        logger.warning("Left out of %s, as their images lie in no class folder: %s.", folder, listed(unlabelled))
+    return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabelled})
+
+
+def has_class_folders(folder: Path) -> bool:
+    """Returns whether a folder looks like one of `load_image_folder`: it has folders of splits, or of two classes."""
+    subfolders = _subfolders(folder)
+    return len(subfolders) > 1 or any(split_named(sub.name) for sub in subfolders)
+
+
+def _is_unlabelled(root: Path) -> bool:
+    return not _subfolders(root) and bool(_loose_images(root))
+
+
+def _loose_images(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_file() and _is_image(path))
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
@@ -48,7 +67,7 @@ def _split_folders(folder: Path) -> dict[str, Path]:
 def _load_split(name: str, root: Path) -> Dataset:
     files = {sub.name: _files_below(sub) for sub in _subfolders(root)}
     images = {label: [file for file in found if _is_image(file)] for label, found in files.items()}
-    loose = sorted(path.name for path in root.iterdir() if path.is_file() and _is_image(path))
+    loose = _loose_images(root)
     _check_images(root, images, loose)
     others = Counter(file.suffix for found in files.values() for file in found if not _is_image(file))
     if others:

@@ -31,7 +31,7 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
 
     Raises:
         ValueError: if a split is empty, a label is missing or out of range, a class occurs in another split but not in
-            "train", or there are fewer than two classes.
+            "train", or there are fewer than two classes to train on.
     """
     labels: dict[str, list[str]] = {}
     for name, split in splits.items():
@@ -64,7 +64,7 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
     else:
         raise ValueError(
             f"The labels of the split {split!r} are of type {feature}, but a label is a class number or a word. Name "
-            "the right column with label_column=."
+            "the right column with label_column_name."
         )
     if wrong := [index for index, name in enumerate(names) if name is None]:
         raise ValueError(
@@ -83,7 +83,7 @@ def _classes(feature: object, names: list[str], split: str) -> list[str]:
             logger.warning("The split %r has no example of %s: a model cannot learn them.", split, listed(missing))
     else:
         classes = sorted(occurring, key=int if all(name.isdecimal() for name in occurring) else None)
-    if len(occurring) < 2:
+    if split == "train" and len(occurring) < 2:
         raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but there must be at least 2 classes.")
     return classes
 

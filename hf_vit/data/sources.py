@@ -8,48 +8,52 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from .columns import image_and_label
+from .files import with_files
 from .idx import find_idx, load_idx
-from .image_folder import load_image_folder
+from .image_folder import has_class_folders, load_image_folder
 from .labels import with_class_labels
 from .parquet import find_parquet, load_parquet
 from .splits import standard_splits
-from .table import TABLE_SUFFIXES, find_tables, load_tables
+from .table import TABLE_SUFFIXES, find_tables, list_tables, load_tables
 from .wording import listed
 
 
 def load_image_classification(
     source: str,
     *,
-    config_name: str | None = None,
-    revision: str | None = None,
-    image_column: str | None = None,
-    label_column: str | None = None,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    label_column_name: str | None = None,
 ) -> DatasetDict:
     """Loads images with one label each, whatever the form in which they lie on disk or on the Hub.
 
     `source` is, recognised by what is there and in this order:
 
-    - a folder with the idx files of MNIST, Fashion-MNIST, EMNIST, ..., packed or not, also in `MNIST/raw/`;
+    - a folder with the idx files of MNIST, Fashion-MNIST, EMNIST, ..., packed or not, also in `MNIST/raw/`; files
+      called `emnist-...` hold their images transposed, and are turned upright;
     - a parquet file, or a folder of them, also in `data/`; the split is a word of the file's name as in
       `train-00000-of-00001.parquet`, or of its folder's;
     - a folder written by `Dataset.save_to_disk`;
     - a table (.csv, .tsv, .jsonl) of paths, relative to it, and labels, or a folder with `train.csv`, `test.csv`, ...,
       or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` says the split, where there is one;
     - a folder with `train/`, `test/`, ... and therein one folder of images per class, or the class folders alone;
+      a `test/` of images without a class is left out;
     - if no such path exists, the name of a dataset on the Hub.
 
     Splits are found under "train", "training", "validation", "valid", "val", "dev", "test" and "testing".
 
     Args:
         source: Path, or name on the Hub.
-        config_name: Configuration of a dataset on the Hub, or which of several sets of idx files.
-        revision: Branch, tag or commit on the Hub.
-        image_column: Column of images or of their paths, where neither type nor name say it.
-        label_column: Column of labels, where neither type nor name say it.
+        dataset_config_name: Configuration of a dataset on the Hub, or which of several sets of idx files.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images or of their paths, where neither type nor name say it.
+        label_column_name: Column of labels, where neither type nor name say it.
 
     Returns:
         Those of the splits "train", "validation" and "test" that exist, each with the columns `image`
-        (`datasets.Image`) and `label` (`datasets.ClassLabel`, the same for all splits). Image files are not opened.
+        (`datasets.Image`), `label` (`datasets.ClassLabel`, the same for all splits) and `file` (the path of the image,
+        or the one beside its bytes, else "image 17 of train"). Image files are not opened.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
@@ -57,19 +61,24 @@ def load_image_classification(
     """
     path = Path(source).expanduser()
     if not path.exists():
-        splits = image_and_label(_load_from_hub(source, config_name, revision), image_column, label_column)
-    elif revision is not None:
-        raise ValueError(f"revision={revision!r} is for datasets on the Hub, but {source} is here. Leave it out.")
+        found = _load_from_hub(source, dataset_config_name, dataset_revision)
+        splits = image_and_label(found, image_column_name, label_column_name)
+    elif dataset_revision is not None:
+        raise ValueError(
+            f"dataset_revision={dataset_revision!r} is for datasets on the Hub, but {source} is here. Leave it out."
+        )
     else:
-        splits = _load_path(path, config_name, image_column, label_column)
-    return with_class_labels(splits)
+        splits = _load_path(path, dataset_config_name, image_column_name, label_column_name)
+    return with_files(with_class_labels(splits))
 
 
 def _load_path(path: Path, config_name: str | None, image_column: str | None, label_column: str | None) -> DatasetDict:
     if idx_files := find_idx(path, config_name):
         splits = load_idx(idx_files)
     elif config_name is not None:
-        raise ValueError(f"config_name={config_name!r} chooses on the Hub or among idx files; {path} is neither.")
+        raise ValueError(
+            f"dataset_config_name={config_name!r} chooses on the Hub or among idx files; {path} is neither."
+        )
     elif parquet_files := find_parquet(path):
         splits = load_parquet(parquet_files)
     elif any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
@@ -79,6 +88,11 @@ def _load_path(path: Path, config_name: str | None, image_column: str | None, la
     elif path.is_file():
         known = ", ".join((".parquet", *TABLE_SUFFIXES))
         raise ValueError(f"{path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first.")
+    elif not has_class_folders(path) and (loose := list_tables(path)):
+        names = " or ".join(repr(str(table)) for table in loose)
+        raise ValueError(
+            f"{path} holds a table whose name says no split. Give the table rather than its folder: {names}."
+        )
     else:
         splits = load_image_folder(path)
     return image_and_label(splits, image_column, label_column)

@@ -19,6 +19,11 @@ DELIMITERS = ",;\t"
 MAX_MISSING = 10
 
 
+def list_tables(folder: Path) -> list[Path]:
+    """Lists the tables of a folder, whatever their names."""
+    return [table for suffix in TABLE_SUFFIXES for table in sorted(folder.glob(f"*{suffix}"))]
+
+
 def find_tables(path: Path) -> dict[str, Path]:
     """Finds the tables of a data set.
 
@@ -33,7 +38,7 @@ def find_tables(path: Path) -> dict[str, Path]:
     """
     if path.is_file():
         return {split_within(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
-    tables = [table for suffix in TABLE_SUFFIXES for table in sorted(path.glob(f"*{suffix}"))]
+    tables = list_tables(path)
     by_name = [(table.stem, table) for table in tables if split_named(table.stem)]
     by_folder = [
         (table.parent.name, table)
@@ -89,8 +94,8 @@ def _examples(
     if not rows:
         raise ValueError(f"{table} has no rows. Fill it or leave it out.")
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    image_column = choose_column("image_column", image_column, columns, str(table))
-    label_column = choose_column("label_column", label_column, columns, str(table))
+    image_column = choose_column("image_column_name", image_column, columns, str(table))
+    label_column = choose_column("label_column_name", label_column, columns, str(table))
     folder = table.parent.absolute()  # the dataset outlives the working directory
     for number, row in enumerate(rows, start=1):
         where = f"{table}, row {number},"

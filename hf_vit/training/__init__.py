@@ -16,11 +16,11 @@ from .image_classification import (
     open_classifier,
     write_report,
 )
+from .load_data import load_scored_split, load_splits
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
-from .splits import load_scored_split, load_splits
 from .trainer import HfViTTrainer
 
 

@@ -88,6 +88,15 @@ class DataArguments:
     skip_unreadable: bool = field(
         default=False, metadata={"help": "Leave images out that cannot be read, rather than stop."}
     )
+    check_images: bool = field(
+        default=True, metadata={"help": "Read all images once in advance; false if that has been done before."}
+    )
+    train_val_split: float = field(
+        default=0.1,
+        metadata={
+            "help": "Share of the training images held out where the data has no validation split; 0 trains on all."
+        },
+    )
     max_eval_samples: int | None = field(
         default=None, metadata={"help": "Score this many images of a split, drawn at random: for a trial."}
     )
@@ -96,28 +105,20 @@ class DataArguments:
         """Checks what can be checked without the data."""
         if not self.dataset_name:
             raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
+        if self.skip_unreadable and not self.check_images:
+            raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
+        if not 0 <= self.train_val_split < 1:
+            raise ValueError(f"train_val_split={self.train_val_split} must lie in [0, 1). 0.1 holds out a tenth.")
 
 
 @dataclass
 class TrainingDataArguments(DataArguments):
     """Which images to train on."""
 
-    train_val_split: float = field(
-        default=0.1,
-        metadata={
-            "help": "Share of the training images held out where the data has no validation split; 0 trains on all."
-        },
-    )
     max_train_samples: int | None = field(
         default=None, metadata={"help": "Train on this many images, drawn at random: for a trial."}
     )
     dataset_license: str = field(default="unknown", metadata={"help": "License of the data, for the model card."})
-
-    def __post_init__(self) -> None:
-        """Checks what can be checked without the data."""
-        super().__post_init__()
-        if not 0 <= self.train_val_split < 1:
-            raise ValueError(f"train_val_split={self.train_val_split} must lie in [0, 1). 0.1 holds out a tenth.")
 
 
 @dataclass

@@ -210,11 +210,10 @@ def write_report(
     split = next(name for name in ("test", "validation", "train") if name in splits)
     names = splits["train"].features["label"].names
     output = trainer.predict(splits[split], metric_key_prefix=split)  # on all processes
-    scores = image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
     if not trainer.is_world_process_zero():
-        return scores
+        return image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
     folder = Path(trainer.args.output_dir)
-    write_scores(folder, split, output, names)
+    scores = write_scores(folder, split, output, names, splits[split]["file"])
     draw_curves(trainer.state.log_history, folder / "curves.png")
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     record = TrainingRecord.from_trainer(

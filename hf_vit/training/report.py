@@ -1,27 +1,33 @@
 """What is left of a scored model beside its weights: numbers as JSON, pictures, and the answer for every image."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from ..metrics import ConfusionMatrix
 from ..visualize import draw_confusion_matrix
+from .metrics import image_classification_metrics
 
 
-def write_scores(folder: Path, split: str, output: PredictionOutput, names: list[str]) -> dict[str, float]:
+def write_scores(
+    folder: Path, split: str, output: PredictionOutput, names: list[str], files: Iterable[str]
+) -> dict[str, float]:
     """Writes the scores of a classifier on a split, its confusion matrix, and its answers.
 
     Args:
-        folder: Where to write `{split}_results.json`, `{split}_confusion_matrix.json` and `.png`, and
+        folder: Where to write `{split}_scores.json`, `{split}_confusion_matrix.json` and `.png`, and
             `{split}_predictions.jsonl` with a line per image.
-        split: Name of the split, which is also the prefix of the metrics.
-        output: What `trainer.predict` returned: logits (N, K), labels (N,) and metrics.
+        split: Name of the split.
+        output: What `trainer.predict` returned: logits (N, K) and labels (N,).
         names: The K class names.
+        files: What each of the N images is called.
 
     Returns:
-        The scores without their prefix, and without times.
+        The scores, see `image_classification_metrics`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     logits = np.asarray(output.predictions, dtype=np.float64)
@@ -31,15 +37,12 @@ def write_scores(folder: Path, split: str, output: PredictionOutput, names: list
         predictions=answers, references=labels, num_labels=len(names)
     )["confusion_matrix"]
     lines = (
-        {"index": index, "label": names[label], "prediction": names[answer], "score": round(scores[answer], 6)}
-        for index, (label, answer, scores) in enumerate(zip(labels, answers, probabilities.tolist(), strict=True))
+        {"file": file, "label": names[label], "prediction": names[answer], "score": round(scores[answer], 6)}
+        for file, label, answer, scores in zip(files, labels, answers, probabilities.tolist(), strict=True)
     )
-    times = ("_runtime", "_per_second", "_model_preparation_time")
-    scores = {
-        name.removeprefix(f"{split}_"): value for name, value in output.metrics.items() if not name.endswith(times)
-    }
+    scores = image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
     for name, text in {
-        f"{split}_results.json": json.dumps(scores, indent=2) + "\n",
+        f"{split}_scores.json": json.dumps(scores, indent=2) + "\n",
         f"{split}_confusion_matrix.json": json.dumps({"labels": names, "confusion_matrix": matrix.tolist()}) + "\n",
         f"{split}_predictions.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
     }.items():

@@ -1,0 +1,150 @@
+"""The data of a training or a scoring: opened once for all processes, checked, and split."""
+
+from accelerate.utils import gather_object
+from datasets import ClassLabel, Dataset, DatasetDict
+from transformers.utils import logging
+
+from ..data import hold_out, load_image_classification, unreadable_images, without_unreadable
+from .arguments import DataArguments, HfViTTrainingArguments, TrainingDataArguments
+
+
+logger = logging.get_logger(__name__)
+
+
+def open_splits(args: DataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+    """Opens the data; on several processes the first one fills the cache for all.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad.
+    """
+    with training_args.main_process_first(desc="opening the data"):
+        return load_image_classification(
+            args.dataset_name,
+            dataset_config_name=args.dataset_config_name,
+            dataset_revision=args.dataset_revision,
+            image_column_name=args.image_column_name,
+            label_column_name=args.label_column_name,
+        )
+
+
+def load_splits(args: TrainingDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+    """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
+
+    Args:
+        args: Which data, and what to do about unreadable images.
+        training_args: Gives the seed and, on several processes, the share of each.
+
+    Returns:
+        Splits "train" and, where there are such, "validation" and "test".
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad.
+    """
+    splits = open_splits(args, training_args)
+    if "train" not in splits:
+        raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(splits)}.")
+    splits = readable_images(splits, args, training_args)
+    if "validation" not in splits and args.train_val_split > 0:
+        held_out = hold_out(splits["train"], args.train_val_split)
+        splits |= {"train": held_out["train"], "validation": held_out["test"]}
+    limits = {"train": args.max_train_samples}
+    return DatasetDict(
+        {
+            name: at_most(limits.get(name, args.max_eval_samples), splits[name], training_args.seed)
+            for name in ("train", "validation", "test")
+            if name in splits
+        }
+    )
+
+
+def load_scored_split(
+    args: DataArguments, split: str | None, label2id: dict[str, int], training_args: HfViTTrainingArguments
+) -> tuple[str, Dataset]:
+    """Opens one split of the data and numbers its labels as a model does.
+
+    Data without a split "validation" has the one that a training with the same `train_val_split` held out of "train".
+
+    Args:
+        args: Which data, and what to do about unreadable images.
+        split: Name of the split; by default "test", else "validation", else, with a warning, "train".
+        label2id: The model's number of each class name.
+        training_args: As in `load_splits`.
+
+    Returns:
+        The name of the split, and its images.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad, or has no such split, or a class that the model does not know.
+    """
+    splits = open_splits(args, training_args)
+    sources = {name: name for name in ("test", "validation", "train") if name in splits}
+    if "train" in splits and args.train_val_split > 0:
+        sources.setdefault("validation", "train")
+    if split is None:
+        split = next(name for name in ("test", "validation", "train") if name in sources)
+    if split not in sources:
+        raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.")
+    if split == "train":
+        logger.warning("These are training images: their scores say little about images that a model has not seen.")
+    source = sources[split]
+    images = with_model_labels(splits[source], label2id, args.dataset_name)
+    images = readable_images(DatasetDict({source: images}), args, training_args)[source]
+    if split != source:
+        images = hold_out(images, args.train_val_split)["test"]
+    images = images.remove_columns("label").rename_column("model_label", "label")
+    return split, at_most(args.max_eval_samples, images, training_args.seed)
+
+
+def with_model_labels(images: Dataset, label2id: dict[str, int], dataset_name: str) -> Dataset:
+    """Adds the column `model_label`, which numbers the classes as a model does.
+
+    A second column, because what is held out depends on the numbers in `label`; and before any image is left out,
+    because adding one later would copy all images.
+
+    Raises:
+        ValueError: if there is a class that the model does not know.
+    """
+    names = images.features["label"].names
+    used = sorted({names[label] for label in images["label"][:]})
+    if unknown := [name for name in used if name not in label2id]:
+        raise ValueError(
+            f"The model does not know {', '.join(unknown)} of {dataset_name}; it knows {', '.join(label2id)}. Score "
+            "it on data with its classes, or train it on these."
+        )
+    numbers = [label2id[names[label]] for label in images["label"][:]]
+    feature = ClassLabel(names=sorted(label2id, key=label2id.__getitem__))
+    return images.add_column("model_label", numbers, feature=feature)
+
+
+def readable_images(splits: DatasetDict, args: DataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+    """Returns the splits with images that can be read; on several processes each of them reads a share.
+
+    Raises:
+        ValueError: if an image cannot be read and `skip_unreadable` is not set, or too few are left.
+    """
+    if not args.check_images:
+        return splits
+    rank, world_size = training_args.process_index, training_args.world_size
+    share = {
+        name: unreadable_images(
+            split.shard(world_size, rank, contiguous=False),
+            show_progress=training_args.local_process_index == 0 and not training_args.disable_tqdm,
+        )
+        for name, split in splits.items()
+    }
+    unreadable: dict[str, dict[int, str]] = {name: {} for name in splits}
+    for first, found in gather_object([(rank, share)]):
+        for name, reasons in found.items():
+            unreadable[name] |= {first + world_size * index: reason for index, reason in reasons.items()}
+    ordered = {name: dict(sorted(reasons.items())) for name, reasons in unreadable.items()}
+    return without_unreadable(splits, ordered, args.skip_unreadable)
+
+
+def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
+    """Returns `limit` images drawn at random, or all if there is no limit or there are fewer."""
+    if limit is None or limit >= len(split):
+        return split
+    return split.shuffle(seed=seed).select(range(limit))
