@@ -206,7 +206,8 @@ def test_two_processes_train_as_one_with_the_same_global_batch(workplace: Path) 
                 "--num_train_epochs",
                 "3",
             ),
-            *("--per_device_train_batch_size", str(8 // processes)),
+            # Adam would blow up the rounding errors of gradients that are zero, as that of the keys' bias is.
+            *("--per_device_train_batch_size", str(8 // processes), "--optim", "sgd", "--learning_rate", "0.1"),
         )
     one, two = (load_file(workplace / f"by-{processes}" / "model.safetensors") for processes in (1, 2))
     for name, weight in one.items():
