@@ -8,6 +8,7 @@ from transformers.trainer_utils import PredictionOutput
 
 from ..metrics import ConfusionMatrix
 from ..visualize import draw_confusion_matrix
+from ..visualize.plots import TIMES
 
 
 def write_scores(folder: Path, split: str, output: PredictionOutput, names: list[str]) -> dict[str, float]:
@@ -34,9 +35,8 @@ def write_scores(folder: Path, split: str, output: PredictionOutput, names: list
         {"index": index, "label": names[label], "prediction": names[answer], "score": round(scores[answer], 6)}
         for index, (label, answer, scores) in enumerate(zip(labels, answers, probabilities.tolist(), strict=True))
     )
-    times = ("_runtime", "_per_second", "_model_preparation_time")
     scores = {
-        name.removeprefix(f"{split}_"): value for name, value in output.metrics.items() if not name.endswith(times)
+        name.removeprefix(f"{split}_"): value for name, value in output.metrics.items() if not name.endswith(TIMES)
     }
     for name, text in {
         f"{split}_results.json": json.dumps(scores, indent=2) + "\n",
