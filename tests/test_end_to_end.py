@@ -250,6 +250,10 @@ def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path
         assert pushed.returncode == 0, pushed.stderr
         photos = str(workplace / "photos" / "test")
         opened = run_without_package(OPEN, tmp_path / "elsewhere", "user/colours", photos, **hub.client)
+    card = hub.find("user/colours").files["README.md"].decode()
+    assert 'model="user/colours"' in card
+    assert "path/to/this/folder" not in card
+    assert 'model="path/to/this/folder"' in (resumed / "README.md").read_text()
     answers = dict(line.split() for line in opened.stdout.splitlines())
     lines = [json.loads(line) for line in (resumed / "test_predictions.jsonl").read_text().splitlines()]
     firsts = {line["label"]: line["prediction"] for line in reversed(lines)}

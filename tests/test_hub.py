@@ -1,5 +1,6 @@
 """Publishing: what goes up, what is refused, and that it opens elsewhere as it was."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers.trainer_pt_utils import safe_globals
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import check_upload, list_upload, publish
@@ -27,7 +29,8 @@ METADATA = ModelCardData(
     model_name="Shirts",
     eval_results=[EvalResult("image-classification", "clothing", "Clothing", "accuracy", 0.875)],
 )
-CARD = f"---\n{METADATA.to_yaml()}\n---\n# Shirts\n"
+PLACEHOLDER = "path/to/this/folder"
+CARD = f'---\n{METADATA.to_yaml()}\n---\n# Shirts\n\npipeline(model="{PLACEHOLDER}")\n'
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in list_upload(folder)}
 
 
+def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
+    """The files of a saved model as they go up, with a card that opens the model from the Hub."""
+    card = (folder / "README.md").read_text()
+    return {**contents(folder), "README.md": card.replace(PLACEHOLDER, repo_id).encode()}
+
+
 # What goes up
 
 
@@ -90,9 +99,15 @@ def test_script_publishes_every_listed_file_in_one_commit(published: tuple[Hub, 
     first, commit = hub.commits
     assert (first.summary, commit.summary, commit.revision) == ("initial commit", "Upload model", "main")
     assert sorted(commit.written) == [path.name for path in list_upload(saved)]
-    assert commit.files == contents(saved)
+    assert commit.files == uploaded(saved, "user/clothing")
     assert hub.private == {"user/clothing"}
     assert output.endswith(f"Uploading to user/clothing …\n{hub.endpoint}/user/clothing\n")
+
+
+def test_card_that_goes_up_opens_the_model_from_the_hub(published: tuple[Hub, str], saved: Path) -> None:
+    card = published[0].find("user/clothing").files["README.md"].decode()
+    assert card == CARD.replace('model="path/to/this/folder"', 'model="user/clothing"') != CARD
+    assert (saved / "README.md").read_text() == CARD
 
 
 def test_dry_run_lists_everything_and_contacts_nobody(saved: Path, tmp_path: Path) -> None:
@@ -174,6 +189,14 @@ def test_script_says_what_is_wrong_without_a_traceback(saved: Path, tmp_path: Pa
     assert "Traceback" not in process.stderr
 
 
+def test_script_says_that_the_hub_cannot_be_reached(saved: Path, tmp_path: Path) -> None:
+    process = run_script("push_to_hub", tmp_path, str(saved), "user/clothing", HF_TOKEN=TOKEN, **NOWHERE)
+    assert process.returncode == 1
+    assert process.stderr.startswith("push_to_hub.py: The Hub cannot be reached at http://127.0.0.1:9: ")
+    assert "Check the network" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
 # How it goes up
 
 
@@ -212,7 +235,7 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
     with serve(tmp_path / "root") as hub:
         run_with_package(PUBLISH_AGAIN, tmp_path / "work", str(folder), **hub.client)
     first, *later = [commit for commit in hub.commits if commit.summary != "initial commit"]
-    assert first.files == contents(saved)
+    assert first.files == uploaded(saved, "user/shirts")
     assert [(commit.summary, commit.revision, commit.written) for commit in later] == [
         ("More", "main", ["README.md"]),
         ("More", "v2", ["README.md"]),  # the new branch starts where main stands
@@ -220,8 +243,9 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
         ("Upload model", "refs/pr/1", ["predictions.png"]),
         ("To the pull request", "refs/pr/1", ["predictions.png"]),
     ]
-    assert hub.find("user/shirts").files == {**contents(folder), "predictions.png": b"a picture"}
-    assert hub.find("user/shirts", "refs/pr/1").files == contents(folder)
+    expected = uploaded(folder, "user/shirts")
+    assert hub.find("user/shirts").files == {**expected, "predictions.png": b"a picture"}
+    assert hub.find("user/shirts", "refs/pr/1").files == expected
     assert {commit.repo for commit in hub.commits} == {"user/shirts"}
 
 
@@ -302,6 +326,11 @@ assert len(trainer.push_in_progress.jobs) == 1
 trainer.args.hub_always_push = True
 trainer._push_from_checkpoint(str(folder / "checkpoint-4"))
 trainer.push_in_progress.jobs[1].result()
+
+# A repository that the arguments do not speak of, made when it is asked for.
+trainer.hub_model_id, trainer.args.hub_model_id = None, "user/late"
+trainer.model.add_model_tags("digits")
+trainer.push_to_hub("Late", blocking=False, private=True, tags="small").result()
 """
 
 
@@ -346,8 +375,14 @@ def test_training_pushes_its_arguments_as_json_and_never_as_a_pickle(trained: tu
         files = hub.find(f"user/{strategy}").files
         assert json.loads(files["training_args.json"])["hub_strategy"] == strategy
         assert TOKEN not in files["training_args.json"].decode()
-        assert {*CODE, "model.safetensors", "preprocessor_config.json", "runs/events", "README.md"} <= set(files)
+        assert {*CODE, "model.safetensors", "preprocessor_config.json", "README.md"} <= set(files)
         assert "trainer_state.json" not in files
+
+
+def test_training_keeps_the_logs_of_tensorboard_here(trained: tuple[Hub, Path]) -> None:
+    hub, workdir = trained
+    assert len(list(workdir.glob("*/runs/events"))) == 4
+    assert not [path for commit in hub.commits for path in commit.written if "events" in path]
 
 
 def test_training_pushes_the_weights_of_its_last_step(trained: tuple[Hub, Path]) -> None:
@@ -373,6 +408,15 @@ def test_training_pushes_its_checkpoints_where_asked(trained: tuple[Hub, Path]) 
         assert last[f"last-checkpoint/{path.name}"] == path.read_bytes()
 
 
+def test_pickles_of_pushed_checkpoints_open_without_running_code(trained: tuple[Hub, Path]) -> None:
+    files = trained[0].find("user/checkpoint").files
+    pickles = {path: content for path, content in files.items() if Path(path).suffix in {".bin", ".pt", ".pth"}}
+    assert {Path(path).name for path in pickles} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    with safe_globals():  # NumPy's arrays, as the Trainer allows them
+        for content in pickles.values():
+            assert torch.load(io.BytesIO(content), weights_only=True)
+
+
 def test_training_keeps_a_card_that_stands_there_and_renews_its_own(trained: tuple[Hub, Path]) -> None:
     hub, _ = trained
     assert hub.find("user/every_save").files["README.md"].decode() == CARD
@@ -380,6 +424,15 @@ def test_training_keeps_a_card_that_stands_there_and_renews_its_own(trained: tup
     drafts = [commit.files["README.md"].decode() for commit in ends]
     assert ["learning_rate: 0.125" in draft for draft in drafts] == [False, True]
     assert ModelCard(drafts[0]).data.library_name == "transformers"
+
+
+def test_trained_model_can_be_pushed_later_to_a_private_repository(trained: tuple[Hub, Path]) -> None:
+    hub, _ = trained
+    assert hub.private == {"user/late"}
+    assert hub.find("user/late").summary == "Late"
+    card = ModelCard(hub.find("user/late").files["README.md"].decode())
+    assert card.data.model_name == "late"
+    assert {"small", "digits"} <= set(card.data.tags)
 
 
 # That it opens elsewhere
@@ -411,4 +464,4 @@ def test_published_model_opens_without_the_package_and_then_without_a_network(
         torch.save({"images": images, "logits": model(images).logits}, tmp_path / "data.pt")
     for environment in (hub.client, {**NOWHERE, "HF_HUB_OFFLINE": "1"}):
         process = run_without_package(OPEN, tmp_path / "work", str(tmp_path / "data.pt"), **environment)
-        assert contents(Path(process.stdout.split()[-1])) == contents(saved)
+        assert contents(Path(process.stdout.split()[-1])) == uploaded(saved, "user/clothing")

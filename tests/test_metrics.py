@@ -115,6 +115,13 @@ def test_confusion_matrix_is_darkest_where_most_answers_are(num_labels: int, tmp
         draw_confusion_matrix(matrix, ["one"], tmp_path / "no.png")
 
 
+def test_confusion_matrix_shows_a_name_that_looks_like_a_formula_as_it_stands(tmp_path: Path) -> None:
+    draw_confusion_matrix(np.eye(2, dtype=int), ["$100_$", "$\\alpha$"], tmp_path / "matrix.svg")
+    picture = (tmp_path / "matrix.svg").read_text()
+    for name in ("$100_$", "$\\alpha$"):
+        assert picture.count(f"<!-- {name} -->") == 2
+
+
 def test_curves_show_training_and_validation(tmp_path: Path) -> None:
     history = [{"step": step, "loss": 1 / step, "learning_rate": 1e-3} for step in range(1, 5)]
     draw_curves(history, tmp_path / "training.png")

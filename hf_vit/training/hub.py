@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import httpx, validate_repo_id  # the client's errors: httpx of hub 1, httpx2 of hub 2
 from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_imports
 from transformers.utils import (
@@ -18,12 +18,15 @@ from transformers.utils import (
 )
 from yaml import YAMLError
 
+from .model_card import TrainingRecord
+
 
 # Weights, code, configurations, tokenizers (.model, .jinja), the card, and the tables and pictures that it shows.
 UPLOADED = {
     *(".safetensors", ".py", ".json", ".yaml", ".yml", ".txt", ".model", ".jinja"),
     *(".md", ".jsonl", ".csv", ".png", ".jpg", ".jpeg", ".webp", ".svg"),
 }
+CARD = "README.md"
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 
 
@@ -62,7 +65,7 @@ def check_upload(folder: str | os.PathLike[str]) -> None:
             "processor that the model was trained with there too: image_processor.save_pretrained."
         )
     _check_code(folder)
-    _check_card(folder / "README.md")
+    _check_card(folder / CARD)
 
 
 def publish(
@@ -76,6 +79,8 @@ def publish(
     token: str | None = None,
 ) -> str:
     """Uploads a saved model to the Hub in one commit, making the repository where there is none.
+
+    In the card that goes up, `repo_id` takes the place of "path/to/this/folder"; the one in `folder` stays as it is.
 
     Args:
         folder: Where the model, its image processor and its card are saved.
@@ -93,13 +98,12 @@ def publish(
     Raises:
         ValueError: if `check_upload` refuses the folder, if `repo_id` is no valid name, if the Hub refuses the card's
             metadata, or if `private` is asked of a repository that is public already.
-        OSError: if there is no token, the token may not write there, or the Hub answers with another error.
+        OSError: if there is no token, it may not write there, or the Hub cannot be reached or answers with an error.
     """
     check_upload(folder)
     validate_repo_id(repo_id)
     # True: without a token the client says how to get one, rather than asking the Hub as nobody.
     api = HfApi(library_name="hf_vit", token=token if token is not None else True)
-    operations = [CommitOperationAdd(path.name, path) for path in list_upload(folder)]
     try:
         repository = api.create_repo(repo_id, private=private, exist_ok=True)
         if private and not api.model_info(repository.repo_id).private:
@@ -108,9 +112,14 @@ def publish(
             )
         if revision is not None and not revision.startswith("refs/") and not create_pr:
             api.create_branch(repository.repo_id, branch=revision, exist_ok=True)
+        operations = [_addition(path, repository.repo_id) for path in list_upload(folder)]
         commit = api.create_commit(
             repository.repo_id, operations, commit_message=commit_message, revision=revision, create_pr=create_pr
         )
+    except httpx.TransportError as error:
+        raise OSError(
+            f"The Hub cannot be reached at {api.endpoint}: {error}. Check the network, or HF_ENDPOINT, and try again."
+        ) from error
     except HfHubHTTPError as error:
         if error.response.status_code not in (401, 403):
             raise
@@ -119,6 +128,13 @@ def publish(
             f"(hf auth login), choose a name of your own, or open a pull request (create_pr). {error}"
         ) from error
     return str(commit.pr_url or repository)
+
+
+def _addition(path: Path, repo_id: str) -> CommitOperationAdd:
+    """Returns the upload of a file; on the Hub, a card opens the model from there."""
+    if path.name != CARD:
+        return CommitOperationAdd(path.name, path)
+    return CommitOperationAdd(CARD, path.read_bytes().replace(TrainingRecord.location.encode(), repo_id.encode()))
 
 
 def _check_pickles(folder: Path) -> None:

@@ -39,8 +39,9 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | 
     axes.set(xlabel="answer", ylabel="right class")
     if len(names) <= MAX_NAMED:
         ticks = range(len(names))
-        axes.set_xticks(ticks, names, rotation=90)
-        axes.set_yticks(ticks, names)
+        # A class may be called "$5_$", which is no formula.
+        axes.set_xticks(ticks, names, rotation=90, parse_math=False)
+        axes.set_yticks(ticks, names, parse_math=False)
     if len(names) <= MAX_COUNTED:
         for row, column in zip(*np.nonzero(matrix), strict=True):
             colour = "white" if shares[row, column] > 0.5 else "black"
@@ -58,7 +59,7 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[s
     Raises:
         ImportError: if matplotlib is not installed.
     """
-    ignored = ("_runtime", "_per_second", "_loss", "_model_preparation_time")
+    ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")  # no scores
     scores = sorted(
         {name for entry in log_history for name in entry if name.startswith("eval_") and not name.endswith(ignored)}
     )
