@@ -1,18 +1,18 @@
-"""The demo from end to end in a few steps, and the prediction script with and without mistakes."""
+"""The demo from end to end in a few steps, and its card."""
 
-import ast
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
+
+from scripts.predict import TILE_SIZE
 
 
 ROOT = Path(__file__).parents[1]
@@ -26,9 +26,6 @@ def load_script(name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
-
-
-predict = load_script("predict")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +60,7 @@ def test_demo_prints_what_a_fresh_process_says(demo: tuple[Path, subprocess.Comp
     lines = [line for line in finished.stdout.splitlines() if ".png: " in line]
     assert [line.split(":")[0].strip() for line in lines] == [f"{digit}.png" for digit in range(10)]
     with Image.open(folder / "predictions.png") as picture:
-        assert min(picture.size) > 2 * predict.TILE_SIZE
+        assert min(picture.size) > 2 * TILE_SIZE
         assert len(picture.getcolors(maxcolors=10**6)) > 50
 
 
@@ -120,102 +117,3 @@ def test_committed_card_is_valid_and_compares_with_peer_and_majority() -> None:
         "five seeds",
     ):
         assert part in card.content
-
-
-# Prediction
-
-
-def test_predict_needs_only_the_standard_library_transformers_and_pil() -> None:
-    imported = set()
-    for node in ast.walk(ast.parse((ROOT / "scripts" / "predict.py").read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(str(node.module).split(".")[0])
-    assert imported - set(sys.stdlib_module_names) == {"PIL", "transformers"}
-
-
-def test_predict_prints_json_lines_and_draws(
-    demo: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, _ = demo
-    picture = tmp_path / "new" / "labelled.png"
-    single = folder / "images" / "7.png"
-    arguments = ["--top_k", "2", "--batch_size", "4", "--picture", str(picture)]
-    predict.main([str(folder), str(single), str(folder / "images"), *arguments])
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [Path(line["file"]).name for line in lines] == ["7.png", *(f"{digit}.png" for digit in range(10))]
-    for line in lines:
-        assert len(line["top_k"]) == 2
-        assert line["top_k"][0] == {"label": line["label"], "score": line["score"]}
-        assert line["top_k"][0]["score"] >= line["top_k"][1]["score"]
-    alone, in_batch = lines[0], lines[8]
-    assert alone["label"] == in_batch["label"]
-    assert alone["score"] == pytest.approx(in_batch["score"], abs=1e-5)
-    with Image.open(picture) as drawn:
-        assert drawn.width > 5 * predict.TILE_SIZE
-        assert drawn.height > 3 * predict.TILE_SIZE
-
-
-def test_find_images_searches_folders_in_order_and_leaves_other_files(tmp_path: Path) -> None:
-    for name in ("b.PNG", "a.jpg", "notes.txt", "deeper/c.webp"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    assert [path.name for path in predict.find_images([tmp_path])] == ["a.jpg", "b.PNG", "c.webp"]
-
-
-def test_open_image_turns_photos_upright(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6  # taken with the camera turned by a quarter
-    Image.new("RGB", (40, 20)).save(tmp_path / "photo.jpg", exif=exif)
-    assert predict.open_image(tmp_path / "photo.jpg").size == (20, 40)
-
-
-def empty_folder(folder: Path) -> list[str]:
-    (folder / "empty").mkdir()
-    return ["some/model", str(folder / "empty")]
-
-
-def missing_folder(folder: Path) -> list[str]:
-    return ["some/model", str(folder / "missing")]
-
-
-def folder_without_model(folder: Path) -> list[str]:
-    return [str(folder), str(folder)]
-
-
-def no_labels(folder: Path) -> list[str]:
-    return ["some/model", str(folder), "--top_k", "0"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (missing_folder, "There is no file or folder"),
-        (empty_folder, "holds no image: no file ends in .bmp, .gif"),
-        (folder_without_model, "holds no config.json, so no saved model. Train one first: make demo"),
-        (no_labels, "--top_k 0 and --batch_size 8 must be at least 1"),
-    ],
-)
-def test_predict_explains_mistakes(
-    arguments: Callable[[Path], list[str]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        predict.main(arguments(tmp_path))
-    assert stopped.value.code not in (0, None)
-    assert message in str(stopped.value.code) + capsys.readouterr().err
-
-
-def test_predict_sees_16_bits_and_puts_the_transparent_on_white(tmp_path: Path) -> None:
-    Image.new("I;16", (4, 4), 32768).save(tmp_path / "deep.png")
-    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert predict.open_image(tmp_path / "deep.png").getpixel((0, 0)) == (128, 128, 128)
-    assert predict.open_image(tmp_path / "clear.png").getpixel((0, 0)) == (255, 255, 255)
-
-
-def test_predict_names_the_file_that_is_no_image(
-    demo: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "broken.png").write_text("no image")
-    with pytest.raises(SystemExit, match=r"broken\.png cannot be read as an image"):
-        predict.main([str(demo[0]), str(tmp_path)])
