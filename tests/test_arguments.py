@@ -58,6 +58,8 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "Say where the images are: --dataset_name path/to/data"),
+        (["--dataset_name", "photos", "--max_train_samples", "0"], "max_train_samples=0 leaves no image to train on"),
+        (["--dataset_name", "photos", "--max_eval_samples", "0"], "max_eval_samples=0 leaves no image to score"),
         (["--dataset_name", "photos", "--train_val_split", "1"], r"train_val_split=1\.0 must lie in \[0, 1\)"),
         (
             ["--dataset_name", "photos", "--skip_unreadable", "--check_images", "false"],

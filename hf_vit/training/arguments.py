@@ -109,6 +109,8 @@ class DataArguments:
             raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
         if not 0 <= self.train_val_split < 1:
             raise ValueError(f"train_val_split={self.train_val_split} must lie in [0, 1). 0.1 holds out a tenth.")
+        if self.max_eval_samples is not None and self.max_eval_samples < 1:
+            raise ValueError(f"max_eval_samples={self.max_eval_samples} leaves no image to score. Give at least 1.")
 
 
 @dataclass
@@ -119,6 +121,14 @@ class TrainingDataArguments(DataArguments):
         default=None, metadata={"help": "Train on this many images, drawn at random: for a trial."}
     )
     dataset_license: str = field(default="unknown", metadata={"help": "License of the data, for the model card."})
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the data."""
+        super().__post_init__()
+        if self.max_train_samples is not None and self.max_train_samples < 1:
+            raise ValueError(
+                f"max_train_samples={self.max_train_samples} leaves no image to train on. Give at least 1."
+            )
 
 
 @dataclass
