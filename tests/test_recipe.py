@@ -28,13 +28,15 @@ def test_a_recipe_says_what_the_command_line_says(tmp_path: Path) -> None:
     begin_recipe(tmp_path, COMMAND, is_resumed=False)
     assert to_recipe([str(tmp_path / RECIPE_NAME)]) == recipe
     assert to_recipe([str(tmp_path / RECIPE_NAME), "--seed", "3"]) == recipe | {"seed": 3}
+    assert to_recipe(["--train-val-split", "0.2"]) == {"train_val_split": 0.2}
     assert read_recipe(tmp_path / RECIPE_NAME)[:2] == ["--dataset_name", "photos"]
 
 
 def test_no_token_is_written_anywhere(tmp_path: Path) -> None:
     begin_recipe(tmp_path, COMMAND, is_resumed=False)
     assert "hf_secret" not in (tmp_path / RECIPE_NAME).read_text()
-    assert without_secrets(["--hub_token", "hf_secret", "--seed", "1", "--hub_token=hf_secret"]) == ["--seed", "1"]
+    command = ["--hub_token", "hf_secret", "--seed", "1", "--hub-token=hf_secret", "--resume-from-checkpoint", "last"]
+    assert without_secrets(command) == ["--seed", "1"]
 
 
 def test_a_training_is_taken_up_with_the_same_arguments_only(tmp_path: Path) -> None:

@@ -46,13 +46,19 @@ def expand(arguments: Sequence[str]) -> list[str]:
     return list(arguments)
 
 
+def split_flag(argument: str) -> tuple[str, str]:
+    """Returns the name of a flag as Python spells it, and its value in the form `--name=value`."""
+    name, _, value = argument[2:].partition("=")
+    return name.replace("-", "_"), value
+
+
 def without_secrets(arguments: Sequence[str]) -> list[str]:
     """Returns a command line without access tokens, and without the request to take a training up again."""
     kept: list[str] = []
     skipping = False
     for argument in arguments:
         if argument.startswith("--"):
-            name = argument[2:].partition("=")[0]
+            name, _ = split_flag(argument)
             skipping = name.endswith("token") or name == "resume_from_checkpoint"
         if not skipping:
             kept.append(argument)
@@ -65,7 +71,7 @@ def to_recipe(arguments: Sequence[str]) -> dict[str, Any]:
     name = ""
     for argument in without_secrets(expand(arguments)):
         if argument.startswith("--"):
-            name, _, value = argument[2:].partition("=")
+            name, value = split_flag(argument)
             values[name] = [value] if value else []
         else:
             values[name].append(argument)
