@@ -20,6 +20,7 @@ preset: tiny
 config_overrides: {image_size: 96, patch_size: [8, 16]}
 learning_rate: 5e-4
 skip_unreadable: true
+save_strategy: no
 max_train_samples: null
 label_names: [labels, others]
 use_cpu: true
@@ -33,6 +34,7 @@ def test_a_yaml_file_stands_for_the_command_line_and_what_follows_overrides_it(t
     )
     assert (model.preset, model.overrides()) == ("small", {"image_size": 96, "patch_size": [8, 16]})
     assert (data.dataset_name, data.skip_unreadable, data.max_train_samples) == ("photos", True, None)
+    assert args.save_strategy == "no"
     assert (args.learning_rate, args.label_names) == (5e-4, ["labels", "others"])
 
 

@@ -9,7 +9,18 @@ from hf_vit.training.recipe import RECIPE_NAME, begin_recipe, read_recipe, to_re
 
 
 COMMAND = [
-    *("--dataset_name", "photos", "--learning_rate", "5e-4", "--bf16", "--label_names", "labels", "others"),
+    *(
+        "--dataset_name",
+        "photos",
+        "--learning_rate",
+        "5e-4",
+        "--save_strategy",
+        "no",
+        "--bf16",
+        "--label_names",
+        "labels",
+        "others",
+    ),
     *("--config_overrides", '{"patch_size": 8}', "--hub_token=hf_secret", "--seed", "1", "--hub_token", "hf_secret"),
     *("--resume_from_checkpoint", "last", "--seed", "2"),
 ]
@@ -19,7 +30,8 @@ def test_a_recipe_says_what_the_command_line_says(tmp_path: Path) -> None:
     recipe = to_recipe(COMMAND)
     assert recipe == {
         "dataset_name": "photos",
-        "learning_rate": "5e-4",
+        "learning_rate": 5e-4,
+        "save_strategy": "no",
         "bf16": True,
         "label_names": ["labels", "others"],
         "config_overrides": {"patch_size": 8},

@@ -1,6 +1,7 @@
 """Recipes: the arguments of a training as a file, which the scripts take in place of a command line."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ FREE = {
 FREE_PREFIXES = ("dataloader_num", "eval_", "hub_", "log", "push_to_hub", "save_")
 
 
+class RecipeLoader(yaml.SafeLoader):
+    """Reads `save_strategy: no` as the word that it is: only "true" and "false" are truth values, as in YAML 1.2."""
+
+
+RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?i:true|false)$"), list("tTfF"))
+
+
 def read_recipe(file: Path) -> list[str]:
     """Returns the content of a YAML or JSON file as the command line that says the same.
 
@@ -27,14 +39,14 @@ def read_recipe(file: Path) -> list[str]:
         ValueError: if it is no mapping from names to values.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON is YAML too
+        content = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)  # JSON is YAML too
     except yaml.YAMLError as error:
         raise ValueError(f"{file} is neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a mapping, with lines like 'learning_rate: 0.001'.")
     arguments = []
     for name, value in content.items():
-        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict | bool) else value]
         arguments += [f"--{name}", *map(str, values)] if value is not None else []
     return arguments
 
@@ -75,8 +87,16 @@ def to_recipe(arguments: Sequence[str]) -> dict[str, Any]:
             values[name] = [value] if value else []
         else:
             values[name].append(argument)
-    parsed = {name: [yaml.safe_load(item) for item in items] for name, items in values.items()}
+    parsed = {name: [parse(item) for item in items] for name, items in values.items()}
     return {name: items[0] if len(items) == 1 else items or True for name, items in parsed.items()}
+
+
+def parse(value: str) -> Any:
+    """Returns what a text is in JSON, a number, a truth value or a mapping, and else the text."""
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
 
 
 def begin_recipe(folder: Path, arguments: Sequence[str], is_resumed: bool) -> None:
@@ -92,7 +112,7 @@ def begin_recipe(folder: Path, arguments: Sequence[str], is_resumed: bool) -> No
     """
     file, recipe = folder / RECIPE_NAME, to_recipe(arguments)
     if is_resumed and file.is_file():
-        begun = yaml.safe_load(file.read_text(encoding="utf-8"))
+        begun = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)
         changed = sorted(
             name
             for name in begun.keys() | recipe.keys()
