@@ -85,3 +85,13 @@ def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
     assert args.load_best_model_at_end
     assert (args.metric_for_best_model, args.greater_is_better) == ("accuracy", True)
     assert not HfViTTrainingArguments(output_dir=str(tmp_path), use_cpu=True).load_best_model_at_end
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parents[1] / "model_cards").glob("*.yaml")), ids=lambda file: file.stem
+)
+def test_published_recipes_are_understood(file: Path, tmp_path: Path) -> None:
+    command = [str(file), "--dataset_name", "photos", "--use_cpu", "--output_dir", str(tmp_path)]
+    model, *_, args = parse_arguments(TYPES, command)
+    assert (model.preset is None) == (model.model_name_or_path is not None)
+    assert args.seed == 0
