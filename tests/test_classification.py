@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from hf_vit import HfViTForImageClassification
 from hf_vit.task_classification import classification_loss, soften_labels
-from hf_vit.training import HfViTTrainer, accuracy
+from hf_vit.training import HfViTTrainer, image_classification_metrics
 
 from .helpers import pixels, small_config
 from .references import draw_weights
@@ -155,7 +155,7 @@ def test_a_distilled_model_evaluates_in_the_trainer(tmp_path: Any) -> None:
     model.config.output_hidden_states = True
     data = [{"pixel_values": image, "labels": torch.tensor(1)} for image in pixels(model.config, batch=3)]
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True)
-    assert "eval_accuracy" in HfViTTrainer(model, arguments, eval_dataset=data, compute_metrics=accuracy).evaluate()
+    assert "eval_accuracy" in HfViTTrainer(model, arguments, eval_dataset=data, compute_metrics=image_classification_metrics).evaluate()
 
 
 def test_soften_labels_refuses_what_is_out_of_range() -> None:
