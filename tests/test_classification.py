@@ -155,7 +155,8 @@ def test_a_distilled_model_evaluates_in_the_trainer(tmp_path: Any) -> None:
     model.config.output_hidden_states = True
     data = [{"pixel_values": image, "labels": torch.tensor(1)} for image in pixels(model.config, batch=3)]
     arguments = TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True)
-    assert "eval_accuracy" in HfViTTrainer(model, arguments, eval_dataset=data, compute_metrics=image_classification_metrics).evaluate()
+    trainer = HfViTTrainer(model, arguments, eval_dataset=data, compute_metrics=image_classification_metrics)
+    assert "eval_accuracy" in trainer.evaluate()
 
 
 def test_soften_labels_refuses_what_is_out_of_range() -> None:
