@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from accelerate import PartialState
+
 from hf_vit import HfViTImageProcessor, data, training
 
 
@@ -68,6 +70,7 @@ def main(arguments: list[str]) -> None:
         scores = training.write_scores(Path(args.output_dir), split, output, names, images["file"])
         print(f"{len(images):,} {split} images: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
         print(f"The scores, the confusion matrix and the answers: {args.output_dir}")
+    PartialState().destroy_process_group()  # else several processes can abort while they exit
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from accelerate import PartialState
 from transformers import set_seed
 
 from hf_vit import training
@@ -67,6 +68,7 @@ def main(arguments: list[str]) -> None:
         print(f"The model, its scores and its card: {args.output_dir}")
     if args.push_to_hub:
         trainer.push_to_hub()
+    PartialState().destroy_process_group()  # else several processes can abort while they exit
 
 
 if __name__ == "__main__":

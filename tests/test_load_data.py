@@ -130,8 +130,9 @@ def test_scoring_training_images_is_warned_of(
 # On two processes
 
 SHARED_CHECK = """
-import json, sys
+import json
 from pathlib import Path
+from accelerate import PartialState
 from hf_vit.data import checks
 from hf_vit.training import HfViTTrainingArguments, TrainingDataArguments, load_splits
 
@@ -144,6 +145,7 @@ try:
     load_splits(data, args)
 except ValueError as error:
     Path(f"{args.process_index}.json").write_text(json.dumps([len(opened), str(error)]))
+PartialState().destroy_process_group()
 """
 
 
