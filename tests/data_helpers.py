@@ -29,6 +29,13 @@ def write_pictures(folder: Path, *names: str, seed: int = 0) -> None:
         picture(number).save(path)
 
 
+def write_class_folders(folder: Path, names: list[str]) -> Path:
+    """Writes four images of each class to train/<class> and two to test/<class>; returns `folder`."""
+    for split, count in (("train", 4), ("test", 2)):
+        write_pictures(folder, *(f"{split}/{name}/{number}.png" for name in names for number in range(count)))
+    return folder
+
+
 def write_idx_file(file: Path, array: np.ndarray) -> None:
     """Writes an array as the authors of MNIST did, packed if the name ends in .gz."""
     header = bytes((0, 0, 8, array.ndim)) + b"".join(length.to_bytes(4, "big") for length in array.shape)

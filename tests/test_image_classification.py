@@ -19,7 +19,7 @@ from hf_vit.training import (
 )
 from hf_vit.training.image_classification import input_size
 
-from .data_helpers import write_pictures
+from .data_helpers import write_class_folders
 from .test_demo import load_script
 
 
@@ -39,10 +39,7 @@ def args(tmp_path: Path) -> HfViTTrainingArguments:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    for split, count in (("train", 4), ("test", 2)):
-        write_pictures(folder, *(f"{split}/{name}/{number}.png" for name in NAMES for number in range(count)))
-    return folder
+    return write_class_folders(tmp_path / "photos", NAMES)
 
 
 # Model

@@ -13,7 +13,7 @@ from hf_vit.training import (
     load_splits,
 )
 
-from .data_helpers import truncate, write_pictures
+from .data_helpers import truncate, write_class_folders, write_pictures
 from .fresh import ROOT, run_python
 
 
@@ -28,10 +28,7 @@ def args(tmp_path: Path) -> HfViTTrainingArguments:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    for split, count in (("train", 4), ("test", 2)):
-        write_pictures(folder, *(f"{split}/{name}/{number}.png" for name in NAMES for number in range(count)))
-    return folder
+    return write_class_folders(tmp_path / "photos", NAMES)
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -17,6 +14,7 @@ from hf_vit.data.image_folder import IMAGE_SUFFIXES
 from scripts import predict
 
 from .data_helpers import dataset_of, encoded, picture, truncate, write_idx, write_idx_file, write_pictures
+from .fresh import run_with_package
 from .hub import serve
 
 
@@ -615,24 +613,7 @@ print(json.dumps(answers))
 
 def load_from_hub(workdir: Path, *calls: tuple[str, dict], **environment: str) -> list:
     """Loads in a fresh process, as the address of the Hub is fixed at import."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    variables |= {
-        "HF_HOME": str(workdir / "hf_home"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        **environment,
-    }
-    process = subprocess.run(
-        [sys.executable, "-c", HUB_CODE, json.dumps(calls)],
-        cwd=workdir,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
+    process = run_with_package(HUB_CODE, workdir, json.dumps(calls), **environment)
     return json.loads(process.stdout)
 
 

@@ -39,6 +39,14 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     return None
 
 
+def missing_weights(folder: Path) -> list[str]:
+    """Lists the files of weights, one or the shards that an index names, that a saved model lacks."""
+    weights, index = {SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
+    if index.is_file():
+        weights = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return sorted(name for name in weights if not (folder / name).is_file())
+
+
 def find_fault(checkpoint: Path) -> str | None:
     """Says what a checkpoint lacks for a training to be taken up from it, or returns None if it is complete."""
     # The Trainer writes this file last: where it can be read, the others are whole.
@@ -48,15 +56,8 @@ def find_fault(checkpoint: Path) -> str | None:
         return f"it has no {TRAINER_STATE_NAME}, which is written last"
     except ValueError as error:
         return f"{TRAINER_STATE_NAME} cannot be read ({error})"
-    index = checkpoint / SAFE_WEIGHTS_INDEX_NAME
-    weights = (
-        set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if index.is_file()
-        else {SAFE_WEIGHTS_NAME}
-    )
-    missing = [
-        name for name in (*sorted(weights), OPTIMIZER_NAME, SCHEDULER_NAME) if not (checkpoint / name).is_file()
-    ]
+    missing = missing_weights(checkpoint)
+    missing += [name for name in (OPTIMIZER_NAME, SCHEDULER_NAME) if not (checkpoint / name).is_file()]
     if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
         missing.append("rng_state.pth")
     return f"it has no {' and no '.join(missing)}" if missing else None

@@ -1,6 +1,5 @@
 """Publishing a saved model on the Hugging Face Hub: what goes up, what must not, and one commit with all of it."""
 
-import json
 import os
 from pathlib import Path
 
@@ -13,11 +12,10 @@ from transformers.utils import (
     CONFIG_NAME,
     IMAGE_PROCESSOR_NAME,
     PROCESSOR_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
 )
 from yaml import YAMLError
 
+from .checkpoints import missing_weights
 from .model_card import TrainingRecord
 
 
@@ -146,10 +144,7 @@ def _check_pickles(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    weights, index = {SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
-    if index.is_file():
-        weights = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    if missing := sorted(name for name in weights if not (folder / name).is_file()):
+    if missing := missing_weights(folder):
         raise ValueError(
             f"{folder} lacks the weights {', '.join(missing)}. Save the model there again: model.save_pretrained."
         )
