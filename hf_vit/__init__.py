@@ -15,6 +15,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
+from .convert import load_pretrained
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .modeling_hf_vit import (
@@ -36,6 +37,8 @@ AutoModel.register(HfViTConfig, HfViTModel, exist_ok=True)
 AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
 AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
+
+HfViTPreTrainedModel._load_published = staticmethod(load_pretrained)
 
 __version__ = "0.1.0"
 

@@ -221,9 +221,9 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ValueError(
-                f"This is a checkpoint of model type {model_type!r}, not {cls.model_type!r}: its weights would not "
-                "fit and be drawn at random. Open it with the transformers class it was saved from, for example "
-                "AutoModel.from_pretrained(...) or AutoModelForImageClassification.from_pretrained(...)."
+                f"This is the configuration of a {model_type!r} model, not of {cls.model_type!r}. Open the checkpoint "
+                "with HfViTModel.from_pretrained(...) or its sisters for a task, which convert it where the package "
+                "hf-vit is installed; the result has the configuration in .config."
             )
         names = config_dict.get("id2label")
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):

@@ -5,12 +5,13 @@ registers), L = P + N, D hidden size.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
@@ -50,6 +51,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
     # Our losses are means over the batch, which the Trainer has to divide by its accumulation steps.
     accepts_loss_kwargs = False
+    # Opens checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
+    _load_published: ClassVar[Callable[..., Any] | None] = None
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
         """Checks the configuration once more: fields may have been set after it was built."""
@@ -102,13 +105,24 @@ class HfViTPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
     ) -> Self:
-        """Loads a model as `transformers` does, from safetensors only.
+        """Loads a model as `transformers` does, our own from safetensors only.
+
+        Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
+        on the Hub, a folder or a file of weights. The table in the README says which.
 
         Raises:
-            ValueError: if the folder or repository holds another model type, if none of its weights fit, or on
-                `use_safetensors=False`.
-            OSError: if there is no such folder or repository, or no safetensors in it.
+            ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
+                or on `use_safetensors=False`.
+            OSError: if there is no such folder or repository, no weights in it, or a file is damaged.
         """
+        if pretrained_model_name_or_path is not None and not _is_ours(pretrained_model_name_or_path, **kwargs):
+            if cls._load_published is None:
+                raise ValueError(
+                    f"{str(pretrained_model_name_or_path)!r} is a checkpoint of another library. With the package "
+                    f"hf-vit installed (pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
+                )
+            converted: Self = cls._load_published(cls, pretrained_model_name_or_path, *args, **kwargs)
+            return converted
         if kwargs.get("use_safetensors") is False:
             raise ValueError(
                 "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
@@ -131,6 +145,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
     def is_remote_code(cls) -> bool:
         """Tells the library not to copy code when saving: `HfViTConfig.save_pretrained` does, also under FSDP2."""
         return False
+
+
+def _is_ours(name_or_path: str | os.PathLike[str], **kwargs: Any) -> bool:
+    """Tells our own folders and repositories from those of other libraries and from lone files of weights."""
+    if os.path.isfile(name_or_path):
+        return False
+    config, _ = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)
+    return config.get("model_type") == HfViTConfig.model_type
 
 
 class HfViTPooler(nn.Module):

@@ -1,0 +1,147 @@
+"""Key maps: how the tensors of a published layout become ours, as data, and what carries them over."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .weights import Weights
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Our tensor is several of theirs, one after the other along the first dimension."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Made:
+    """Our tensor is made from theirs by a function."""
+
+    names: tuple[str, ...]
+    make: Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """We have a bias where they have none."""
+
+    names: tuple[str, ...] = ()
+
+
+# Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
+# part of the tensor's name (`weight`, `bias`) is the same on both sides.
+KeyMap = Mapping[str, str | Joined | Made | Zeros]
+
+
+def find_rule(keys: KeyMap, name: str) -> str | Joined | Made | Zeros | None:
+    """Returns the rule for our tensor `name`, its names made concrete; None if there is none."""
+    numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
+    pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+    module, _, leaf = pattern.rpartition(".")
+    rule, suffix = (keys[pattern], "") if pattern in keys else (keys.get(module), f".{leaf}")
+
+    def concrete(theirs: str) -> str:
+        for number in numbers:
+            theirs = theirs.replace("*", number, 1)
+        return theirs + suffix
+
+    match rule:
+        case str():
+            return concrete(rule)
+        case Joined(names):
+            return Joined(tuple(map(concrete, names)))
+        case Made(names, make):
+            return Made(tuple(map(concrete, names)), make)
+    return rule
+
+
+def names_of(rule: str | Joined | Made | Zeros) -> tuple[str, ...]:
+    """Returns the names of their tensors that a rule reads."""
+    return (rule,) if isinstance(rule, str) else rule.names
+
+
+def convert_weights(
+    weights: Weights,
+    keys: KeyMap,
+    expected: Mapping[str, tuple[int, ...]],
+    *,
+    prefixes: Iterable[str] = (),
+    dropped: Mapping[str, str],
+) -> dict[str, Tensor]:
+    """Carries published weights over to our names.
+
+    Args:
+        weights: What the files hold.
+        keys: The key map.
+        expected: Names and shapes of ours, without the prefix of the base model.
+        prefixes: What may stand before every one of their names, such as "vit.".
+        dropped: Regular expressions of their names that are left out on purpose, and why.
+
+    Returns:
+        Our tensors by name, all of `expected`.
+
+    Raises:
+        ValueError: if a tensor is missing, has another shape, or is left over; all of them are listed.
+    """
+    theirs = {strip_prefix(name, prefixes): name for name in weights.shapes}
+    rules = {name: find_rule(keys, name) for name in expected}
+    used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}
+    left_out = [name for name in theirs if any(re.fullmatch(pattern, name) for pattern in dropped)]
+    unknown = sorted(theirs[name] for name in theirs.keys() - used - set(left_out))
+    missing = sorted(used - theirs.keys()) + sorted(name for name, rule in rules.items() if rule is None)
+    if missing or unknown:
+        raise ValueError(describe_misfit(weights, missing, unknown))
+    converted = {}
+    for name, rule in rules.items():
+        assert rule is not None
+        tensor = read_rule(weights, rule, theirs, expected[name])
+        if tuple(tensor.shape) != expected[name]:
+            sources = ", ".join(f"{theirs[source]!r} {weights.shapes[theirs[source]]}" for source in names_of(rule))
+            raise ValueError(
+                f"{str(weights.file_of(theirs[names_of(rule)[0]]))!r}: {sources} makes {name} of shape "
+                f"{tuple(tensor.shape)}, but by its configuration it is {expected[name]}. Weights and configuration "
+                "are of different models, or the file is damaged."
+            )
+        converted[name] = tensor
+    return converted
+
+
+def read_rule(
+    weights: Weights, rule: str | Joined | Made | Zeros, theirs: Mapping[str, str], shape: tuple[int, ...]
+) -> Tensor:
+    """Returns our tensor that `rule` makes; `theirs` gives the full names, `shape` that of a tensor of zeros."""
+    match rule:
+        case str():
+            return weights.read(theirs[rule])
+        case Zeros():
+            return torch.zeros(shape)
+        case Joined(names):
+            return torch.cat(weights.read_to_change([theirs[name] for name in names]))
+        case Made(names, make):
+            return make(*weights.read_to_change([theirs[name] for name in names])).contiguous()
+
+
+def strip_prefix(name: str, prefixes: Iterable[str]) -> str:
+    """Returns `name` without the first of `prefixes` that it starts with."""
+    for prefix in prefixes:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def describe_misfit(weights: Weights, missing: list[str], unknown: list[str], limit: int = 12) -> str:
+    """Says which tensors are missing and which are left over, for an error."""
+
+    def some(names: list[str]) -> str:
+        return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+    parts = [f"The weights in {', '.join(repr(str(file)) for file in weights.files)} do not fit their configuration."]
+    if missing:
+        parts.append(f"Missing: {some(missing)}.")
+    if unknown:
+        parts.append(f"Left over: {some(unknown)}.")
+    return " ".join([*parts, "The file is of another model, or incomplete."])

@@ -1,0 +1,120 @@
+"""Weights in files of any published format, read tensor by tensor."""
+
+import argparse
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+
+# Where training code puts the weights among other things, outermost first.
+WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher")
+
+
+class Weights:
+    """Tensors by name, in one file or in several shards; nothing is read before it is asked for.
+
+    Args:
+        files: Files of one format: `.safetensors`, `.npz`, or pickled by torch (`.pth`, `.pt`, `.bin`), which are
+            opened with `weights_only=True`, so that no code in them runs.
+
+    Raises:
+        OSError: if a file is damaged, cut off, or no file of weights.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        """Opens the files and reads the names and shapes."""
+        self.files = tuple(files)
+        self._tensors: dict[str, Any] = {}
+        self._file_of: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for file in self.files:
+            for name, shape, tensor in _open(file):
+                self._file_of[name], self.shapes[name], self._tensors[name] = file, shape, tensor
+
+    def file_of(self, name: str) -> Path:
+        """Returns the file that holds a tensor, or would hold it."""
+        return self._file_of.get(name, self.files[0])
+
+    def read(self, name: str) -> Tensor:
+        """Returns one tensor; of a safetensors file its memory is the file's, without a copy."""
+        tensor = self._tensors[name]
+        return torch.from_numpy(np.ascontiguousarray(tensor)) if isinstance(tensor, np.ndarray) else tensor[...]
+
+    def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
+        """Returns tensors that will be made into others.
+
+        Of a safetensors file they are mapped anew, so that the memory goes back once the new ones are made.
+        """
+        if self.files[0].suffix != ".safetensors":
+            return [self.read(name) for name in names]
+        tensors = []
+        for name in names:
+            with _open_safetensors(self.file_of(name)) as file:
+                tensors.append(file.get_tensor(name))
+        return tensors
+
+
+def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Yields name, shape and tensor (or what reads it) of everything in a file."""
+    if not file.is_file():
+        raise OSError(f"There is no file {str(file)!r}.")
+    match file.suffix:
+        case ".safetensors":
+            with _open_safetensors(file) as handle:
+                for name in handle.keys():  # noqa: SIM118 - the handle is no dictionary
+                    tensor = handle.get_slice(name)
+                    yield name, tuple(tensor.get_shape()), tensor
+        case ".npz":
+            yield from _open_npz(file)
+        case ".pth" | ".pt" | ".bin":
+            for name, tensor in _open_pickled(file).items():
+                yield name, tuple(tensor.shape), tensor
+        case _:
+            raise OSError(f"{str(file)!r} is no file of weights. Give a .safetensors, .npz, .pth, .pt or .bin file.")
+
+
+def _open_safetensors(file: Path) -> AbstractContextManager[Any]:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise OSError(
+            f"{str(file)!r} is damaged or cut off: {error}. Download it again (force_download=True)."
+        ) from error
+
+
+def _open_npz(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                array = arrays[name]
+                yield name, array.shape, array
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise OSError(f"{str(file)!r} is damaged or cut off: {error}. Download it again.") from error
+
+
+def _open_pickled(file: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a file that torch has pickled, without what training code wraps around them."""
+    try:
+        # The command line that a model was trained with is often beside its weights; as data it is harmless.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except UnpicklingError as error:
+        raise OSError(
+            f"{str(file)!r} holds more than weights, and running code from a file is refused: {error}"
+        ) from error
+    except (RuntimeError, EOFError) as error:
+        raise OSError(f"{str(file)!r} is damaged or cut off: {error}. Download it again.") from error
+    for wrapper in WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise OSError(f"{str(file)!r} holds no dictionary of tensors. Save the model's state_dict().")
+    return content
