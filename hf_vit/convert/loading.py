@@ -78,7 +78,8 @@ def convert_checkpoint(source: Source) -> Converted:
     with torch.device("meta"):
         model = model_class(config)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    expected = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    state = model.state_dict()
+    expected = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in state.items()}
     weights = convert_weights(source.weights, family.keys, expected, prefixes=family.prefixes, dropped=family.dropped)
     named = {name: weights[name.removeprefix(prefix)] for name in state}
     return Converted(family, config, model_class, named)
