@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..configuration_hf_vit import HfViTConfig
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from .key_map import KeyMap
 
@@ -36,6 +37,9 @@ class Family:
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
         reads: Narrows `model_types` down, by the configuration.
         outputs: What is equal to the source, as in the README.
+        restore: The way back of `configure`: their config.json from our configuration and class, as good as it can be
+            told there. None where nothing is exported.
+        head_prefix: What stands before the names of the base model in a model with a head.
     """
 
     name: str
@@ -48,33 +52,44 @@ class Family:
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True
     outputs: str = ""
+    restore: Callable[[HfViTConfig, bool], dict[str, Any]] | None = None
+    head_prefix: str = ""
+
+
+# Fields that the configurations of transformers and ours share, names and all.
+SHARED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "drop_path_rate",
+    "initializer_range",
+    "layer_norm_eps",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "qkv_bias",
+    *LABELS,
+)
 
 
 def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields that `HfViTConfig` shares with the configurations of transformers, names and all.
+    """Returns the fields that `HfViTConfig` shares with the configurations of transformers.
 
     Args:
         config: Their config.json.
         **defaults: What their class assumes for fields that the file leaves out, where it differs from ours.
     """
-    shared = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "hidden_act",
-        "hidden_dropout_prob",
-        "attention_probs_dropout_prob",
-        "drop_path_rate",
-        "initializer_range",
-        "layer_norm_eps",
-        "image_size",
-        "patch_size",
-        "num_channels",
-        "qkv_bias",
-        *LABELS,
-    )
-    fields = {**defaults, **{name: config[name] for name in shared if config.get(name) is not None}}
+    fields = {**defaults, **{name: config[name] for name in SHARED if config.get(name) is not None}}
     if "id2label" in fields:
         fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
     return fields
+
+
+def shared_fields(config: HfViTConfig) -> dict[str, Any]:
+    """Returns the same fields of our configuration, for a config.json of transformers."""
+    values = config.to_dict()
+    return {name: values[name] for name in SHARED if values.get(name) is not None and name != "drop_path_rate"}

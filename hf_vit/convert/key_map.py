@@ -18,8 +18,23 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Our tensor is some rows of theirs: parts `start` up to but without `stop` of `of` equal parts."""
+
+    name: str
+    start: int
+    stop: int
+    of: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The one tensor that is read."""
+        return (self.name,)
+
+
+@dataclass(frozen=True)
 class Made:
-    """Our tensor is made from theirs by a function."""
+    """Our tensor is made from theirs by a function; there is no way back."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor]
@@ -32,12 +47,13 @@ class Zeros:
     names: tuple[str, ...] = ()
 
 
+Rule = str | Joined | Rows | Made | Zeros
 # Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
 # part of the tensor's name (`weight`, `bias`) is the same on both sides.
-KeyMap = Mapping[str, str | Joined | Made | Zeros]
+KeyMap = Mapping[str, Rule]
 
 
-def find_rule(keys: KeyMap, name: str) -> str | Joined | Made | Zeros | None:
+def find_rule(keys: KeyMap, name: str) -> Rule | None:
     """Returns the rule for our tensor `name`, its names made concrete; None if there is none."""
     numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
     pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
@@ -54,12 +70,14 @@ def find_rule(keys: KeyMap, name: str) -> str | Joined | Made | Zeros | None:
             return concrete(rule)
         case Joined(names):
             return Joined(tuple(map(concrete, names)))
+        case Rows(their_name, start, stop, of):
+            return Rows(concrete(their_name), start, stop, of)
         case Made(names, make):
             return Made(tuple(map(concrete, names)), make)
     return rule
 
 
-def names_of(rule: str | Joined | Made | Zeros) -> tuple[str, ...]:
+def names_of(rule: Rule) -> tuple[str, ...]:
     """Returns the names of their tensors that a rule reads."""
     return (rule,) if isinstance(rule, str) else rule.names
 
@@ -110,9 +128,7 @@ def convert_weights(
     return converted
 
 
-def read_rule(
-    weights: Weights, rule: str | Joined | Made | Zeros, theirs: Mapping[str, str], shape: tuple[int, ...]
-) -> Tensor:
+def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tuple[int, ...]) -> Tensor:
     """Returns our tensor that `rule` makes; `theirs` gives the full names, `shape` that of a tensor of zeros."""
     match rule:
         case str():
@@ -121,8 +137,36 @@ def read_rule(
             return torch.zeros(shape)
         case Joined(names):
             return torch.cat(weights.read_to_change([theirs[name] for name in names]))
+        case Rows(name, start, stop, of):
+            return weights.read_to_change([theirs[name]])[0].unflatten(0, (of, -1))[start:stop].flatten(0, 1).clone()
         case Made(names, make):
             return make(*weights.read_to_change([theirs[name] for name in names])).contiguous()
+
+
+def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Tensor]:
+    """Carries our tensors back to published names, bit by bit.
+
+    Args:
+        weights: Ours by name, without the prefix of the base model.
+        keys: The key map of the format, read backwards.
+
+    Raises:
+        ValueError: if the format has no place for one of them.
+    """
+    exported: dict[str, Tensor] = {}
+    parts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in weights.items():
+        match find_rule(keys, name):
+            case str(theirs):
+                exported[theirs] = tensor
+            case Joined(names):
+                exported.update(zip(names, (part.clone() for part in tensor.chunk(len(names))), strict=True))
+            case Rows(theirs, start, _, _):
+                parts.setdefault(theirs, {})[start] = tensor
+            case _:
+                raise ValueError(f"The format has no place for {name}.")
+    exported.update({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in parts.items()})
+    return exported
 
 
 def strip_prefix(name: str, prefixes: Iterable[str]) -> str:

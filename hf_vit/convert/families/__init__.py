@@ -6,4 +6,7 @@ from .vit import VIT
 
 FAMILIES: tuple[Family, ...] = (VIT,)
 
-__all__ = ["FAMILIES"]
+# What models are exported to, by the name that the user gives.
+EXPORTS: dict[str, Family] = {"vit": VIT}
+
+__all__ = ["EXPORTS", "FAMILIES"]

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ..family import Config, Family, Shapes, transformers_fields
+from ...configuration_hf_vit import HfViTConfig
+from ..family import Config, Family, Shapes, shared_fields, transformers_fields
 from ..key_map import Joined, KeyMap
 
 
@@ -41,6 +42,16 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     }
 
 
+def restore(config: HfViTConfig, has_head: bool) -> dict[str, Any]:
+    """The config.json of a ViTModel, or of a ViTForImageClassification."""
+    return {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification" if has_head else "ViTModel"],
+        **shared_fields(config),
+        "qkv_bias": config.qkv_bias,
+    }
+
+
 VIT = Family(
     name="ViT",
     source="transformers `vit`",
@@ -50,4 +61,6 @@ VIT = Family(
     prefixes=("vit.",),
     dropped={r"decoder\..*": "the decoder of masked image modelling"},
     outputs="hidden states, pooled, logits",
+    restore=restore,
+    head_prefix="vit.",
 )
