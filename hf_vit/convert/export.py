@@ -2,22 +2,18 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from huggingface_hub import save_torch_state_dict
-from transformers.utils import logging
 
 from ..configuration_hf_vit import HfViTConfig
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from .families import EXPORTS
 from .family import Family
 from .key_map import export_weights
+from .new_folder import new_folder
 
-
-logger = logging.get_logger(__name__)
 
 # Fields that change nothing in the outputs at the native size, or only in training, and that no other format holds.
 NOT_CARRIED = {
@@ -53,9 +49,6 @@ def export_checkpoint(model: HfViTPreTrainedModel, save_directory: str | os.Path
         raise ValueError(
             f"{type(model).__name__} has no counterpart in other libraries. Export its backbone: model.base_model."
         )
-    folder = Path(save_directory)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{str(folder)!r} exists and is not empty. Give a new folder.")
     family = EXPORTS[layout]
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     state = model.state_dict()
@@ -69,13 +62,9 @@ def export_checkpoint(model: HfViTPreTrainedModel, save_directory: str | os.Path
     if prefix:
         heads = {name for name in exported if not any(name.startswith(part) for part in ("classifier", "head"))}
         exported = {(family.head_prefix if name in heads else "") + name: tensor for name, tensor in exported.items()}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as unfinished:
-        save_torch_state_dict(exported, unfinished)
-        (Path(unfinished) / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        folder.mkdir(exist_ok=True)
-        for file in Path(unfinished).iterdir():
-            file.rename(folder / file.name)
+    with new_folder(save_directory) as folder:
+        save_torch_state_dict(exported, folder)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def check_expressible(

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,13 @@ class Source:
         name: Folder, file, or name on the Hub, as the user gave it.
         config: Its config.json; empty for a lone file of weights.
         weights: Its tensors.
+        hub: Where on the Hub it is: `HUB_ARGUMENTS`.
     """
 
     name: str
     config: Mapping[str, Any]
     weights: Weights
+    hub: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
@@ -50,7 +52,8 @@ def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
         config = read_json(beside) if beside.is_file() else {}
         return Source(str(name_or_path), config, Weights([path]))
     config_file = cached_file(str(name_or_path), "config.json", **hub)
-    return Source(str(name_or_path), read_json(Path(config_file)), Weights(find_weights(str(name_or_path), **hub)))
+    weights = Weights(find_weights(str(name_or_path), **hub))
+    return Source(str(name_or_path), read_json(Path(config_file)), weights, hub)
 
 
 def find_weights(name_or_path: str, **hub: Any) -> list[Path]:
