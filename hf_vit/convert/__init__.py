@@ -1,6 +1,27 @@
 """Published checkpoints of other libraries: in, checked, and out again."""
 
-from .loading import load_pretrained
+from .export import export_checkpoint
+from .families import EXPORTS, FAMILIES
+from .loading import Converted, convert_checkpoint, load_pretrained
+from .model_card import write_conversion_card
+from .new_folder import new_folder
+from .parity import OutputParity, compare_with_source
+from .source import Source, open_source
+from .table import families_table
 
 
-__all__ = ["load_pretrained"]
+__all__ = [
+    "EXPORTS",
+    "FAMILIES",
+    "Converted",
+    "OutputParity",
+    "Source",
+    "compare_with_source",
+    "convert_checkpoint",
+    "export_checkpoint",
+    "families_table",
+    "load_pretrained",
+    "new_folder",
+    "open_source",
+    "write_conversion_card",
+]
