@@ -70,7 +70,7 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
         if not names:
             raise ValueError(f"{source.name!r} has no output in common with {type(model).__name__} to compare.")
         rows = [compare(size, name, actual[name], expected[name]) for name in names]
-        for output, same in groupby(rows, key=lambda row: row.output):
+        for _, same in groupby(rows, key=lambda row: row.output):
             yield max(same, key=lambda row: (row.relative != row.relative, row.relative))
 
 
