@@ -10,7 +10,6 @@ Examples:
 
 import argparse
 import json
-import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,12 +38,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def peak_memory() -> int:
-    """Returns the largest memory this process has had, in MiB."""
-    scale = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // scale
-
-
 def report_parity(source: convert.Source, converted: convert.Converted) -> list[convert.OutputParity]:
     """Prints how every output compares with the source implementation, if there is one to run."""
     rows = []
@@ -62,7 +55,7 @@ def report_parity(source: convert.Source, converted: convert.Converted) -> list[
 def bring_in(args: argparse.Namespace) -> None:
     """Converts a published checkpoint, checks it and saves it with its image processor, code and card."""
     hub = {} if args.revision is None else {"revision": args.revision}
-    before = peak_memory()
+    before = convert.peak_memory()
     source = convert.open_source(args.source, **hub)
     converted = convert.convert_checkpoint(source)
     print(f"{args.source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
@@ -79,7 +72,9 @@ def bring_in(args: argparse.Namespace) -> None:
         HfViTImageProcessor.from_pretrained(args.source, **hub).save_pretrained(folder)
         convert.write_conversion_card(folder, args.output.name, model, converted, rows, args.config_overrides)
     what = "conversion" if not rows else "conversion and parity"
-    print(f"Saved {args.output}. Peak memory of {what}: {peak_memory()} MiB, {before} MiB of it before the start.")
+    print(
+        f"Saved {args.output}. Peak memory of {what}: {convert.peak_memory()} MiB, {before} MiB of it before the start."
+    )
 
 
 def take_out(args: argparse.Namespace) -> None:

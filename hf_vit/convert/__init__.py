@@ -6,6 +6,7 @@ from .loading import Converted, convert_checkpoint, load_pretrained
 from .model_card import write_conversion_card
 from .new_folder import new_folder
 from .parity import OutputParity, compare_with_source
+from .peak_memory import peak_memory
 from .source import Source, open_source
 from .table import families_table
 
@@ -23,5 +24,6 @@ __all__ = [
     "load_pretrained",
     "new_folder",
     "open_source",
+    "peak_memory",
     "write_conversion_card",
 ]

@@ -3,7 +3,7 @@
 import argparse
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -55,11 +55,9 @@ class Weights:
         """
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]
-        tensors = []
-        for name in names:
-            with _open_safetensors(self.file_of(name)) as file:
-                tensors.append(file.get_tensor(name))
-        return tensors
+        with ExitStack() as stack:
+            handles = {file: stack.enter_context(_open_safetensors(file)) for file in set(map(self.file_of, names))}
+            return [handles[self.file_of(name)].get_tensor(name) for name in names]
 
 
 def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
