@@ -1,7 +1,7 @@
 """Opens a checkpoint of transformers with transformers and with ours, in fresh processes by turns.
 
-Two moments count: when `from_pretrained` returns, and when every weight has been read once, as the files' pages wait for
-that. Prints the medians of time and peak memory (imports included) and their ratio; below 1 ours is better.
+Two moments count: when `from_pretrained` returns, and when every weight has been read once, as the pages of the files
+wait for that. Prints the medians of time and peak memory (imports included) and their ratio; below 1 ours is better.
 
 Example:
     python scripts/benchmark_loading.py --preset large --rounds 7

@@ -71,10 +71,8 @@ def bring_in(args: argparse.Namespace) -> None:
         model.save_pretrained(folder)
         HfViTImageProcessor.from_pretrained(args.source, **hub).save_pretrained(folder)
         convert.write_conversion_card(folder, args.output.name, model, converted, rows, args.config_overrides)
-    what = "conversion" if not rows else "conversion and parity"
-    print(
-        f"Saved {args.output}. Peak memory of {what}: {convert.peak_memory()} MiB, {before} MiB of it before the start."
-    )
+    what, peak = "conversion" if not rows else "conversion and parity", convert.peak_memory()
+    print(f"Saved {args.output}. Peak memory of {what}: {peak} MiB, {before} MiB of it before the start.")
 
 
 def take_out(args: argparse.Namespace) -> None:

@@ -125,6 +125,7 @@ def convert_weights(
                 "are of different models, or the file is damaged."
             )
         converted[name] = tensor
+    weights.release()
     return converted
 
 

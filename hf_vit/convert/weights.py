@@ -3,7 +3,6 @@
 import argparse
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -34,6 +33,7 @@ class Weights:
         self.files = tuple(files)
         self._tensors: dict[str, Any] = {}
         self._file_of: dict[str, Path] = {}
+        self._mapped_anew: dict[Path, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             for name, shape, tensor in _open(file):
@@ -49,15 +49,20 @@ class Weights:
         return torch.from_numpy(np.ascontiguousarray(tensor)) if isinstance(tensor, np.ndarray) else tensor[...]
 
     def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
-        """Returns tensors that will be made into others.
+        """Returns tensors that will be made into others, until `release` is called.
 
-        Of a safetensors file they are mapped anew, so that the memory goes back once the new ones are made.
+        Of a safetensors file they are mapped anew: their memory can then go back while that of `read` stays.
         """
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]
-        with ExitStack() as stack:
-            handles = {file: stack.enter_context(_open_safetensors(file)) for file in set(map(self.file_of, names))}
-            return [handles[self.file_of(name)].get_tensor(name) for name in names]
+        for file in map(self.file_of, names):
+            if file not in self._mapped_anew:
+                self._mapped_anew[file] = _open_safetensors(file)
+        return [self._mapped_anew[self.file_of(name)].get_tensor(name) for name in names]
+
+    def release(self) -> None:
+        """Gives the memory of what was read to be changed back."""
+        self._mapped_anew.clear()
 
 
 def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
@@ -79,7 +84,7 @@ def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
             raise OSError(f"{str(file)!r} is no file of weights. Give a .safetensors, .npz, .pth, .pt or .bin file.")
 
 
-def _open_safetensors(file: Path) -> AbstractContextManager[Any]:
+def _open_safetensors(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
