@@ -18,7 +18,15 @@ from transformers.processing_utils import ImagesKwargs
 
 from .configuration_hf_vit import copy_code, to_pair
 from .image_inputs_hf_vit import named_images, open_image, read_image
-from .image_sizes_hf_vit import EXACT_KEYS, center_crop, output_size, pad_batch, resize_nearest, to_size_dict
+from .image_sizes_hf_vit import (
+    CROP_ROUNDINGS,
+    EXACT_KEYS,
+    center_crop,
+    output_size,
+    pad_batch,
+    resize_nearest,
+    to_size_dict,
+)
 
 
 # Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
@@ -37,10 +45,13 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
         Number of image channels that the model takes.
     ensure_multiple_of (`int` or `(height, width)`):
         Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
+    crop_rounding (`str`):
+        Where a crop starts that leaves an odd number of pixels over: "down" or "half_to_even".
     """
 
     num_channels: int | None
     ensure_multiple_of: int | list[int] | tuple[int, ...] | None
+    crop_rounding: str | None
 
 
 class HfViTImageProcessorBase(BaseImageProcessor):
@@ -60,6 +71,8 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         ensure_multiple_of: Resized height and width are rounded to the nearest multiple of it, at least one.
         do_center_crop: Whether to cut out the centre after resizing.
         crop_size: Its {"height", "width"}.
+        crop_rounding: Where the crop starts if an odd number of pixels is left over: "down" as in transformers, or
+            "half_to_even" as in torchvision and timm, a pixel further on every other time.
         do_rescale: Whether pixels are multiplied by `rescale_factor`. Then float arrays hold 0..255, otherwise 0..1.
         rescale_factor: 1/255 brings pixels to [0, 1].
         do_normalize: Whether the mean is taken off and the rest divided by the deviation.
@@ -85,6 +98,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
     image_mean = 0.5
     image_std = 0.5
     num_channels = 3
+    crop_rounding = "down"
 
     @classmethod
     def for_model(cls, config: PreTrainedConfig, **overrides: Any) -> Self:
@@ -177,6 +191,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         disable_grouping: bool | None,
         do_center_crop: bool | None,
         crop_size: SizeDict,
+        crop_rounding: str,
         do_pad: bool | None,
         pad_size: SizeDict | None,
         data_format: str | None,
@@ -192,7 +207,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
             else:
                 images = self._resize_smoothly(images, targets, resample, disable_grouping)
         if do_center_crop:
-            images = [center_crop(image, **dict(crop_size)) for image in images]
+            images = [center_crop(image, **dict(crop_size), rounding=crop_rounding) for image in images]
         data: dict[str, Any] = {}
         if do_pad and patch is not None:
             target = None if pad_size is None else (pad_size["height"], pad_size["width"])
@@ -250,6 +265,8 @@ def _check_together(options: dict[str, Any]) -> None:
         raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
     if options["image_std"] is not None and min(options["image_std"]) <= 0:
         raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
+    if options["crop_rounding"] not in CROP_ROUNDINGS:
+        raise ValueError(f"crop_rounding={options['crop_rounding']!r} must be one of {', '.join(CROP_ROUNDINGS)}.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
         raise ValueError(
             f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "

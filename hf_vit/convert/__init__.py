@@ -1,0 +1,1 @@
+"""Published checkpoints of other libraries: in, checked, and out again."""
