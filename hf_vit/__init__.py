@@ -15,8 +15,10 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
+from .convert.image_processor import read_image_processor_file
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
+from .image_processing_shared_hf_vit import HfViTImageProcessorBase
 from .modeling_hf_vit import (
     HfViTBackbone,
     HfViTForImageClassification,
@@ -26,6 +28,8 @@ from .modeling_hf_vit import (
 )
 from .task_classification import soften_labels
 
+
+HfViTImageProcessorBase._converter = read_image_processor_file
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
 if not is_torchvision_available():

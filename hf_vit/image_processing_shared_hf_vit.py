@@ -6,6 +6,7 @@ A backend adds only how images are resized smoothly. Shapes: B batch, C channels
 import copy
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,6 +16,7 @@ from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.image_utils import ChannelDimension, PILImageResampling, SizeDict, torch_pil_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs
+from transformers.utils import CONFIG_NAME
 
 from .configuration_hf_vit import copy_code, to_pair
 from .image_inputs_hf_vit import named_images, open_image, read_image
@@ -100,12 +102,48 @@ class HfViTImageProcessorBase(BaseImageProcessor):
     num_channels = 3
     crop_rounding = "down"
 
+    # From the file of another image processor to options of this one. The package sets it: this file also goes where
+    # the package is not.
+    _converter: ClassVar[Callable[[dict[str, Any]], dict[str, Any]] | None] = None
+
     @classmethod
     def for_model(cls, config: PreTrainedConfig, **overrides: Any) -> Self:
         """Returns a processor with the image size and number of channels of a model's configuration."""
         height, width = to_pair(config.image_size)
         options = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
         return cls(**{**options, **overrides})
+
+    @classmethod
+    def get_image_processor_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the options of a folder or repository, for `from_pretrained`, and the arguments that are left.
+
+        The files of transformers' own image processors and timm's config.json are read as what they mean there.
+
+        Raises:
+            OSError: if there is no file with such options.
+            ValueError: if it belongs to another image processor that is not known or does what ours cannot, or the
+                package that translates it is not installed.
+        """
+        read, name = super().get_image_processor_dict, pretrained_model_name_or_path
+        try:
+            options, unused = read(name, **kwargs)
+        except OSError as error:
+            # timm has no file of its own for them
+            options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
+            if "pretrained_cfg" not in options:
+                raise error
+        if _is_ours(options):
+            return options, unused
+        if cls._converter is None:
+            raise ValueError(
+                f"{str(name)!r} has the options of another image processor, "
+                f"{options.get('image_processor_type', 'without a name')}, which mean something else here. To have "
+                "them translated, `pip install hf-vit` and take the class from there: "
+                f"`from hf_vit import {cls.__name__}`."
+            )
+        return cls._converter(options), unused
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options, and which class reads them under each backend."""
@@ -237,6 +275,12 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         elif return_tensors != "pt":
             data = {name: values.cpu() for name, values in data.items()}
         return BatchFeature(data=data, tensor_type=return_tensors)
+
+
+def _is_ours(options: dict[str, Any]) -> bool:
+    """Whether a file was written by one of our classes, or by one that is derived from them."""
+    kind = str(options.get("image_processor_type"))
+    return kind.startswith("HfViTImageProcessor") or options.get("auto_map") == IMAGE_PROCESSOR_AUTO_MAP
 
 
 def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:

@@ -150,8 +150,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     """Returns our options for the image processor of a checkpoint of transformers.
 
     Pixels are within one grey level of the original's, but for a few (below 0.1 %) where bicubic overshoots and the
-    original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for images
-    of any aspect ratio bounds only the number of patches: here they become the square of as many.
+    original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
+    aspect ratio bounds only the number of patches: here images become the square of as many.
 
     Args:
         preprocessor_config: Its preprocessor_config.json, of any age.
