@@ -15,9 +15,10 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
-from .convert import load_pretrained
+from .convert import load_pretrained, read_image_processor_file
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
+from .image_processing_shared_hf_vit import HfViTImageProcessorBase
 from .modeling_hf_vit import (
     HfViTBackbone,
     HfViTForImageClassification,
@@ -38,7 +39,9 @@ AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
 AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
+# What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
 HfViTPreTrainedModel._load_published = staticmethod(load_pretrained)
+HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 
 from .export import export_checkpoint
 from .families import EXPORTS, FAMILIES
+from .image_processor import read_image_processor_file
 from .loading import Converted, convert_checkpoint, load_pretrained
 from .model_card import write_conversion_card
 from .new_folder import new_folder
@@ -25,5 +26,6 @@ __all__ = [
     "new_folder",
     "open_source",
     "peak_memory",
+    "read_image_processor_file",
     "write_conversion_card",
 ]
