@@ -121,9 +121,7 @@ def convert_weights(
     return converted
 
 
-def read_rule(
-    weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tuple[int, ...]
-) -> Tensor:
+def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tuple[int, ...]) -> Tensor:
     """Returns our tensor that `rule` makes; `theirs` gives the full names, `shape` what it should come out as."""
     match rule:
         case str():

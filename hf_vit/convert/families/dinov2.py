@@ -55,7 +55,8 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 def configure_with_registers(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Dinov2WithRegistersConfig."""
     return {
-        **configure({"patch_size": 16, **config}, shapes),
+        **configure(config, shapes),
+        "patch_size": config.get("patch_size", 16),
         "num_register_tokens": config.get("num_register_tokens", 4),
         "position_antialias": True,
     }
