@@ -14,11 +14,25 @@ Shapes = Mapping[str, tuple[int, ...]]
 LABELS = ("id2label", "label2id", "problem_type")
 
 
-def model_or_classifier(config: Config) -> type[HfViTPreTrainedModel]:
-    """Returns our class of the same architecture, by the class name that transformers wrote into the configuration."""
+def is_classifier(config: Config) -> bool:
+    """Whether a model of transformers classifies, by the class name and the labels in its configuration."""
     names = config.get("architectures") or [""]
-    is_classifier = "ForImageClassification" in names[0]
-    return HfViTForImageClassification if is_classifier else HfViTModel
+    return "ForImageClassification" in names[0] and config.get("id2label") != {}
+
+
+def model_or_classifier(config: Config) -> type[HfViTPreTrainedModel]:
+    """Returns our class of the same architecture as a model of transformers."""
+    return HfViTForImageClassification if is_classifier(config) else HfViTModel
+
+
+def check_fixed(family: "Family", config: Config, name: str) -> None:
+    """Raises `ValueError` if a configuration asks for what has no counterpart here."""
+    for field_name, value in family.fixed.items():
+        if config.get(field_name, value) != value:
+            raise ValueError(
+                f"{name!r} has {field_name}={config[field_name]!r} in its configuration; of {family.name}, only "
+                f"{field_name}={value!r} is known here. Open it with transformers."
+            )
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,8 @@ class Family:
         prefixes: What may stand before all of their names.
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
         reads: Narrows `model_types` down, by the configuration.
+        fixed: Fields of their configuration that we have for one value only, and that value.
+        without_effect: Fields of their configuration that change no output: of other parts, or of training.
         outputs: What is equal to the source, as in the README.
         restore: The way back of `configure`: their config.json from our configuration and class, as good as it can be
             told there. None where nothing is exported.
@@ -51,13 +67,15 @@ class Family:
     prefixes: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    without_effect: tuple[str, ...] = ()
     outputs: str = ""
     restore: Callable[[HfViTConfig, bool], dict[str, Any]] | None = None
     head_prefix: str = ""
 
 
-# Fields that the configurations of transformers and ours share, names and all.
-SHARED = (
+# Fields that the configurations of transformers' plain ViTs and ours share, names and all
+COMMON = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
@@ -65,7 +83,6 @@ SHARED = (
     "hidden_act",
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
-    "drop_path_rate",
     "initializer_range",
     "layer_norm_eps",
     "image_size",
@@ -73,6 +90,21 @@ SHARED = (
     "num_channels",
     "qkv_bias",
     *LABELS,
+)
+# What we share with some of them
+BEYOND_VIT = (
+    "drop_path_rate",
+    "key_bias",
+    "proj_bias",
+    "mlp_bias",
+    "use_gated_mlp",
+    "layerscale_value",
+    "num_register_tokens",
+    "rope_theta",
+    "apply_layernorm",
+    "reshape_hidden_states",
+    "out_features",
+    "out_indices",
 )
 
 
@@ -83,13 +115,14 @@ def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
         config: Their config.json.
         **defaults: What their class assumes for fields that the file leaves out, where it differs from ours.
     """
-    fields = {**defaults, **{name: config[name] for name in SHARED if config.get(name) is not None}}
+    names = (*COMMON, *BEYOND_VIT)
+    fields = {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
     if "id2label" in fields:
         fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
     return fields
 
 
-def shared_fields(config: HfViTConfig) -> dict[str, Any]:
+def common_fields(config: HfViTConfig) -> dict[str, Any]:
     """Returns the same fields of our configuration, for a config.json of transformers."""
     values = config.to_dict()
-    return {name: values[name] for name in SHARED if values.get(name) is not None and name != "drop_path_rate"}
+    return {name: values[name] for name in COMMON if values.get(name) is not None}

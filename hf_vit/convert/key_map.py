@@ -1,8 +1,9 @@
 """Key maps: how the tensors of a published layout become ours, as data, and what carries them over."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,15 +22,10 @@ class Joined:
 class Rows:
     """Our tensor is some rows of theirs: parts `start` up to but without `stop` of `of` equal parts."""
 
-    name: str
+    names: tuple[str, ...]
     start: int
     stop: int
     of: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The one tensor that is read."""
-        return (self.name,)
 
 
 @dataclass(frozen=True)
@@ -41,13 +37,28 @@ class Made:
 
 
 @dataclass(frozen=True)
+class Reshaped:
+    """Our tensor is one of theirs in another shape.
+
+    Args:
+        names: The one name.
+        order: Our dimensions in the order in which theirs run, where that differs.
+        back: Their shape, where it is exported, as `Tensor.reshape` takes it.
+    """
+
+    names: tuple[str, ...]
+    order: tuple[int, ...] | None = None
+    back: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Zeros:
     """We have a bias where they have none."""
 
     names: tuple[str, ...] = ()
 
 
-Rule = str | Joined | Rows | Made | Zeros
+Rule = str | Joined | Rows | Made | Reshaped | Zeros
 # Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
 # part of the tensor's name (`weight`, `bias`) is the same on both sides.
 KeyMap = Mapping[str, Rule]
@@ -65,16 +76,9 @@ def find_rule(keys: KeyMap, name: str) -> Rule | None:
             theirs = theirs.replace("*", number, 1)
         return theirs + suffix
 
-    match rule:
-        case str():
-            return concrete(rule)
-        case Joined(names):
-            return Joined(tuple(map(concrete, names)))
-        case Rows(their_name, start, stop, of):
-            return Rows(concrete(their_name), start, stop, of)
-        case Made(names, make):
-            return Made(tuple(map(concrete, names)), make)
-    return rule
+    if rule is None or isinstance(rule, str):
+        return rule and concrete(rule)
+    return replace(rule, names=tuple(map(concrete, rule.names)))
 
 
 def names_of(rule: Rule) -> tuple[str, ...]:
@@ -105,7 +109,8 @@ def convert_weights(
     Raises:
         ValueError: if a tensor is missing, has another shape, or is left over; all of them are listed.
     """
-    theirs = {strip_prefix(name, prefixes): name for name in weights.shapes}
+    # An empty tensor says nothing: DINOv3 without registers keeps one in their place.
+    theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
     rules = {name: find_rule(keys, name) for name in expected}
     used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}
     left_out = [name for name in theirs if any(re.fullmatch(pattern, name) for pattern in dropped)]
@@ -130,7 +135,7 @@ def convert_weights(
 
 
 def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tuple[int, ...]) -> Tensor:
-    """Returns our tensor that `rule` makes; `theirs` gives the full names, `shape` that of a tensor of zeros."""
+    """Returns our tensor that `rule` makes; `theirs` gives the full names, `shape` what it should come out as."""
     match rule:
         case str():
             return weights.read(theirs[rule])
@@ -138,10 +143,22 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
             return torch.zeros(shape)
         case Joined(names):
             return torch.cat(weights.read_to_change([theirs[name] for name in names]))
-        case Rows(name, start, stop, of):
-            return weights.read_to_change([theirs[name]])[0].unflatten(0, (of, -1))[start:stop].flatten(0, 1).clone()
+        case Rows(names, start, stop, of):
+            (tensor,) = weights.read_to_change([theirs[name] for name in names])
+            return tensor.unflatten(0, (of, -1))[start:stop].flatten(0, 1).clone()
         case Made(names, make):
             return make(*weights.read_to_change([theirs[name] for name in names])).contiguous()
+        case Reshaped(names, order, _):
+            (tensor,) = weights.read_to_change([theirs[name] for name in names])
+            return reshape(tensor, shape, order or tuple(range(len(shape))))
+
+
+def reshape(tensor: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
+    """Returns `tensor` in our `shape`, or as it is if its size is another; `order` as in `Reshaped`."""
+    if tensor.numel() != math.prod(shape):
+        return tensor
+    back = sorted(range(len(order)), key=lambda dimension: order[dimension])
+    return tensor.reshape([shape[dimension] for dimension in order]).permute(back).contiguous()
 
 
 def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Tensor]:
@@ -162,8 +179,10 @@ def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Ten
                 exported[theirs] = tensor
             case Joined(names):
                 exported.update(zip(names, (part.clone() for part in tensor.chunk(len(names))), strict=True))
-            case Rows(theirs, start, _, _):
+            case Rows((theirs,), start, _, _):
                 parts.setdefault(theirs, {})[start] = tensor
+            case Reshaped((theirs,), None, tuple(shape)):
+                exported[theirs] = tensor.reshape(shape)
             case _:
                 raise ValueError(f"The format has no place for {name}.")
     exported.update({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in parts.items()})

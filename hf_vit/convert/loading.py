@@ -11,7 +11,7 @@ from torch import Tensor
 from ..configuration_hf_vit import HfViTConfig
 from ..modeling_hf_vit import HfViTPreTrainedModel
 from .families import FAMILIES
-from .family import Config, Family
+from .family import Config, Family, check_fixed
 from .key_map import convert_weights, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source
 
@@ -71,6 +71,7 @@ def convert_checkpoint(source: Source) -> Converted:
         ValueError: if it is of no family that is known, or its tensors do not fit its configuration.
     """
     family = find_family(source.config, source.name)
+    check_fixed(family, source.config, source.name)
     shapes = {strip_prefix(name, family.prefixes): shape for name, shape in source.weights.shapes.items()}
     try:
         config = HfViTConfig(**family.configure(source.config, shapes))

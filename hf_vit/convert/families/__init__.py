@@ -1,10 +1,32 @@
 """The published families, one file each."""
 
 from ..family import Family
+from .clip import CLIP
+from .deit import DEIT, DEIT_ONE_HEAD
+from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
+from .dinov3 import DINOV3
+from .ijepa import IJEPA
+from .siglip import SIGLIP, SIGLIP_2
 from .vit import VIT
+from .vit_mae import VIT_MAE
+from .vit_msn import VIT_MSN
 
 
-FAMILIES: tuple[Family, ...] = (VIT,)
+# The first that reads a configuration is taken.
+FAMILIES: tuple[Family, ...] = (
+    VIT,
+    DEIT_ONE_HEAD,
+    DEIT,
+    VIT_MAE,
+    VIT_MSN,
+    IJEPA,
+    DINOV2,
+    DINOV2_WITH_REGISTERS,
+    DINOV3,
+    CLIP,
+    SIGLIP,
+    SIGLIP_2,
+)
 
 # What models are exported to, by the name that the user gives.
 EXPORTS: dict[str, Family] = {"vit": VIT}
