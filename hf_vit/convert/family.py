@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..configuration_hf_vit import HfViTConfig
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from .key_map import KeyMap
 
@@ -28,13 +29,15 @@ class Family:
         name: Name of the family, as in the README.
         source: Library or files it comes from, as in the README.
         model_types: `model_type` in the config.json of transformers; empty for other formats.
+        marks: For files that come without config.json: names of tensors that all of them hold.
         keys: Our tensors to theirs.
-        configure: Makes the fields of `HfViTConfig` from their configuration and the shapes of their tensors, whose
-            names have their prefix taken off.
-        model_class: Our class of the same architecture.
+        adapt: What the checkpoint at hand changes in `keys`, by its configuration, ours, and the shapes of its tensors.
+        configure: Makes the fields of `HfViTConfig` from their configuration (or, without one, from the fields that the
+            user gave) and the shapes of their tensors, whose names have their prefix taken off.
+        model_class: Our class of the same architecture; None: the classifier if the weights hold one.
         prefixes: What may stand before all of their names.
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
-        reads: Narrows `model_types` down, by the configuration.
+        reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         outputs: What is equal to the source, as in the README.
     """
 
@@ -43,7 +46,9 @@ class Family:
     keys: KeyMap
     configure: Callable[[Config, Shapes], dict[str, Any]]
     model_types: tuple[str, ...] = ()
-    model_class: Callable[[Config], type[HfViTPreTrainedModel]] = model_or_classifier
+    marks: tuple[str, ...] = ()
+    adapt: Callable[[Config, HfViTConfig, Shapes], KeyMap] = lambda config, ours, shapes: {}
+    model_class: Callable[[Config], type[HfViTPreTrainedModel]] | None = model_or_classifier
     prefixes: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True
