@@ -105,6 +105,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         mlp_bias: Whether the linear layers of the MLP have a bias.
         use_gated_mlp: SwiGLU (https://arxiv.org/abs/2002.05202) in place of the MLP; `hidden_act` acts on the gate, so
             set it to "silu".
+        use_pre_layernorm: Normalises the embedded tokens before the first block (CLIP,
+            https://arxiv.org/abs/2103.00020).
         use_qk_norm: Normalises query and key per head (https://arxiv.org/abs/2302.05442).
         norm_type: "layernorm" or "rmsnorm" (https://arxiv.org/abs/1910.07467).
         layerscale_value: Initial value of LayerScale (https://arxiv.org/abs/2103.17239); `None` leaves it out.
@@ -119,10 +121,19 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         position_interpolation: How a position table is resampled to another grid, "bicubic" or "bilinear".
         position_antialias: Whether that resampling is antialiased (DINOv2 with registers, timm: yes; ViT: no).
         rope_theta: Base period of the rotary positions.
-        pooling: What an image is summed up by: "cls", "mean" of the patches, or "cls_mean", both side by side (the
-            linear protocol of DINOv2).
+        rope_coordinates: What is turned by: "centered", patch centres in [-1, 1] times 2·pi (DINOv3); "index", the
+            numbers of row and column (RoPE-ViT, https://arxiv.org/abs/2403.13298); "scaled_index", these numbers
+            stretched so that every image spans `rope_grid_size` (EVA-02, https://arxiv.org/abs/2303.11331).
+        rope_grid_size: Rows and columns that "scaled_index" spans; `None` means those of `image_size`. EVA-02 at 336
+            pixels keeps the 16 x 16 of its pretraining.
+        pooling: What an image is summed up by: "cls", "mean" of the patches, "cls_mean", both side by side (the linear
+            protocol of DINOv2), or "attention" of a learned query over the patches (SigLIP,
+            https://arxiv.org/abs/2303.15343). Its projections have a bias and its MLP is the plain one, always.
+        norm_after_pooling: Whether the final norm acts on the pooled vector in place of the tokens (timm's `fc_norm`,
+            the fine-tuned classifiers of MAE). `last_hidden_state` and the maps of `HfViTBackbone` are then without.
         use_pooler: Whether the original's tanh layer follows the pooling.
-        apply_layernorm: Whether `HfViTBackbone` normalises its feature maps.
+        apply_layernorm: Whether `HfViTBackbone` normalises its feature maps. With `norm_after_pooling` it has
+            no norm and this has no effect; loading with `norm_after_pooling=False` lets that norm act on the maps.
         reshape_hidden_states: Whether `HfViTBackbone` gives maps (B, D, h, w) or token sequences (B, L, D).
         out_features: Stages that `HfViTBackbone` returns, among "stem", "stage1", …; the last one by default.
         out_indices: The same as numbers, 0 for the stem.
@@ -158,6 +169,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     proj_bias: bool = True
     mlp_bias: bool = True
     use_gated_mlp: bool = False
+    use_pre_layernorm: bool = False
     use_qk_norm: bool = False
     norm_type: Literal["layernorm", "rmsnorm"] = "layernorm"
     layerscale_value: float | int | None = None
@@ -170,7 +182,10 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     position_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     position_antialias: bool = False
     rope_theta: float | int = 100.0
-    pooling: Literal["cls", "mean", "cls_mean"] = "cls"
+    rope_coordinates: Literal["centered", "index", "scaled_index"] = "centered"
+    rope_grid_size: int | list[int] | tuple[int, int] | None = None
+    pooling: Literal["cls", "mean", "cls_mean", "attention"] = "cls"
+    norm_after_pooling: bool = False
     use_pooler: bool = False
     apply_layernorm: bool = True
     reshape_hidden_states: bool = True
@@ -247,6 +262,11 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """Rows and columns of patches at the native image size."""
         (height, width), (patch_height, patch_width) = to_pair(self.image_size), to_pair(self.patch_size)
         return height // patch_height, width // patch_width
+
+    @property
+    def rotary_grid_size(self) -> tuple[int, int]:
+        """Rows and columns that the rotary positions with `rope_coordinates="scaled_index"` span on every image."""
+        return self.grid_size if self.rope_grid_size is None else to_pair(self.rope_grid_size)
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -326,11 +346,14 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(f"hidden_act={self.hidden_act!r} is unknown. Choose one of {', '.join(sorted(ACT2FN))}.")
 
     def _check_sizes(self) -> None:
-        for name, size in (("image_size", self.image_size), ("patch_size", self.patch_size)):
+        for name, unit in (("image_size", "pixel"), ("patch_size", "pixel"), ("rope_grid_size", "patch")):
+            size = vars(self)[name]
+            if size is None:
+                continue
             if not isinstance(size, int) and len(size) != 2:
                 raise ValueError(f"{name}={size} must be one int or (height, width).")
             if min(to_pair(size)) < 1:
-                raise ValueError(f"{name}={size} must be at least 1 pixel each way.")
+                raise ValueError(f"{name}={size} must be at least 1 {unit} each way.")
         for side, image, patch in zip(
             ("height", "width"), to_pair(self.image_size), to_pair(self.patch_size), strict=True
         ):
@@ -367,6 +390,12 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(
                 "use_distillation_token=True needs the CLS token beside it, but use_cls_token=False. Set "
                 "use_cls_token=True."
+            )
+        if self.norm_after_pooling and (self.pooling not in ("cls", "mean") or self.use_distillation_token):
+            raise ValueError(
+                "norm_after_pooling=True norms a vector pooled by 'cls' or 'mean', and leaves the tokens as they are, "
+                f"but pooling={self.pooling!r} and use_distillation_token={self.use_distillation_token}. Set "
+                "norm_after_pooling=False."
             )
         if not self.out_indices:
             raise ValueError("out_indices=[] leaves the backbone nothing to return. Name at least one stage, or None.")

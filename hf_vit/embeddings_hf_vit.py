@@ -63,31 +63,51 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
     return F.pad(table, (0, 0, num_prefix, 0))[None].float()
 
 
-def rotary_position_embeddings(
-    grid: Grid, head_size: int, theta: float, num_prefix: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """Cosine and sine of the axial rotary positions of DINOv3; the prefix is not turned.
-
-    Patch centres are placed in [-1, 1] along each side, so that the angles do not depend on the resolution.
+def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.device) -> Tensor:
+    """What the patches of a grid are turned by at frequency 1, row by row.
 
     Args:
         grid: Rows and columns (h, w).
+        native_grid: Rows and columns that "scaled_index" spans.
+        kind: "centered": patch centres in [-1, 1] along each side, times 2·pi, so that the angles do not depend on the
+            resolution; "index": numbers of rows and columns; "scaled_index": these times native over own size.
+        device: Where the result lives.
+
+    Returns:
+        (h·w, 2) float32: row, column.
+
+    Source: https://arxiv.org/abs/2508.10104, https://arxiv.org/abs/2403.13298 and https://arxiv.org/abs/2303.11331.
+    """
+    first = 0.5 if kind == "centered" else 0.0
+    axes = [torch.arange(first, n, dtype=torch.float32, device=device) for n in grid]
+    if kind == "centered":
+        axes = [2 * math.pi * (2.0 * (axis / n) - 1.0) for axis, n in zip(axes, grid, strict=True)]
+    elif kind == "scaled_index":
+        axes = [axis / n * native for axis, n, native in zip(axes, grid, native_grid, strict=True)]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)  # (N, 2)
+
+
+def rotary_position_embeddings(
+    coordinates: Tensor, head_size: int, theta: float, num_prefix: int, dtype: torch.dtype
+) -> Tensor:
+    """Cosine and sine of axial rotary positions; the prefix is not turned.
+
+    Args:
+        coordinates: (N, 2) float32, row and column of each patch; see `rotary_coordinates`.
         head_size: Width d of a head, a multiple of 4.
         theta: Base period.
         num_prefix: Number P of leading tokens that stay as they are (cosine 1, sine 0).
-        device: Where the result lives.
         dtype: Dtype of the result; the angles are computed in float32 at least.
 
     Returns:
-        (2, P + h·w, d): cosine and sine.
+        (2, P + N, d): cosine and sine of the frequencies of the rows, then of the columns, and both once more for the
+        other half of the head.
 
     Source: https://arxiv.org/abs/2508.10104.
     """
-    centres = [2.0 * (torch.arange(0.5, n, dtype=torch.float32, device=device) / n) - 1.0 for n in grid]
-    coordinates = torch.stack(torch.meshgrid(*centres, indexing="ij"), dim=-1).flatten(0, 1)  # (N, 2)
-    frequencies = 1 / theta ** torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=device)  # (d/4,)
-    frequencies = frequencies.to(torch.promote_types(dtype, torch.float32))
-    angles = (2 * math.pi * coordinates[:, :, None] * frequencies).flatten(1).tile(2)  # (N, d)
+    exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=coordinates.device)  # (d/4,)
+    frequencies = (1 / theta**exponents).to(torch.promote_types(dtype, torch.float32))
+    angles = (coordinates[:, :, None] * frequencies).flatten(1).tile(2)  # (N, d)
     angles = F.pad(angles, (0, 0, num_prefix, 0))  # (P + N, d): an angle of 0 turns nothing
     return torch.stack((angles.cos(), angles.sin())).to(dtype)
 
@@ -249,13 +269,13 @@ class HfViTEmbeddings(nn.Module):
             return None
 
         def turn(own_grid: Grid) -> Tensor:
+            config = self.config
+            coordinates = rotary_coordinates(
+                own_grid, config.rotary_grid_size, config.rope_coordinates, pixel_values.device
+            )
+            head_size = config.hidden_size // config.num_attention_heads
             return rotary_position_embeddings(
-                own_grid,
-                self.config.hidden_size // self.config.num_attention_heads,
-                self.config.rope_theta,
-                self.config.num_prefix_tokens,
-                pixel_values.device,
-                pixel_values.dtype,
+                coordinates, head_size, config.rope_theta, config.num_prefix_tokens, pixel_values.dtype
             )
 
         grid = self.patch_embeddings.grid(pixel_values)

@@ -146,6 +146,38 @@ class HfViTGatedMLP(nn.Module):
         return self.dropout(self.down(self.activation(self.gate(hidden_states)) * self.up(hidden_states)))
 
 
+class HfViTAttentionPooling(nn.Module):
+    """Sums up tokens by a learned query that attends to them, and a residual MLP.
+
+    Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
+    """
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the layers; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        width = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, width))
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.projection = nn.Linear(width, width)
+        self.norm = make_norm(config, width)
+        self.mlp = HfViTMLP(config)
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pools tokens (B, L, D) to (B, D); `mask` is (B, L) bool, True for tokens that count."""
+        query = self.query(self.probe.expand(len(hidden_states), -1, -1))  # (B, 1, D)
+        query, key, value = (
+            states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for states in (query, *self.key_value(hidden_states).chunk(2, dim=-1))
+        )  # (B, n, 1, d) and twice (B, n, L, d)
+        # One query per image: not worth the choice of an implementation that the blocks have.
+        allowed = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, L)
+        pooled = F.scaled_dot_product_attention(query, key, value, allowed)  # (B, n, 1, d)
+        pooled = self.projection(pooled.flatten(1))  # (B, D)
+        return pooled + self.mlp(self.norm(pooled))
+
+
 class HfViTLayerScale(nn.Module):
     """One learned factor per channel on a residual branch (https://arxiv.org/abs/2103.17239)."""
 

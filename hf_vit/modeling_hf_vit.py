@@ -22,7 +22,14 @@ from transformers.utils.output_capturing import capture_outputs, maybe_install_c
 
 from .configuration_hf_vit import HfViTConfig
 from .embeddings_hf_vit import HfViTEmbeddings
-from .encoder_hf_vit import HfViTAttention, HfViTEncoder, HfViTLayer, HfViTLayerScale, make_norm
+from .encoder_hf_vit import (
+    HfViTAttention,
+    HfViTAttentionPooling,
+    HfViTEncoder,
+    HfViTLayer,
+    HfViTLayerScale,
+    make_norm,
+)
 from .task_classification import classification_loss
 
 
@@ -67,6 +74,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         |-------------------------------------------|-----------------------------------------------------|
         | weights of linear layers and of the patches | truncated normal of `config.initializer_range`    |
         | CLS, distillation, register tokens, positions | the same                                        |
+        | query of the attention pooling            | the same                                            |
         | mask token                                | zero                                                |
         | every bias, and the whole classifier      | zero                                                |
         | norms                                     | one, their bias zero                                |
@@ -96,6 +104,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
             if module.query_bias is not None:
                 init.zeros_(module.query_bias)
                 init.zeros_(module.value_bias)
+        elif isinstance(module, HfViTAttentionPooling):
+            init.trunc_normal_(module.probe, mean=0.0, std=std)
         elif isinstance(module, HfViTLayerScale):
             init.constant_(module.scale, module.initial_value)
         else:
@@ -172,11 +182,22 @@ class HfViTModel(HfViTPreTrainedModel):
     """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image."""
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True) -> None:
-        """Builds a model with fresh weights; without `add_pooling_layer` it has no pooler, whatever `config` says."""
+        """Builds a model with fresh weights.
+
+        Args:
+            config: The configuration.
+            add_pooling_layer: Without it the model has none of the weights that only the pooled output needs, whatever
+                `config` says, and returns no `pooler_output`.
+        """
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config)
+        self.pre_norm = make_norm(config, config.hidden_size) if config.use_pre_layernorm else nn.Identity()
         self.encoder = HfViTEncoder(config)
-        self.norm = make_norm(config, config.hidden_size)
+        self.add_pooling_layer = add_pooling_layer
+        has_norm = add_pooling_layer or not config.norm_after_pooling
+        self.norm = make_norm(config, config.hidden_size) if has_norm else nn.Identity()
+        has_attention_pooling = add_pooling_layer and config.pooling == "attention"
+        self.attention_pooling = HfViTAttentionPooling(config) if has_attention_pooling else None
         pooled_size = config.hidden_size * (2 if config.pooling == "cls_mean" else 1)
         has_pooler = add_pooling_layer and config.use_pooler
         self.pooler = HfViTPooler(pooled_size, config.hidden_size) if has_pooler else None
@@ -204,9 +225,9 @@ class HfViTModel(HfViTPreTrainedModel):
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            `last_hidden_state` (B, L, D) after the final norm; `pooler_output` (B, D), (B, 2·D) with
-            `config.pooling="cls_mean"`; on request `hidden_states`, before the first block and after each one, and
-            `attentions` (B, heads, L, L).
+            `last_hidden_state` (B, L, D) after the final norm, without it under `config.norm_after_pooling`;
+            `pooler_output` (B, D), (B, 2·D) with `config.pooling="cls_mean"`; on request `hidden_states`, before the
+            first block and after each one, and `attentions` (B, heads, L, L).
 
         Raises:
             ValueError: if an input does not fit the model, saying what would.
@@ -225,17 +246,17 @@ class HfViTModel(HfViTPreTrainedModel):
                 f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
                 "output_attentions=True."
             )
-        hidden_states = self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask)
+        hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
         hidden_states = self.encoder(
             hidden_states,
             rotary=self.embeddings.rotary(pixel_values, patch_attention_mask),
             attention_mask=self.attention_mask(hidden_states, patch_attention_mask, output_attentions),
             output_attentions=output_attentions,
         )
-        hidden_states = self.norm(hidden_states)
-        return BaseModelOutputWithPooling(
-            last_hidden_state=hidden_states, pooler_output=self.pool(hidden_states, patch_attention_mask)
-        )
+        if not self.config.norm_after_pooling:
+            hidden_states = self.norm(hidden_states)
+        pooled = self.pool(hidden_states, patch_attention_mask) if self.add_pooling_layer else None
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
     def attention_mask(
         self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
@@ -256,7 +277,7 @@ class HfViTModel(HfViTPreTrainedModel):
         return create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, attention_mask=visible)
 
     def pool(self, hidden_states: Tensor, patch_attention_mask: Tensor | None = None) -> Tensor:
-        """Sums up normalised tokens (B, L, D) as one vector per image, (B, D) or (B, 2·D)."""
+        """Sums up tokens (B, L, D) as one vector per image, (B, D) or (B, 2·D)."""
         parts = []
         if self.config.pooling in ("cls", "cls_mean"):
             parts.append(hidden_states[:, 0])
@@ -271,7 +292,12 @@ class HfViTModel(HfViTPreTrainedModel):
                     dim=1, dtype=torch.promote_types(patches.dtype, torch.float32)
                 )
                 parts.append((total / real.sum(dim=1)).to(patches.dtype))
+        if self.attention_pooling is not None:
+            mask = None if patch_attention_mask is None else patch_attention_mask.flatten(1).bool()  # (B, N)
+            parts.append(self.attention_pooling(hidden_states[:, self.config.num_prefix_tokens :], mask))
         pooled = torch.cat(parts, dim=-1)
+        if self.config.norm_after_pooling:
+            pooled = self.norm(pooled)
         return pooled if self.pooler is None else self.pooler(pooled)
 
 

@@ -62,6 +62,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_channels": 1,
     },
     "none": {"position_embedding_type": "none", "pooling": "cls_mean", "use_pooler": True},
+    "clip": {"use_pre_layernorm": True, "hidden_act": "quick_gelu"},
+    "siglip": {
+        "pooling": "attention",
+        "hidden_act": "gelu_pytorch_tanh",
+        "position_embedding_type": "rotary",
+        "rope_coordinates": "index",
+    },
+    "eva": {
+        "pooling": "mean",
+        "norm_after_pooling": True,
+        "position_embedding_type": "learned+rotary",
+        "rope_coordinates": "scaled_index",
+        "rope_grid_size": (2, 3),
+    },
 }
 
 

@@ -14,12 +14,13 @@ RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
     # transformers
     (r"^(encoder\.layer|model\.layer|layers)\.", "encoder.layers."),
+    (r"\.self_attn\.", ".attention."),
     (r"\.attention\.attention\.(query|key|value)\.", r".attention.\1."),
     (
         r"\.attention\.([qkv])_proj\.",
         lambda match: f".attention.{ {'q': 'query', 'k': 'key', 'v': 'value'}[match[1]] }.",
     ),
-    (r"\.attention\.(output\.dense|o_proj)\.", ".attention.projection."),
+    (r"\.attention\.(output\.dense|o_proj|out_proj)\.", ".attention.projection."),
     (r"\.layernorm_before\.", ".norm1."),
     (r"\.layernorm_after\.", ".norm2."),
     (r"^layernorm\.", "norm."),
@@ -28,6 +29,16 @@ RENAMES = (
     (r"\.mlp\.weights_out\.", ".mlp.down."),
     (r"embeddings\.patch_embeddings\.(weight|bias)", r"embeddings.patch_embeddings.projection.\1"),
     (r"^cls_classifier\.", "classifier."),
+    (r"^embeddings\.class_embedding", "embeddings.cls_token"),
+    (r"^embeddings\.patch_embedding\.", "embeddings.patch_embeddings.projection."),
+    (r"^embeddings\.position_embedding\.weight", "embeddings.position_embeddings"),
+    (r"^pre_layrnorm\.", "pre_norm."),
+    (r"^post_layernorm\.", "norm."),
+    (r"\.layer_norm(\d)\.", r".norm\1."),
+    (r"^head\.probe", "attention_pooling.probe"),
+    (r"^head\.attention\.in_proj_", "attention_pooling.in_proj."),
+    (r"^head\.(?:attention\.)?(projection|mlp)\.", r"attention_pooling.\1."),
+    (r"^head\.layernorm\.", "attention_pooling.norm."),
     # timm
     (r"^blocks\.", "encoder.layers."),
     (r"^(cls_token|mask_token)", r"embeddings.\1"),
@@ -35,6 +46,9 @@ RENAMES = (
     (r"^reg_token", "embeddings.register_tokens"),
     (r"^pos_embed", "embeddings.position_embeddings"),
     (r"^patch_embed\.proj\.", "embeddings.patch_embeddings.projection."),
+    (r"^norm_pre\.", "pre_norm."),
+    (r"^fc_norm\.", "norm."),
+    (r"\.attn\.([qv])_bias", lambda match: f".attention.{ {'q': 'query', 'v': 'value'}[match[1]] }_bias"),
     (r"\.attn\.q_norm\.", ".attention.query_norm."),
     (r"\.attn\.k_norm\.", ".attention.key_norm."),
     (r"\.attn\.proj\.", ".attention.projection."),
@@ -59,6 +73,10 @@ def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str,
         if ".mlp.weights_in." in name:  # gate and up in one, transformers before 5.20
             gate, up = tensor.chunk(2)
             renamed[name.replace("weights_in", "gate")], renamed[name.replace("weights_in", "up")] = gate, up
+        elif ".in_proj." in name:
+            query, key, value = tensor.chunk(3)
+            renamed[name.replace("in_proj", "query")] = query
+            renamed[name.replace("in_proj", "key_value")] = torch.cat((key, value))
         else:
             renamed[name] = tensor
     for name in [name for name in renamed if name.endswith(".attention.query.weight")]:
@@ -73,8 +91,10 @@ def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str,
             renamed[f"{stem}query_bias"], renamed[f"{stem}value_bias"] = biases["query"], biases["value"]
     if not any(".mlp.gate." in name for name in renamed):  # DINOv3 calls the layers of its plain MLP up and down too
         renamed = {re.sub(r"\.mlp\.(up|down)\.", plain_mlp, name): tensor for name, tensor in renamed.items()}
-    if "embeddings.mask_token" in renamed:
-        renamed["embeddings.mask_token"] = renamed["embeddings.mask_token"].reshape(1, 1, -1)
+    for name in ("mask_token", "cls_token", "position_embeddings"):  # (D,) or (1, D) or (N, D) in some
+        if f"embeddings.{name}" in renamed:
+            tensor = renamed[f"embeddings.{name}"]
+            renamed[f"embeddings.{name}"] = tensor.reshape(1, -1, tensor.shape[-1])
     renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # DINOv3 with no registers
     unprefixed = ("classifier.", "distillation_classifier.", "pixel_values")
     return {name if name.startswith(unprefixed) else base_prefix + name: tensor for name, tensor in renamed.items()}
@@ -112,6 +132,7 @@ class Parity:
             where it resamples, because we resample in float32 by design and it would do it in float64.
         without_effect: End of the names of our weights that cannot matter: a constant added to all keys shifts all
             scores of a query alike, and the softmax cancels it.
+        rearrange: Reorders weights and gradients that the renaming gave, where the reference has another layout.
     """
 
     reference: nn.Module
@@ -121,11 +142,12 @@ class Parity:
     sizes: Iterable[tuple[int, int]] = ((32, 32), (24, 48))
     float32_positions: str | None = None
     without_effect: str | None = None
+    rearrange: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
 
     def __post_init__(self) -> None:
         draw_weights(self.reference)
         self.base_prefix = "" if self.ours.base_model is self.ours else "model."
-        mapped = rename(dict(self.reference.named_parameters()), base_prefix=self.base_prefix)
+        mapped = self._rename(dict(self.reference.named_parameters()))
         fixed = {name for name, _ in self.ours.named_buffers()}
         own = dict(self.ours.named_parameters())
         assert own.keys() == mapped.keys() - fixed, own.keys() ^ (mapped.keys() - fixed)
@@ -154,7 +176,7 @@ class Parity:
             for name, value in expected.items():
                 assert value.std() >= 0.1, f"{name} hardly varies"
                 assert_close(actual[name], value, tolerance, f"{name} at {size}")
-            expected_gradients = rename(expected_gradients, base_prefix=self.base_prefix)
+            expected_gradients = self._rename(expected_gradients)
             largest = max(float(value.abs().max()) for value in gradients.values())
             for name, value in gradients.items():
                 if self.without_effect and name.endswith(self.without_effect):
@@ -164,6 +186,9 @@ class Parity:
                     allowed = 1e-6 if in_float32 else tolerance
                     assert_close(value, expected_gradients[name].to(dtype), allowed, f"gradient of {name} at {size}")
             self._check_sensitivity(images.to(dtype), 100 * tolerance)
+
+    def _rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.rearrange(rename(tensors, base_prefix=self.base_prefix))
 
     def _run(
         self, model: nn.Module, run: Callable[[nn.Module, Tensor], Mapping[str, Tensor]], images: Tensor

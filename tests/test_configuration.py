@@ -38,6 +38,10 @@ from .helpers import VARIANTS, small_config
         ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be a positive number"),
         ({"initializer_range": float("inf")}, "initializer_range=inf"),
         ({"rope_theta": -1}, "rope_theta=-1"),
+        ({"rope_grid_size": (16, 0)}, "at least 1 patch"),
+        ({"pooling": "cls_mean", "norm_after_pooling": True}, "pooling='cls_mean' .* Set norm_after_pooling=False"),
+        ({"pooling": "attention", "norm_after_pooling": True}, "pooling='attention' .* Set norm_after_pooling=False"),
+        ({"use_distillation_token": True, "norm_after_pooling": True}, "use_distillation_token=True. Set norm_after"),
         ({"layerscale_value": float("nan")}, "None leaves LayerScale out"),
         ({"position_embedding_type": "rotary", "hidden_size": 36, "num_attention_heads": 6}, "makes it 6"),
         ({"position_embedding_type": "sincos2d", "hidden_size": 6, "num_attention_heads": 3}, "multiple of 4, not 6"),
@@ -70,6 +74,7 @@ def test_impossible_combinations_are_refused(options: dict[str, Any], message: s
         {"pooling": "max"},
         {"norm_type": "batchnorm"},
         {"position_embedding_type": "absolute"},
+        {"rope_coordinates": "pixels"},
         {"position_interpolation": "nearest"},
     ],
 )
@@ -169,6 +174,7 @@ def test_derived_sizes() -> None:
     assert config.num_prefix_tokens == 4
     assert config.num_prefix_positions == 2
     assert small_config(prefix_has_position=False).num_prefix_positions == 0
+    assert [small_config(rope_grid_size=size).rotary_grid_size for size in (None, 7)] == [(4, 4), (7, 7)]
     assert [small_config("none", use_pooler=pooler).pooled_size for pooler in (True, False)] == [32, 64]
 
 

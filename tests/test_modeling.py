@@ -441,7 +441,7 @@ def test_half_precision_is_close(variant: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos"])
+@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip"])
 def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str) -> None:
     model = build(model_class, variant)
     torch.compiler.reset()
@@ -504,7 +504,7 @@ def test_compiled_training_equals_eager() -> None:
 
 
 @all_classes
-@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos"])
+@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip"])
 def test_runs_spread_over_devices(model_class: type[Any], variant: str, tmp_path: Path) -> None:
     model = build(model_class, variant)
     model.save_pretrained(tmp_path)
@@ -595,6 +595,23 @@ def test_backbone_options() -> None:
         assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[2])
         choose.out_features = ["stage1"]
         assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[1])
+
+
+def test_backbone_has_no_weights_of_the_pooling(tmp_path: Path) -> None:
+    for variant in ("siglip", "eva"):
+        model = build(HfViTForImageClassification, variant, out_indices=[1, 3])
+        model.save_pretrained(tmp_path / variant)
+        backbone, info = HfViTBackbone.from_pretrained(tmp_path / variant, output_loading_info=True)
+        assert not info["missing_keys"]
+        pooling = "model.attention_pooling." if variant == "siglip" else "model.norm."
+        assert {name.startswith((pooling, "classifier.")) for name in info["unexpected_keys"]} == {True}
+        assert backbone.model(pixels(model.config)).pooler_output is None
+    outputs = backbone(pixels(model.config), output_hidden_states=True)
+    for index, feature_map in zip((1, 3), outputs.feature_maps, strict=True):
+        patches = outputs.hidden_states[index][:, 1:]
+        assert torch.equal(feature_map.flatten(2).transpose(1, 2), patches)
+    normed = HfViTBackbone.from_pretrained(tmp_path / "eva", norm_after_pooling=False)
+    assert torch.equal(normed.model.norm.weight, model.model.norm.weight)
 
 
 # Training

@@ -7,15 +7,20 @@ import pytest
 import timm
 import torch
 import transformers
-from timm.layers import resample_abs_pos_embed
+from timm.layers import build_rotary_pos_embed, resample_abs_pos_embed
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers.models.vit_mae.modeling_vit_mae import ViTMAEEmbeddings
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.configuration_hf_vit import PRESETS
-from hf_vit.embeddings_hf_vit import resample_position_embeddings
+from hf_vit.embeddings_hf_vit import (
+    resample_position_embeddings,
+    rotary_coordinates,
+    rotary_position_embeddings,
+)
 from hf_vit.encoder_hf_vit import HfViTDropPath
 
 from .references import Parity, hidden_states
@@ -309,6 +314,103 @@ def learned_and_rotary() -> Parity:
     return Parity(Dinov3WithTable(transformers.DINOv3ViTConfig(**options)), HfViTModel(ours), masked, masked)
 
 
+def clip() -> Parity:
+    def run(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        outputs = with_pooled(interpolated(model, images))
+        assert torch.equal(outputs.pop("last_hidden_state"), outputs["hidden_states[2]"])  # theirs has no final norm
+        return outputs
+
+    def run_ours(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        outputs = with_pooled(model(images, output_hidden_states=True))
+        del outputs["last_hidden_state"]
+        return outputs
+
+    reference = transformers.CLIPVisionModel(transformers.CLIPVisionConfig(**SHAPE, hidden_act="quick_gelu"))
+    # With a bias, which CLIP lacks and ours has, so that its gradient is compared too.
+    reference.embeddings.patch_embedding = nn.Conv2d(3, 32, kernel_size=8, stride=8)
+    ours = HfViTConfig(**SHAPE, hidden_act="quick_gelu", use_pre_layernorm=True, layer_norm_eps=1e-5)
+    positions = "embeddings.position_embedding.weight"
+    return Parity(reference, HfViTModel(ours), run, run_ours, float32_positions=positions)
+
+
+def siglip() -> Parity:
+    options = {**SHAPE, **EPS, "hidden_act": "gelu_pytorch_tanh"}
+    return Parity(
+        transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**options)),
+        HfViTModel(HfViTConfig(**options, use_cls_token=False, pooling="attention")),
+        lambda model, images: with_pooled(interpolated(model, images)),
+        lambda model, images: with_pooled(model(images, output_hidden_states=True)),
+        float32_positions="embeddings.position_embedding.weight",
+    )
+
+
+def timm_norm_after_pooling() -> Parity:
+    return Parity(
+        VisionTransformer(**TIMM_SHAPE, global_pool="avg"),
+        HfViTForImageClassification(
+            HfViTConfig(**SHAPE, num_labels=5, pooling="mean", norm_after_pooling=True, position_antialias=True)
+        ),
+        lambda model, images: {"logits": model(images)},
+        logits,
+    )
+
+
+def half_rotation(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights that turn neighbours (0, 1), (2, 3), … as weights that turn (0, d/2), (1, d/2 + 1), …."""
+    rearranged = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(".qkv.weight"):
+            query_key = tensor[:64].reshape(2, 4, 4, 2, 32).transpose(2, 3)  # (2, heads, halves, d/2, D)
+            rearranged[name] = torch.cat((query_key.flatten(0, 3), tensor[64:]))
+        elif name.endswith(".query_bias"):
+            rearranged[name] = tensor.reshape(4, 4, 2).transpose(1, 2).flatten()
+    return rearranged
+
+
+def eva(native_grid: int | None, **options: Any) -> Parity:
+    def run(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        # Left alone it rounds cosine and sine to float32.
+        model.rope.get_embed = partial(type(model.rope).get_embed, model.rope, dtype=images.dtype)
+        return {"logits": model(images)}
+
+    return Parity(
+        Eva(
+            **TIMM_SHAPE,
+            use_rot_pos_emb=True,
+            rope_temperature=100.0,
+            ref_feat_shape=native_grid,
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+        ),
+        HfViTForImageClassification(
+            HfViTConfig(
+                **SHAPE,
+                **options,
+                num_labels=5,
+                key_bias=False,
+                pooling="mean",
+                norm_after_pooling=True,
+                position_embedding_type="learned+rotary",
+                position_antialias=True,
+            )
+        ),
+        run,
+        logits,
+        rearrange=half_rotation,
+    )
+
+
+def eva_index() -> Parity:
+    return eva(None, rope_coordinates="index")
+
+
+def eva_scaled_index() -> Parity:
+    return eva(4, rope_coordinates="scaled_index")
+
+
+def eva_scaled_to_another_grid() -> Parity:
+    return eva(3, rope_coordinates="scaled_index", rope_grid_size=3)
+
+
 CASES = [
     vit,
     vit_classifier,
@@ -326,6 +428,12 @@ CASES = [
     timm_rms_norm_without_cls,
     timm_without_positions,
     learned_and_rotary,
+    clip,
+    siglip,
+    timm_norm_after_pooling,
+    eva_index,
+    eva_scaled_index,
+    eva_scaled_to_another_grid,
 ]
 
 
@@ -333,6 +441,22 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_equals_reference(case: Any, dtype: torch.dtype) -> None:
     case().check(dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "grid_type", "native_grid"),
+    [("centered", "centered", None), ("index", "index", None), ("scaled_index", "index", [7, 5])],
+)
+def test_rotary_positions_equal_timm(kind: str, grid_type: str, native_grid: list[int] | None) -> None:
+    scale = 2 * torch.pi if kind == "centered" else 1.0  # timm has it in the frequencies
+    bands = scale / 50.0 ** (torch.arange(4, dtype=torch.float64) / 4)
+    sine, cosine = build_rotary_pos_embed(
+        [3, 5], bands, in_pixels=False, grid_type=grid_type, ref_feat_shape=native_grid, rotate_half=True
+    )
+    coordinates = rotary_coordinates((3, 5), (7, 5), kind, torch.device("cpu"))
+    actual = rotary_position_embeddings(coordinates, 16, 50.0, 2, torch.float64)
+    torch.testing.assert_close(actual[:, 2:].float(), torch.stack((cosine, sine)), atol=1e-6, rtol=0)
+    assert torch.equal(actual[:, :2], torch.stack((torch.ones(2, 16), torch.zeros(2, 16))).double())
 
 
 @pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
