@@ -14,11 +14,25 @@ Shapes = Mapping[str, tuple[int, ...]]
 LABELS = ("id2label", "label2id", "problem_type")
 
 
-def model_or_classifier(config: Config) -> type[HfViTPreTrainedModel]:
-    """Returns our class of the same architecture, by the class name that transformers wrote into the configuration."""
+def is_classifier(config: Config) -> bool:
+    """Whether a model of transformers classifies, by the class name and the labels in its configuration."""
     names = config.get("architectures") or [""]
-    is_classifier = "ForImageClassification" in names[0]
-    return HfViTForImageClassification if is_classifier else HfViTModel
+    return "ForImageClassification" in names[0] and config.get("id2label") != {}
+
+
+def model_or_classifier(config: Config) -> type[HfViTPreTrainedModel]:
+    """Returns our class of the same architecture as a model of transformers."""
+    return HfViTForImageClassification if is_classifier(config) else HfViTModel
+
+
+def check_fixed(family: "Family", config: Config, name: str) -> None:
+    """Raises `ValueError` if a configuration asks for what has no counterpart here."""
+    for field_name, value in family.fixed.items():
+        if config.get(field_name, value) != value:
+            raise ValueError(
+                f"{name!r} has {field_name}={config[field_name]!r} in its configuration; of {family.name}, only "
+                f"{field_name}={value!r} is known here. Open it with transformers."
+            )
 
 
 @dataclass(frozen=True)
@@ -31,13 +45,15 @@ class Family:
         model_types: `model_type` in the config.json of transformers; empty for other formats.
         marks: For files that come without config.json: names of tensors that all of them hold.
         keys: Our tensors to theirs.
-        adapt: What the checkpoint at hand changes in `keys`, by its configuration, ours, and the shapes of its tensors.
-        configure: Makes the fields of `HfViTConfig` from their configuration (or, without one, from the fields that the
-            user gave) and the shapes of their tensors, whose names have their prefix taken off.
+        adapt: What a checkpoint changes in `keys`, by its configuration, ours, and the shapes of its tensors.
+        configure: Makes the fields of `HfViTConfig` from their configuration (or, without one, from the fields that
+            the user gave) and the shapes of their tensors, whose names have their prefix taken off.
         model_class: Our class of the same architecture; None: the classifier if the weights hold one.
         prefixes: What may stand before all of their names.
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
+        fixed: Fields of their configuration that we have for one value only, and that value.
+        without_effect: Fields of their configuration that change no output: of other parts, or of training.
         outputs: What is equal to the source, as in the README.
     """
 
@@ -52,6 +68,8 @@ class Family:
     prefixes: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    without_effect: tuple[str, ...] = ()
     outputs: str = ""
 
 
@@ -77,6 +95,17 @@ def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
         "patch_size",
         "num_channels",
         "qkv_bias",
+        "key_bias",
+        "proj_bias",
+        "mlp_bias",
+        "use_gated_mlp",
+        "layerscale_value",
+        "num_register_tokens",
+        "rope_theta",
+        "apply_layernorm",
+        "reshape_hidden_states",
+        "out_features",
+        "out_indices",
         *LABELS,
     )
     fields = {**defaults, **{name: config[name] for name in shared if config.get(name) is not None}}

@@ -1,8 +1,9 @@
 """Key maps: how the tensors of a published layout become ours, as data, and what carries them over."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,18 +27,32 @@ class Made:
 
 
 @dataclass(frozen=True)
+class Reshaped:
+    """Our tensor is one of theirs in another shape.
+
+    Args:
+        names: The one name.
+        order: Our dimensions in the order in which theirs run, where that differs.
+    """
+
+    names: tuple[str]
+    order: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
 class Zeros:
     """We have a bias where they have none."""
 
     names: tuple[str, ...] = ()
 
 
+Rule = str | Joined | Made | Reshaped | Zeros
 # Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
 # part of the tensor's name (`weight`, `bias`) is the same on both sides.
-KeyMap = Mapping[str, str | Joined | Made | Zeros]
+KeyMap = Mapping[str, Rule]
 
 
-def find_rule(keys: KeyMap, name: str) -> str | Joined | Made | Zeros | None:
+def find_rule(keys: KeyMap, name: str) -> Rule | None:
     """Returns the rule for our tensor `name`, its names made concrete; None if there is none."""
     numbers = re.findall(r"(?<=\.)\d+(?=\.)", name)
     pattern = re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
@@ -49,17 +64,12 @@ def find_rule(keys: KeyMap, name: str) -> str | Joined | Made | Zeros | None:
             theirs = theirs.replace("*", number, 1)
         return theirs + suffix
 
-    match rule:
-        case str():
-            return concrete(rule)
-        case Joined(names):
-            return Joined(tuple(map(concrete, names)))
-        case Made(names, make):
-            return Made(tuple(map(concrete, names)), make)
-    return rule
+    if rule is None or isinstance(rule, str):
+        return rule and concrete(rule)
+    return replace(rule, names=tuple(map(concrete, rule.names)))
 
 
-def names_of(rule: str | Joined | Made | Zeros) -> tuple[str, ...]:
+def names_of(rule: Rule) -> tuple[str, ...]:
     """Returns the names of their tensors that a rule reads."""
     return (rule,) if isinstance(rule, str) else rule.names
 
@@ -87,7 +97,8 @@ def convert_weights(
     Raises:
         ValueError: if a tensor is missing, has another shape, or is left over; all of them are listed.
     """
-    theirs = {strip_prefix(name, prefixes): name for name in weights.shapes}
+    # An empty tensor says nothing: DINOv3 without registers keeps one in their place.
+    theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
     rules = {name: find_rule(keys, name) for name in expected}
     used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}
     left_out = [name for name in theirs if any(re.fullmatch(pattern, name) for pattern in dropped)]
@@ -110,10 +121,8 @@ def convert_weights(
     return converted
 
 
-def read_rule(
-    weights: Weights, rule: str | Joined | Made | Zeros, theirs: Mapping[str, str], shape: tuple[int, ...]
-) -> Tensor:
-    """Returns our tensor that `rule` makes; `theirs` gives the full names, `shape` that of a tensor of zeros."""
+def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tuple[int, ...]) -> Tensor:
+    """Returns our tensor that `rule` makes; `theirs` gives the full names, `shape` what it should come out as."""
     match rule:
         case str():
             return weights.read(theirs[rule])
@@ -123,6 +132,16 @@ def read_rule(
             return torch.cat(weights.read_to_change([theirs[name] for name in names]))
         case Made(names, make):
             return make(*weights.read_to_change([theirs[name] for name in names])).contiguous()
+        case Reshaped((name,), order):
+            return reshape(weights.read_to_change([theirs[name]])[0], shape, order or tuple(range(len(shape))))
+
+
+def reshape(tensor: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
+    """Returns `tensor` in our `shape`, or as it is if its size is another; `order` as in `Reshaped`."""
+    if tensor.numel() != math.prod(shape):
+        return tensor
+    back = sorted(range(len(order)), key=lambda dimension: order[dimension])
+    return tensor.reshape([shape[dimension] for dimension in order]).permute(back).contiguous()
 
 
 def strip_prefix(name: str, prefixes: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..configuration_hf_vit import HfViTConfig
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from .families import FAMILIES
-from .family import Config, Family, Shapes
+from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source
 
@@ -42,9 +42,9 @@ def load_pretrained(model_class: type[Model], name_or_path: str | os.PathLike[st
     Args:
         model_class: Our class, of any task. What it has beyond the checkpoint starts fresh and is reported.
         name_or_path: Folder, file of weights, or name on the Hub.
-        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not tell
-            (`num_attention_heads`, `image_size`, …); `architecture`, timm's name of a file of its weights alone; where
-            the files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
+        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a lone file does not tell
+            (`num_attention_heads`, `image_size`, …); for a lone file of timm's the `architecture`, its name; where the
+            files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
             `device_map`, …).
 
     Raises:
@@ -77,7 +77,8 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     Raises:
         ValueError: if it is of no family that is known, or its tensors do not fit its configuration.
     """
-    family = find_family(source)
+    family = find_family(source.config, source.name) if source.config else find_layout(source)
+    check_fixed(family, source.config, source.name)
     shapes = shapes_of(source, family)
     theirs = source.config or given
     try:
@@ -108,32 +109,35 @@ def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]
     return HfViTForImageClassification if has_classifier else HfViTModel
 
 
-def find_family(source: Source) -> Family:
-    """Returns the family that a checkpoint belongs to, by its configuration or by the names of its tensors.
+def find_family(config: Config, name: str) -> Family:
+    """Returns the family that a configuration belongs to.
 
     Raises:
         ValueError: if none of ours reads it.
     """
     for family in FAMILIES:
-        if source.config and not family.marks and is_configured(family, source.config):
+        fits = not family.model_types or config.get("model_type") in family.model_types
+        if fits and not family.marks and family.reads(config):
             return family
-        if not source.config and family.marks and set(family.marks) <= shapes_of(source, family).keys():
-            return family
-    if not source.config:
-        known = [f"{family.name} ({', '.join(family.marks)})" for family in FAMILIES if family.marks]
-        raise ValueError(
-            f"{source.name!r} comes without config.json, and its tensors are of no layout that is known here: "
-            f"{', '.join(list(source.weights.shapes)[:6])}, … Known by these names are: {'; '.join(known)}. For a file "
-            'of timm give architecture="vit_base_patch16_224" or the like.'
-        )
     known = sorted({model_type for family in FAMILIES for model_type in family.model_types})
     raise ValueError(
-        f"{source.name!r} has model type {source.config.get('model_type')!r} "
-        f"({', '.join(source.config.get('architectures') or [])}), which is no plain ViT that is known here. Known are: "
-        f"{', '.join(known)}."
+        f"{name!r} has model type {config.get('model_type')!r} ({', '.join(config.get('architectures') or [])}), "
+        f"which is no plain ViT that is known here. Known are: {', '.join(known)}."
     )
 
 
-def is_configured(family: Family, config: Config) -> bool:
-    """Tells whether a config.json is of `family`."""
-    return (not family.model_types or config.get("model_type") in family.model_types) and family.reads(config)
+def find_layout(source: Source) -> Family:
+    """Returns the family that a lone file of weights belongs to, by the names in it.
+
+    Raises:
+        ValueError: if none of ours has that layout.
+    """
+    layouts = [family for family in FAMILIES if family.marks]
+    for family in layouts:
+        if set(family.marks) <= shapes_of(source, family).keys():
+            return family
+    known = [f"{family.name} ({', '.join(family.marks)})" for family in layouts]
+    raise ValueError(
+        f"{source.name!r} comes without config.json, and its tensors are of no layout that is known here: "
+        f"{', '.join(list(source.weights.shapes)[:6])}, … Known are, by names in them: {'; '.join(known)}."
+    )

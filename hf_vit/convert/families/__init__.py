@@ -1,12 +1,27 @@
 """The published families, one file each."""
 
 from ..family import Family
+from .deit import DEIT, DEIT_ONE_HEAD
+from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
+from .dinov3 import DINOV3
+from .ijepa import IJEPA
 from .timm_vit import TIMM
 from .vit import VIT
+from .vit_mae import VIT_MAE
+from .vit_msn import VIT_MSN
 
 
+# The first that reads a configuration is taken.
 FAMILIES: tuple[Family, ...] = (
     VIT,
+    DEIT_ONE_HEAD,
+    DEIT,
+    VIT_MAE,
+    VIT_MSN,
+    IJEPA,
+    DINOV2,
+    DINOV2_WITH_REGISTERS,
+    DINOV3,
     TIMM,
 )
 

@@ -1,4 +1,7 @@
-"""ViT of transformers (https://arxiv.org/abs/2010.11929), also as saved by other training code in that layout."""
+"""ViT of transformers (https://arxiv.org/abs/2010.11929), also as saved by other training code in that layout.
+
+DeiT, MAE, MSN, I-JEPA and DINOv2 of transformers share its names.
+"""
 
 from typing import Any
 
@@ -6,8 +9,7 @@ from ..family import Config, Family, Shapes, transformers_fields
 from ..key_map import Joined, KeyMap
 
 
-BLOCK: KeyMap = {
-    "encoder.layers.*.norm1": "encoder.layer.*.layernorm_before",
+ATTENTION: KeyMap = {
     "encoder.layers.*.attention.qkv": Joined(
         (
             "encoder.layer.*.attention.attention.query",
@@ -16,29 +18,49 @@ BLOCK: KeyMap = {
         )
     ),
     "encoder.layers.*.attention.projection": "encoder.layer.*.attention.output.dense",
-    "encoder.layers.*.norm2": "encoder.layer.*.layernorm_after",
-    "encoder.layers.*.mlp.fc1": "encoder.layer.*.intermediate.dense",
-    "encoder.layers.*.mlp.fc2": "encoder.layer.*.output.dense",
 }
 KEYS: KeyMap = {
     "embeddings.cls_token": "embeddings.cls_token",
     "embeddings.mask_token": "embeddings.mask_token",
     "embeddings.position_embeddings": "embeddings.position_embeddings",
     "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
-    **BLOCK,
+    "encoder.layers.*.norm1": "encoder.layer.*.layernorm_before",
+    **ATTENTION,
+    "encoder.layers.*.norm2": "encoder.layer.*.layernorm_after",
+    "encoder.layers.*.mlp.fc1": "encoder.layer.*.intermediate.dense",
+    "encoder.layers.*.mlp.fc2": "encoder.layer.*.output.dense",
     "norm": "layernorm",
     "pooler.dense": "pooler.dense",
     "classifier": "classifier",
 }
+PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modelling"}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """ViTConfig; the pooler is in a plain ViTModel only, and its config.json does not tell."""
+    """ViTConfig; which parts there are, its config.json does not tell."""
     return {
         **transformers_fields(config, layer_norm_eps=1e-12),
-        "use_pooler": "pooler.dense.weight" in shapes,
+        "use_pooler": has_pooler(config, shapes),
         "use_mask_token": "embeddings.mask_token" in shapes,
     }
+
+
+def has_pooler(config: Config, shapes: Shapes) -> bool:
+    """Whether there is a pooler.
+
+    Raises:
+        ValueError: if it is none of ours.
+    """
+    activation = config.get("pooler_act", "tanh")
+    sizes = config.get("hidden_size"), config.get("pooler_output_size")
+    if "pooler.dense.weight" not in shapes:
+        return False
+    if activation != "tanh" or sizes[1] not in (None, sizes[0]):
+        raise ValueError(
+            f"The pooler has pooler_act={activation!r} and pooler_output_size={sizes[1]}, but only 'tanh' and "
+            f"hidden_size={sizes[0]} are known here. Leave the pooler out: save the model with add_pooling_layer=False."
+        )
+    return True
 
 
 VIT = Family(
@@ -48,6 +70,7 @@ VIT = Family(
     keys=KEYS,
     configure=configure,
     prefixes=("vit.",),
-    dropped={r"decoder\..*": "the decoder of masked image modelling"},
+    dropped=PIXEL_DECODER,
+    without_effect=("encoder_stride",),
     outputs="hidden states, pooled, logits",
 )

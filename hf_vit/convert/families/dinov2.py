@@ -1,0 +1,82 @@
+"""DINOv2 of transformers, without and with registers (https://arxiv.org/abs/2304.07193, 2309.16588)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from ..family import Config, Family, Shapes, is_classifier, transformers_fields
+from ..key_map import KeyMap, Made, Reshaped
+from .vit import ATTENTION
+from .vit import KEYS as VIT_KEYS
+
+
+def gate(stacked: Tensor) -> Tensor:
+    """The branch of SwiGLU that is activated, the upper half of (2·M, …)."""
+    return stacked.chunk(2)[0]
+
+
+def up(stacked: Tensor) -> Tensor:
+    """The other branch of SwiGLU, the lower half of (2·M, …)."""
+    return stacked.chunk(2)[1]
+
+
+KEYS: KeyMap = {
+    **{name: rule for name, rule in VIT_KEYS.items() if "encoder" not in name and "pooler" not in name},
+    "embeddings.mask_token": Reshaped(("embeddings.mask_token",)),
+    "embeddings.register_tokens": "embeddings.register_tokens",
+    "encoder.layers.*.norm1": "encoder.layer.*.norm1",
+    **ATTENTION,
+    "encoder.layers.*.layer_scale1.scale": "encoder.layer.*.layer_scale1.lambda1",
+    "encoder.layers.*.norm2": "encoder.layer.*.norm2",
+    "encoder.layers.*.mlp.fc1": "encoder.layer.*.mlp.fc1",
+    "encoder.layers.*.mlp.fc2": "encoder.layer.*.mlp.fc2",
+    "encoder.layers.*.mlp.gate": Made(("encoder.layer.*.mlp.weights_in",), gate),
+    "encoder.layers.*.mlp.up": Made(("encoder.layer.*.mlp.weights_in",), up),
+    "encoder.layers.*.mlp.down": "encoder.layer.*.mlp.weights_out",
+    "encoder.layers.*.layer_scale2.scale": "encoder.layer.*.layer_scale2.lambda1",
+}
+
+
+def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Dinov2Config; its classifier takes the CLS token and the mean of the patches."""
+    fields = transformers_fields(config, patch_size=14, layerscale_value=1.0)
+    intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
+    if config.get("use_swiglu_ffn", False):
+        intermediate_size = (int(intermediate_size * 2 / 3) + 7) // 8 * 8
+        fields |= {"use_gated_mlp": True, "hidden_act": "silu"}
+    return {
+        **fields,
+        "intermediate_size": intermediate_size,
+        "use_mask_token": "embeddings.mask_token" in shapes,
+        "pooling": "cls_mean" if is_classifier(config) else "cls",
+    }
+
+
+def configure_with_registers(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Dinov2WithRegistersConfig."""
+    return {
+        **configure({"patch_size": 16, **config}, shapes),
+        "num_register_tokens": config.get("num_register_tokens", 4),
+        "position_antialias": True,
+    }
+
+
+DINOV2 = Family(
+    name="DINOv2",
+    source="transformers `dinov2`",
+    model_types=("dinov2",),
+    keys=KEYS,
+    configure=configure,
+    prefixes=("dinov2.",),
+    without_effect=("use_mask_token",),  # the weights tell
+    outputs="hidden states, pooled, logits, feature maps",
+)
+DINOV2_WITH_REGISTERS = Family(
+    name="DINOv2 with registers",
+    source="transformers `dinov2_with_registers`",
+    model_types=("dinov2_with_registers",),
+    keys=KEYS,
+    configure=configure_with_registers,
+    prefixes=("dinov2_with_registers.",),
+    outputs="hidden states, pooled, logits, feature maps",
+)
