@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.convert.families import FAMILIES
-from hf_vit.convert.loading import convert_checkpoint, find_family
+from hf_vit.convert.family import Family
+from hf_vit.convert.key_map import convert_weights, strip_prefix
+from hf_vit.convert.loading import convert_checkpoint, is_configured
 from hf_vit.convert.source import open_source
+from hf_vit.convert.weights import Weights
 
 from .helpers import MODEL_CLASSES
 from .references import assert_close, draw_weights
@@ -33,6 +36,8 @@ SHAPE: dict[str, Any] = {
     "layer_norm_eps": 1e-3,
 }
 DINOV2 = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
+SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
+TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 9}
 LABELS = {"num_labels": 5}
 MASK = torch.zeros(2, 64, dtype=torch.bool).index_fill(1, torch.tensor([1, 5, 6]), True)
 NATIVE, OTHER = (32, 32), (24, 48)
@@ -50,6 +55,7 @@ class Case:
         inputs: Makes the source's inputs from images (B, C, H, W).
         sizes: Heights and widths that the source takes.
         part: The part of the source that ours stands for.
+        unused: Regular expression of tensors that the outputs do not depend on.
     """
 
     build: Callable[[], nn.Module]
@@ -59,6 +65,7 @@ class Case:
     inputs: Callable[[Tensor], dict[str, Tensor]] = lambda images: {"pixel_values": images}
     sizes: tuple[tuple[int, int], ...] = (NATIVE, OTHER)
     part: Callable[[nn.Module], nn.Module] = lambda source: source
+    unused: str = ""
 
 
 def classifier(build: Callable[[], nn.Module], *others: str, **options: Any) -> Case:
@@ -72,6 +79,17 @@ def masked(images: Tensor) -> dict[str, Tensor]:
 def in_order(images: Tensor) -> dict[str, Tensor]:
     """MAE with nothing masked still shuffles the patches, by the order of the noise."""
     return {"pixel_values": images, "noise": torch.arange(images.shape[2] * images.shape[3] // 64).expand(2, -1)}
+
+
+def flattened(images: Tensor) -> dict[str, Tensor]:
+    """SigLIP 2 takes flattened patches, with the channels last."""
+    rows, columns = (side // 8 for side in images.shape[2:])
+    patches = images.unflatten(3, (columns, 8)).unflatten(2, (rows, 8)).permute(0, 2, 4, 3, 5, 1)
+    return {
+        "pixel_values": patches.flatten(3).flatten(1, 2),  # (B, N, 8 * 8 * C)
+        "pixel_attention_mask": torch.ones(2, rows * columns, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[rows, columns]] * 2),
+    }
 
 
 def mae(model_class: type[nn.Module]) -> nn.Module:
@@ -94,9 +112,7 @@ CASES: dict[str, Case] = {
         part=lambda source: source.vit,
     ),
     "DeiTModel": Case(lambda: hf.DeiTModel(hf.DeiTConfig(**SHAPE))),
-    "DeiTForImageClassification": classifier(
-        lambda: hf.DeiTForImageClassification(hf.DeiTConfig(**SHAPE, **LABELS))
-    ),
+    "DeiTForImageClassification": classifier(lambda: hf.DeiTForImageClassification(hf.DeiTConfig(**SHAPE, **LABELS))),
     "DeiTForImageClassificationWithTeacher": classifier(
         lambda: hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**SHAPE, **LABELS)),
         "cls_logits",
@@ -139,6 +155,7 @@ CASES: dict[str, Case] = {
         ),
         ("feature_maps",),
         HfViTBackbone,
+        unused="layernorm.*",
         **FREE,
     ),
     "Dinov2WithRegistersModel": Case(
@@ -148,7 +165,9 @@ CASES: dict[str, Case] = {
         **FREE,
     ),
     "Dinov2WithRegistersForImageClassification": classifier(
-        lambda: hf.Dinov2WithRegistersForImageClassification(hf.Dinov2WithRegistersConfig(**DINOV2, **LABELS)), **FREE
+        lambda: hf.Dinov2WithRegistersForImageClassification(hf.Dinov2WithRegistersConfig(**DINOV2, **LABELS)),
+        unused="embeddings.mask_token",
+        **FREE,
     ),
     "DINOv3ViTModel": Case(
         lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SHAPE, num_register_tokens=2, rope_theta=30.0)),
@@ -171,6 +190,48 @@ CASES: dict[str, Case] = {
         lambda: hf.DINOv3ViTBackbone(hf.DINOv3ViTConfig(**SHAPE, out_indices=[1, 2], num_register_tokens=2)),
         ("feature_maps",),
         HfViTBackbone,
+        unused="embeddings.mask_token",
+        **FREE,
+    ),
+    "CLIPVisionModel": Case(lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SHAPE)), ("pooler_output",)),
+    "CLIPVisionModelWithProjection": Case(
+        lambda: hf.CLIPVisionModelWithProjection(hf.CLIPVisionConfig(**SHAPE)),
+        ("pooler_output",),
+        part=lambda source: source.vision_model,
+    ),
+    "CLIPModel": Case(
+        lambda: hf.CLIPModel(hf.CLIPConfig(vision_config=SHAPE, text_config=TEXT)),
+        ("pooler_output",),
+        part=lambda source: source.vision_model,
+    ),
+    "CLIPForImageClassification": Case(
+        lambda: hf.CLIPForImageClassification(hf.CLIPConfig(vision_config=SHAPE, text_config=TEXT)),
+        ("pooler_output",),
+        part=lambda source: source.vision_model,
+    ),
+    "SiglipVisionModel": Case(lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SHAPE))),
+    "SiglipVisionModel, no head": Case(
+        lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SHAPE, vision_use_head=False)), ("last_hidden_state",)
+    ),
+    "SiglipModel": Case(
+        lambda: hf.SiglipModel(hf.SiglipConfig(vision_config=SHAPE, text_config=TEXT)),
+        part=lambda source: source.vision_model,
+    ),
+    "SiglipForImageClassification": classifier(
+        lambda: hf.SiglipForImageClassification(hf.SiglipConfig(vision_config=SHAPE, text_config=TEXT, **LABELS))
+    ),
+    "Siglip2VisionModel": Case(
+        lambda: hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**SIGLIP_2)), inputs=flattened, **FREE
+    ),
+    "Siglip2Model": Case(
+        lambda: hf.Siglip2Model(hf.Siglip2Config(vision_config=SIGLIP_2, text_config=TEXT)),
+        inputs=flattened,
+        part=lambda source: source.vision_model,
+        **FREE,
+    ),
+    "Siglip2ForImageClassification": classifier(
+        lambda: hf.Siglip2ForImageClassification(hf.Siglip2Config(vision_config=SIGLIP_2, text_config=TEXT, **LABELS)),
+        inputs=flattened,
         **FREE,
     ),
 }
@@ -242,17 +303,22 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     save_source(name, tmp_path, torch.float64)
     model = case.model_class.from_pretrained(tmp_path)
     before = run_ours(case, model, NATIVE, torch.float64)
-    tensors = load_file(tmp_path / "model.safetensors")
-    dropped = convert_checkpoint(open_source(tmp_path)).family.dropped
-    exempt = "|".join((*dropped, WITHOUT_EFFECT))
-    prefix = r"(vit\.|deit\.|vision_model\.)?"
+    converted = convert_checkpoint(open_source(tmp_path))
+    family, file = converted.family, tmp_path / "model.safetensors"
+    names = {name.removeprefix("model."): name for name in converted.weights}
+    expected = {name: tuple(converted.weights[ours].shape) for name, ours in names.items()}
+    exempt = "|".join((*family.dropped, WITHOUT_EFFECT, case.unused))
+    tensors = load_file(file)
     for key, tensor in tensors.items():
-        if re.fullmatch(f"{prefix}({exempt})", key) or not tensor.numel():
+        if re.fullmatch(exempt, strip_prefix(key, family.prefixes)) or not tensor.numel():
             continue
-        save_file({**tensors, key: 1.1 * tensor}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        weights = convert_checkpoint(open_source(tmp_path)).weights
-        prefixed = {f"model.{name}": weight for name, weight in weights.items()}
-        model.load_state_dict(prefixed if case.model_class is HfViTBackbone else weights)
+        save_file({**tensors, key: 1.1 * tensor}, file)
+        weights = convert_weights(
+            Weights([file]), family.keys, expected, prefixes=family.prefixes, dropped=family.dropped
+        )
+        with torch.no_grad():
+            for name in names:
+                (model.base_model if "classifier" not in name else model).get_parameter(name).copy_(weights[name])
         after = run_ours(case, model, NATIVE, torch.float64)
         change = max(float((after[key] - before[key]).abs().max() / before[key].abs().max()) for key in before)
         assert change > 1e-7, f"{key} hardly matters: {change}"
@@ -292,6 +358,10 @@ class Reads(dict[str, Any]):
         return super().__getitem__(name)
 
 
+def family_of(config: Mapping[str, Any]) -> Family:
+    return next(family for family in FAMILIES if is_configured(family, config))
+
+
 configs = pytest.mark.parametrize("model_type", sorted({t for family in FAMILIES for t in family.model_types}))
 
 
@@ -299,9 +369,12 @@ configs = pytest.mark.parametrize("model_type", sorted({t for family in FAMILIES
 def test_every_field_of_the_source_is_decided(model_type: str) -> None:
     theirs = hf.CONFIG_MAPPING[model_type]()
     config = Reads(json.loads(theirs.to_json_string(use_diff=False)))
-    family = find_family(config, model_type)
+    family = family_of(config)
     family.configure(config, {"pooler.dense.weight": (1, 1)})
-    own = {name for name in vars(theirs) if name not in vars(hf.PreTrainedConfig())} - {"stage_names", "_attn_implementation"}
+    own = {name for name in vars(theirs) if name not in vars(hf.PreTrainedConfig())} - {
+        "stage_names",
+        "_attn_implementation",
+    }
     undecided = {name.removeprefix("_") for name in own} - config.names - {*family.fixed, *family.without_effect}
     assert not undecided
 
@@ -309,7 +382,8 @@ def test_every_field_of_the_source_is_decided(model_type: str) -> None:
 @configs
 def test_defaults_are_those_of_the_source(model_type: str) -> None:
     full = json.loads(hf.CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
-    family = find_family(full, model_type)
+    full = {name: value for name, value in full.items() if name not in ("out_features", "out_indices")}
+    family = family_of(full)
     ours = [HfViTConfig(**family.configure(config, {})).to_dict() for config in (full, {"model_type": model_type})]
     assert ours[0] == ours[1]
 
@@ -323,6 +397,8 @@ def test_mae_with_a_mask_is_its_encoder_on_the_visible_patches(tmp_path: Path) -
     expected = source(images, noise=noise)
     kept = noise.argsort(dim=1)[:, :4]
     tokens = model.embeddings(images)
-    visible = torch.stack([own[torch.cat((torch.tensor([0]), 1 + index))] for own, index in zip(tokens, kept, strict=True)])
+    visible = torch.stack(
+        [own[torch.cat((torch.tensor([0]), 1 + index))] for own, index in zip(tokens, kept, strict=True)]
+    )
     assert_close(model.norm(model.encoder(visible)), expected.last_hidden_state, 1e-4, "visible patches")
     assert expected.mask.sum() == 24

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..configuration_hf_vit import HfViTConfig
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..modeling_hf_vit import HfViTPreTrainedModel
 from .key_map import KeyMap
 
 
@@ -14,15 +14,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 LABELS = ("id2label", "label2id", "problem_type")
 
 
-def is_classifier(config: Config) -> bool:
-    """Whether a model of transformers classifies, by the class name and the labels in its configuration."""
-    names = config.get("architectures") or [""]
-    return "ForImageClassification" in names[0] and config.get("id2label") != {}
-
-
-def model_or_classifier(config: Config) -> type[HfViTPreTrainedModel]:
-    """Returns our class of the same architecture as a model of transformers."""
-    return HfViTForImageClassification if is_classifier(config) else HfViTModel
+def is_classifier(shapes: Shapes) -> bool:
+    """Whether a model of transformers classifies."""
+    return "classifier.weight" in shapes
 
 
 def check_fixed(family: "Family", config: Config, name: str) -> None:
@@ -64,7 +58,7 @@ class Family:
     model_types: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     adapt: Callable[[Config, HfViTConfig, Shapes], KeyMap] = lambda config, ours, shapes: {}
-    model_class: Callable[[Config], type[HfViTPreTrainedModel]] | None = model_or_classifier
+    model_class: Callable[[Config], type[HfViTPreTrainedModel]] | None = None
     prefixes: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True

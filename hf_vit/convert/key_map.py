@@ -35,7 +35,7 @@ class Reshaped:
         order: Our dimensions in the order in which theirs run, where that differs.
     """
 
-    names: tuple[str]
+    names: tuple[str, ...]
     order: tuple[int, ...] | None = None
 
 

@@ -1,10 +1,12 @@
 """The published families, one file each."""
 
 from ..family import Family
+from .clip import CLIP
 from .deit import DEIT, DEIT_ONE_HEAD
 from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from .dinov3 import DINOV3
 from .ijepa import IJEPA
+from .siglip import SIGLIP, SIGLIP_2
 from .timm_vit import TIMM
 from .vit import VIT
 from .vit_mae import VIT_MAE
@@ -22,6 +24,9 @@ FAMILIES: tuple[Family, ...] = (
     DINOV2,
     DINOV2_WITH_REGISTERS,
     DINOV3,
+    CLIP,
+    SIGLIP,
+    SIGLIP_2,
     TIMM,
 )
 

@@ -48,14 +48,15 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         **fields,
         "intermediate_size": intermediate_size,
         "use_mask_token": "embeddings.mask_token" in shapes,
-        "pooling": "cls_mean" if is_classifier(config) else "cls",
+        "pooling": "cls_mean" if is_classifier(shapes) else "cls",
     }
 
 
 def configure_with_registers(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Dinov2WithRegistersConfig."""
     return {
-        **configure({"patch_size": 16, **config}, shapes),
+        **configure(config, shapes),
+        "patch_size": config.get("patch_size", 16),
         "num_register_tokens": config.get("num_register_tokens", 4),
         "position_antialias": True,
     }

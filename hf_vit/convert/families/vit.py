@@ -58,7 +58,7 @@ def has_pooler(config: Config, shapes: Shapes) -> bool:
     if activation != "tanh" or sizes[1] not in (None, sizes[0]):
         raise ValueError(
             f"The pooler has pooler_act={activation!r} and pooler_output_size={sizes[1]}, but only 'tanh' and "
-            f"hidden_size={sizes[0]} are known here. Leave the pooler out: save the model with add_pooling_layer=False."
+            f"hidden_size={sizes[0]} are known here. Save the model without it (add_pooling_layer=False)."
         )
     return True
 

@@ -9,7 +9,7 @@ from .vit import configure as configure_vit
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """ViTMSNConfig."""
-    return configure_vit({"layer_norm_eps": 1e-6, **config}, shapes)
+    return {**configure_vit(config, shapes), "layer_norm_eps": config.get("layer_norm_eps", 1e-6)}
 
 
 VIT_MSN = Family(
