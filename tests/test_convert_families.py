@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.convert.families import FAMILIES
+from hf_vit.convert.family import Family
 from hf_vit.convert.key_map import convert_weights, strip_prefix
-from hf_vit.convert.loading import convert_checkpoint, find_family
+from hf_vit.convert.loading import convert_checkpoint, is_configured
 from hf_vit.convert.source import open_source
 from hf_vit.convert.weights import Weights
 
@@ -357,6 +358,10 @@ class Reads(dict[str, Any]):
         return super().__getitem__(name)
 
 
+def family_of(config: Mapping[str, Any]) -> Family:
+    return next(family for family in FAMILIES if is_configured(family, config))
+
+
 configs = pytest.mark.parametrize("model_type", sorted({t for family in FAMILIES for t in family.model_types}))
 
 
@@ -364,7 +369,7 @@ configs = pytest.mark.parametrize("model_type", sorted({t for family in FAMILIES
 def test_every_field_of_the_source_is_decided(model_type: str) -> None:
     theirs = hf.CONFIG_MAPPING[model_type]()
     config = Reads(json.loads(theirs.to_json_string(use_diff=False)))
-    family = find_family(config, model_type)
+    family = family_of(config)
     family.configure(config, {"pooler.dense.weight": (1, 1)})
     own = {name for name in vars(theirs) if name not in vars(hf.PreTrainedConfig())} - {
         "stage_names",
@@ -378,7 +383,7 @@ def test_every_field_of_the_source_is_decided(model_type: str) -> None:
 def test_defaults_are_those_of_the_source(model_type: str) -> None:
     full = json.loads(hf.CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
     full = {name: value for name, value in full.items() if name not in ("out_features", "out_indices")}
-    family = find_family(full, model_type)
+    family = family_of(full)
     ours = [HfViTConfig(**family.configure(config, {})).to_dict() for config in (full, {"model_type": model_type})]
     assert ours[0] == ours[1]
 

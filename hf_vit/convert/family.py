@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..configuration_hf_vit import HfViTConfig
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..modeling_hf_vit import HfViTPreTrainedModel
 from .key_map import KeyMap
 
 
@@ -14,15 +14,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 LABELS = ("id2label", "label2id", "problem_type")
 
 
-def is_classifier(config: Config) -> bool:
-    """Whether a model of transformers classifies, by the class name and the labels in its configuration."""
-    names = config.get("architectures") or [""]
-    return "ForImageClassification" in names[0] and config.get("id2label") != {}
-
-
-def model_or_classifier(config: Config) -> type[HfViTPreTrainedModel]:
-    """Returns our class of the same architecture as a model of transformers."""
-    return HfViTForImageClassification if is_classifier(config) else HfViTModel
+def is_classifier(shapes: Shapes) -> bool:
+    """Whether a model of transformers classifies."""
+    return "classifier.weight" in shapes
 
 
 def check_fixed(family: "Family", config: Config, name: str) -> None:
@@ -43,13 +37,15 @@ class Family:
         name: Name of the family, as in the README.
         source: Library or files it comes from, as in the README.
         model_types: `model_type` in the config.json of transformers; empty for other formats.
+        marks: For files that come without config.json: names of tensors that all of them hold.
         keys: Our tensors to theirs.
-        configure: Makes the fields of `HfViTConfig` from their configuration and the shapes of their tensors, whose
-            names have their prefix taken off.
-        model_class: Our class of the same architecture.
+        adapt: What a checkpoint changes in `keys`, by its configuration, ours, and the shapes of its tensors.
+        configure: Makes the fields of `HfViTConfig` from their configuration (or, without one, from the fields that
+            the user gave) and the shapes of their tensors, whose names have their prefix taken off.
+        model_class: Our class of the same architecture; None: the classifier if the weights hold one.
         prefixes: What may stand before all of their names.
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
-        reads: Narrows `model_types` down, by the configuration.
+        reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         fixed: Fields of their configuration that we have for one value only, and that value.
         without_effect: Fields of their configuration that change no output: of other parts, or of training.
         outputs: What is equal to the source, as in the README.
@@ -63,7 +59,9 @@ class Family:
     keys: KeyMap
     configure: Callable[[Config, Shapes], dict[str, Any]]
     model_types: tuple[str, ...] = ()
-    model_class: Callable[[Config], type[HfViTPreTrainedModel]] = model_or_classifier
+    marks: tuple[str, ...] = ()
+    adapt: Callable[[Config, HfViTConfig, Shapes], KeyMap] = lambda config, ours, shapes: {}
+    model_class: Callable[[Config], type[HfViTPreTrainedModel]] | None = None
     prefixes: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True

@@ -1,7 +1,7 @@
 """Published checkpoints as our models."""
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -9,10 +9,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from ..configuration_hf_vit import HfViTConfig
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from .families import FAMILIES
-from .family import Config, Family, check_fixed
-from .key_map import convert_weights, strip_prefix
+from .family import Config, Family, Shapes, check_fixed
+from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source
 
 
@@ -44,8 +44,10 @@ def load_pretrained(model_class: type[Model], name_or_path: str | os.PathLike[st
     Args:
         model_class: Our class, of any task. What it has beyond the checkpoint starts fresh and is reported.
         name_or_path: Folder, file of weights, or name on the Hub.
-        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, where the files are on the Hub (`revision`,
-            `token`, …), and what `from_pretrained` takes beside (`dtype`, `device_map`, …).
+        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a lone file does not tell
+            (`num_attention_heads`, `image_size`, …); for a lone file of timm's the `architecture`, its name; where the
+            files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
+            `device_map`, …).
 
     Raises:
         ValueError: if the checkpoint is of no family that is known, or its tensors do not fit its configuration.
@@ -57,35 +59,56 @@ def load_pretrained(model_class: type[Model], name_or_path: str | os.PathLike[st
             "as arguments, such as image_size=384."
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
-    converted = convert_checkpoint(open_source(name_or_path, **hub))
     known = {field.name for field in fields(HfViTConfig)} | {"num_labels", "out_features", "out_indices"}
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
+    source = open_source(name_or_path, **hub)
+    if "architecture" in kwargs:
+        source = replace(source, config={"architecture": kwargs.pop("architecture"), **source.config})
+    converted = convert_checkpoint(source, **overrides)
     config = HfViTConfig.from_dict({**converted.config.to_dict(), **overrides})
     return model_class.from_pretrained(None, config=config, state_dict=converted.weights, **kwargs)
 
 
-def convert_checkpoint(source: Source) -> Converted:
+def convert_checkpoint(source: Source, **given: Any) -> Converted:
     """Carries a published checkpoint over, its architecture unchanged.
+
+    Args:
+        source: The checkpoint.
+        **given: Fields of `HfViTConfig` to go by where a file comes without config.json.
 
     Raises:
         ValueError: if it is of no family that is known, or its tensors do not fit its configuration.
     """
-    family = find_family(source.config, source.name)
+    family = find_family(source.config, source.name) if source.config else find_layout(source)
     check_fixed(family, source.config, source.name)
-    shapes = {strip_prefix(name, family.prefixes): shape for name, shape in source.weights.shapes.items()}
+    shapes = shapes_of(source, family)
+    theirs = source.config or given
     try:
-        config = HfViTConfig(**family.configure(source.config, shapes))
+        config = HfViTConfig(**family.configure(theirs, shapes))
     except StrictDataclassError as error:
         raise ValueError(f"The configuration of {source.name!r} does not fit: {error}") from error
-    model_class = family.model_class(source.config)
+    keys = {**family.keys, **family.adapt(theirs, config, shapes)}
+    model_class = class_by_weights(keys, shapes) if family.model_class is None else family.model_class(theirs)
     with torch.device("meta"):
         model = model_class(config)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     state = model.state_dict()
     expected = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in state.items()}
-    weights = convert_weights(source.weights, family.keys, expected, prefixes=family.prefixes, dropped=family.dropped)
+    weights = convert_weights(source.weights, keys, expected, prefixes=family.prefixes, dropped=family.dropped)
     named = {name: weights[name.removeprefix(prefix)] for name in state}
     return Converted(source.name, family, config, model_class, named)
+
+
+def shapes_of(source: Source, family: Family) -> Shapes:
+    """Returns the shapes of the tensors of a checkpoint, by their names in the layout of `family`."""
+    return {strip_prefix(name, family.prefixes): shape for name, shape in source.weights.shapes.items()}
+
+
+def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]:
+    """Returns our classifier if the weights hold one, else the model alone."""
+    rule = find_rule(keys, "classifier.weight")
+    has_classifier = rule is not None and set(names_of(rule)) <= shapes.keys()
+    return HfViTForImageClassification if has_classifier else HfViTModel
 
 
 def find_family(config: Config, name: str) -> Family:
@@ -95,10 +118,28 @@ def find_family(config: Config, name: str) -> Family:
         ValueError: if none of ours reads it.
     """
     for family in FAMILIES:
-        if config.get("model_type") in family.model_types and family.reads(config):
+        fits = not family.model_types or config.get("model_type") in family.model_types
+        if fits and not family.marks and family.reads(config):
             return family
     known = sorted({model_type for family in FAMILIES for model_type in family.model_types})
     raise ValueError(
         f"{name!r} has model type {config.get('model_type')!r} ({', '.join(config.get('architectures') or [])}), "
         f"which is no plain ViT that is known here. Known are: {', '.join(known)}."
+    )
+
+
+def find_layout(source: Source) -> Family:
+    """Returns the family that a lone file of weights belongs to, by the names in it.
+
+    Raises:
+        ValueError: if none of ours has that layout.
+    """
+    layouts = [family for family in FAMILIES if family.marks]
+    for family in layouts:
+        if set(family.marks) <= shapes_of(source, family).keys():
+            return family
+    known = [f"{family.name} ({', '.join(family.marks)})" for family in layouts]
+    raise ValueError(
+        f"{source.name!r} comes without config.json, and its tensors are of no layout that is known here: "
+        f"{', '.join(list(source.weights.shapes)[:6])}, … Known are, by names in them: {'; '.join(known)}."
     )

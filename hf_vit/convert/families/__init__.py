@@ -7,6 +7,7 @@ from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from .dinov3 import DINOV3
 from .ijepa import IJEPA
 from .siglip import SIGLIP, SIGLIP_2
+from .timm_vit import TIMM
 from .vit import VIT
 from .vit_mae import VIT_MAE
 from .vit_msn import VIT_MSN
@@ -26,6 +27,7 @@ FAMILIES: tuple[Family, ...] = (
     CLIP,
     SIGLIP,
     SIGLIP_2,
+    TIMM,
 )
 
 # What models are exported to, by the name that the user gives.

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from ...modeling_hf_vit import HfViTModel
 from ..family import LABELS, Config, Family, Shapes, transformers_fields
 from ..key_map import Joined, KeyMap, Reshaped, Zeros
 
@@ -72,7 +71,6 @@ CLIP = Family(
     model_types=("clip", "clip_vision_model"),
     keys=KEYS,
     configure=configure,
-    model_class=lambda config: HfViTModel,
     prefixes=("vision_model.",),
     dropped={**OTHER_PARTS, r"classifier\..*": "it takes the mean of patches without the final norm"},
     without_effect=OTHER_FIELDS,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..family import Config, Family, Shapes, is_classifier
+from ..family import Config, Family, Shapes
 from ..key_map import KeyMap, Made
 from .vit import KEYS, PIXEL_DECODER
 from .vit import configure as configure_vit
@@ -49,7 +49,7 @@ def configure_one_head(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 def has_one_head(config: Config) -> bool:
     """Whether the model classifies by its CLS token only."""
-    return is_classifier(config) and "WithTeacher" not in config["architectures"][0]
+    return config.get("architectures") == ["DeiTForImageClassification"]
 
 
 DEIT_ONE_HEAD = Family(

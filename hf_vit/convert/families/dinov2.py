@@ -36,7 +36,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         **fields,
         "intermediate_size": intermediate_size,
         "use_mask_token": "embeddings.mask_token" in shapes,
-        "pooling": "cls_mean" if is_classifier(config) else "cls",
+        "pooling": "cls_mean" if is_classifier(shapes) else "cls",
     }
 
 

@@ -34,7 +34,7 @@ DROPPED = {**OTHER_PARTS, r"head\..*": "the classifier does without the attentio
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """SiglipConfig or SiglipVisionConfig; their classifier takes the mean of the patches."""
-    has_attention = tower_of(config).get("vision_use_head", True) and not is_classifier(config)
+    has_attention = tower_of(config).get("vision_use_head", True) and not is_classifier(shapes)
     return {
         **tower_fields(config, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
         "use_cls_token": False,

@@ -1,0 +1,201 @@
+"""The layout `blocks.0.attn.qkv`, which timm and the code of DINO, DeiT, MAE, DINOv2 and DINOv3 share."""
+
+from collections.abc import Mapping
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...configuration_hf_vit import HfViTConfig, to_pair
+from ..family import Shapes
+from ..key_map import KeyMap, Made, Zeros
+
+
+BLOCK = "encoder.layers.*"
+
+
+def part(index: int, count: int, tensor: Tensor) -> Tensor:
+    """Returns part number `index` of `count` equal parts of `tensor` along the first dimension, in its own memory."""
+    return tensor.chunk(count)[index].clone()
+
+
+def as_token(tensor: Tensor) -> Tensor:
+    """Returns a token (D,) or (1, D) as (1, 1, D)."""
+    return tensor.reshape(1, 1, -1)
+
+
+def halves(name: str) -> KeyMap:
+    """Our two branches of a gated MLP from their one layer `name`, the gate first."""
+    return {
+        f"{BLOCK}.mlp.gate": Made((f"blocks.*.mlp.{name}",), partial(part, 0, 2)),
+        f"{BLOCK}.mlp.up": Made((f"blocks.*.mlp.{name}",), partial(part, 1, 2)),
+    }
+
+
+KEYS: KeyMap = {
+    "embeddings.cls_token": "cls_token",
+    "embeddings.distillation_token": "dist_token",
+    "embeddings.register_tokens": "reg_token",
+    "embeddings.mask_token": Made(("mask_token",), as_token),
+    "embeddings.position_embeddings": "pos_embed",
+    "embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "pre_norm": "norm_pre",
+    f"{BLOCK}.norm1": "blocks.*.norm1",
+    f"{BLOCK}.attention.qkv": "blocks.*.attn.qkv",
+    f"{BLOCK}.attention.query_bias": "blocks.*.attn.q_bias",
+    f"{BLOCK}.attention.value_bias": "blocks.*.attn.v_bias",
+    f"{BLOCK}.attention.query_norm": "blocks.*.attn.q_norm",
+    f"{BLOCK}.attention.key_norm": "blocks.*.attn.k_norm",
+    f"{BLOCK}.attention.projection": "blocks.*.attn.proj",
+    f"{BLOCK}.layer_scale1.scale": "blocks.*.ls1.gamma",
+    f"{BLOCK}.norm2": "blocks.*.norm2",
+    f"{BLOCK}.mlp.fc1": "blocks.*.mlp.fc1",
+    f"{BLOCK}.mlp.fc2": "blocks.*.mlp.fc2",
+    f"{BLOCK}.layer_scale2.scale": "blocks.*.ls2.gamma",
+    "norm": "norm",
+    "attention_pooling.probe": "attn_pool.latent",
+    "attention_pooling.query": "attn_pool.q",
+    "attention_pooling.key_value": "attn_pool.kv",
+    "attention_pooling.projection": "attn_pool.proj",
+    "attention_pooling.norm": "attn_pool.norm",
+    "attention_pooling.mlp.fc1": "attn_pool.mlp.fc1",
+    "attention_pooling.mlp.fc2": "attn_pool.mlp.fc2",
+    "classifier": "head",
+    "distillation_classifier": "head_dist",
+}
+# What changes in the key map where a tensor is there.
+DIALECTS: Mapping[str, KeyMap] = {
+    "fc_norm.weight": {"norm": "fc_norm"},
+    "register_tokens": {"embeddings.register_tokens": "register_tokens"},
+    "storage_tokens": {"embeddings.register_tokens": "storage_tokens"},
+    "blocks.0.gamma_1": {
+        f"{BLOCK}.layer_scale1.scale": "blocks.*.gamma_1",
+        f"{BLOCK}.layer_scale2.scale": "blocks.*.gamma_2",
+    },
+    # The bias of the key is there, but masked.
+    "blocks.0.attn.qkv.bias_mask": {
+        f"{BLOCK}.attention.query_bias": Made(("blocks.*.attn.qkv.bias",), partial(part, 0, 3)),
+        f"{BLOCK}.attention.value_bias": Made(("blocks.*.attn.qkv.bias",), partial(part, 2, 3)),
+    },
+    "blocks.0.mlp.fc1.weight": {**halves("fc1"), f"{BLOCK}.mlp.down": "blocks.*.mlp.fc2"},
+    "blocks.0.mlp.fc1_g.weight": {
+        f"{BLOCK}.mlp.gate": "blocks.*.mlp.fc1_g",
+        f"{BLOCK}.mlp.up": "blocks.*.mlp.fc1_x",
+        f"{BLOCK}.mlp.down": "blocks.*.mlp.fc2",
+    },
+    "blocks.0.mlp.w12.weight": {**halves("w12"), f"{BLOCK}.mlp.down": "blocks.*.mlp.w3"},
+    "blocks.0.mlp.w1.weight": {
+        f"{BLOCK}.mlp.gate": "blocks.*.mlp.w1",
+        f"{BLOCK}.mlp.up": "blocks.*.mlp.w2",
+        f"{BLOCK}.mlp.down": "blocks.*.mlp.w3",
+    },
+}
+REGISTERS = ("reg_token", "register_tokens", "storage_tokens")
+
+
+def adapt(config: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns what the tensors that are there change in the key map."""
+    keys: dict[str, Any] = {}
+    for name, dialect in DIALECTS.items():
+        if name in shapes:
+            keys.update(dialect)
+    if config.use_pre_layernorm and "patch_embed.proj.bias" not in shapes:  # the norm that follows makes up for it
+        keys["embeddings.patch_embeddings.projection.bias"] = Zeros()
+    if has_register_positions(shapes, config.grid_size):
+        first = config.num_prefix_positions
+        stop = first + config.num_register_tokens
+        keys["embeddings.register_tokens"] = Made(("reg_token", "pos_embed"), partial(add_positions, first))
+        keys["embeddings.position_embeddings"] = Made(("pos_embed",), partial(without_rows, first, stop))
+    return keys
+
+
+def add_positions(first: int, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Returns registers with their positions, which start at row `first` of the table, added for good."""
+    return tokens + positions[:, first : first + tokens.shape[1]]
+
+
+def without_rows(first: int, stop: int, positions: Tensor) -> Tensor:
+    """Returns a position table (1, rows, D) without the rows from `first` up to but without `stop`."""
+    return torch.cat((positions[:, :first], positions[:, stop:]), dim=1)
+
+
+def has_register_positions(shapes: Shapes, grid: tuple[int, int]) -> bool:
+    """Tells whether the position table has rows for the registers too."""
+    if "pos_embed" not in shapes or "reg_token" not in shapes:
+        return False
+    return shapes["pos_embed"][1] - grid[0] * grid[1] == _num_tokens(shapes) + shapes["reg_token"][1]
+
+
+def _num_tokens(shapes: Shapes) -> int:
+    return ("cls_token" in shapes) + ("dist_token" in shapes)
+
+
+def shape_fields(shapes: Shapes, image_size: int | list[int] | None) -> dict[str, Any]:
+    """Returns the fields of `HfViTConfig` that the shapes of the tensors tell.
+
+    Args:
+        shapes: Their shapes by name.
+        image_size: Height and width in pixels, where they are known; else the position table is taken as square.
+
+    Raises:
+        ValueError: if the position table fits no image size.
+    """
+    width, channels, *patch = shapes["patch_embed.proj.weight"]
+    down = next(name for name in ("fc2", "w3") if f"blocks.0.mlp.{name}.weight" in shapes)
+    intermediate = shapes[f"blocks.0.mlp.{down}.weight"][1]
+    up = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0]
+    gated = up != intermediate
+    is_layer_norm = "blocks.0.norm1.bias" in shapes
+    has_split_bias = "blocks.0.attn.q_bias" in shapes or "blocks.0.attn.qkv.bias_mask" in shapes
+    fields = {
+        "hidden_size": width,
+        "num_channels": channels,
+        "patch_size": patch[0] if patch[0] == patch[1] else patch,
+        "num_hidden_layers": 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")),
+        "intermediate_size": intermediate,
+        "use_gated_mlp": gated,
+        "hidden_act": "silu" if gated else "gelu",
+        "mlp_bias": f"blocks.0.mlp.{down}.bias" in shapes,
+        "qkv_bias": has_split_bias or "blocks.0.attn.qkv.bias" in shapes,
+        "key_bias": not has_split_bias,
+        "proj_bias": "blocks.0.attn.proj.bias" in shapes,
+        "use_qk_norm": "blocks.0.attn.q_norm.weight" in shapes,
+        "norm_type": "layernorm" if is_layer_norm else "rmsnorm",
+        "layerscale_value": 1e-5 if {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & shapes.keys() else None,
+        "use_pre_layernorm": "norm_pre.weight" in shapes,
+        "norm_after_pooling": "fc_norm.weight" in shapes,
+        "use_cls_token": "cls_token" in shapes,
+        "use_distillation_token": "dist_token" in shapes,
+        "num_register_tokens": next((shapes[name][1] for name in REGISTERS if name in shapes), 0),
+    }
+    if "head.weight" in shapes:
+        fields["num_labels"] = shapes["head.weight"][0]
+    return {**fields, **position_fields(shapes, patch, image_size)}
+
+
+def position_fields(shapes: Shapes, patch: list[int], image_size: int | list[int] | None) -> dict[str, Any]:
+    """Returns the fields that say where the learned position table, if any, has rows; see `shape_fields`."""
+    if "pos_embed" not in shapes:
+        return {"position_embedding_type": "none", "image_size": image_size or 224}
+    rows = shapes["pos_embed"][1]
+    tokens = _num_tokens(shapes)
+    counts = (0, tokens, tokens + shapes.get("reg_token", (1, 0))[1])  # rows that may come before the patches
+    if image_size is None:
+        side = next((isqrt(rows - count) for count in counts if isqrt(rows - count) ** 2 == rows - count), 0)
+        image_size = [side * patch[0], side * patch[1]]
+    height, width = to_pair(image_size)
+    extra = rows - (height // patch[0]) * (width // patch[1])
+    if extra not in counts:
+        raise ValueError(
+            f"The position table has {rows} rows, which image_size={image_size} with patches of {patch} pixels does "
+            "not explain. Give the height and width that the weights are made for as image_size=(height, width)."
+        )
+    # Patches of 14 pixels leave a rest of 384: it is cut off.
+    height, width = height // patch[0] * patch[0], width // patch[1] * patch[1]
+    return {
+        "position_embedding_type": "learned",
+        "image_size": height if height == width else [height, width],
+        "prefix_has_position": extra > 0,
+    }

@@ -1,0 +1,151 @@
+"""The plain ViTs of timm (https://github.com/huggingface/pytorch-image-models), without timm."""
+
+import re
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...configuration_hf_vit import HfViTConfig
+from ..family import Config, Family, Shapes
+from ..key_map import KeyMap, Made
+from . import block_layout
+from .block_layout import BLOCK, KEYS, shape_fields
+from .timm_architectures import COLUMNS_FIRST, INTERLEAVED, check, facts
+
+
+POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
+# Arguments that models may be built with: those that are fields of ours, and those that the tensors tell as well.
+RENAMED_ARGUMENTS = {
+    "num_heads": "num_attention_heads",
+    "drop_path_rate": "drop_path_rate",
+    "attn_drop_rate": "attention_probs_dropout_prob",
+    "init_values": "layerscale_value",
+    "rope_temperature": "rope_theta",
+    "ref_feat_shape": "rope_grid_size",
+}
+# fmt: off
+TOLD_ARGUMENTS = (
+    "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "mlp_ratio",
+    "qkv_bias", "qk_norm", "proj_bias", "class_token", "reg_tokens", "num_reg_tokens", "no_embed_class",
+    "pre_norm", "use_pre_transformer_norm", "fc_norm", "use_fc_norm", "dynamic_img_size", "dynamic_img_pad",
+    "drop_rate", "weight_init", "fix_init", "swiglu_mlp", "swiglu_align_to", "use_abs_pos_emb",
+)
+# fmt: on
+
+
+def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Architecture by name, arguments it was built with, and shapes."""
+    architecture = config["architecture"]
+    check(architecture)
+    check_classes(config, shapes)
+    given = config.get("model_args") or {}
+    published = config.get("pretrained_cfg") or {}
+    input_size = published.get("input_size") or config.get("input_size") or (3, None, None)
+    image_size = given.get("img_size") or (list(input_size[1:]) if input_size[1] else None)
+    fields = shape_fields(shapes, image_size)
+    fields.update(facts(architecture, fields["hidden_size"]))
+    fields.update(argument_fields(architecture, given))
+    if "rope_coordinates" in fields:
+        has_table = fields["position_embedding_type"] == "learned"
+        fields["position_embedding_type"] = "learned+rotary" if has_table else "rotary"
+    pool = given.get("global_pool") or config.get("global_pool") or default_pool(architecture, shapes)
+    if pool not in POOLINGS:
+        raise ValueError(
+            f"The model pools its tokens by global_pool={pool!r}. Known are {', '.join(POOLINGS)}; for tokens alone "
+            "set one of them in its config.json and take last_hidden_state."
+        )
+    return {**fields, **label_fields(config), "pooling": POOLINGS[pool], "position_antialias": True}
+
+
+def default_pool(architecture: str, shapes: Shapes) -> str:
+    """Returns how timm's class pools where config.json does not say."""
+    if "attn_pool.latent" in shapes:
+        return "map"
+    return "token" if "cls_token" in shapes and "_dinov3" not in architecture else "avg"
+
+
+def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
+    """Returns what arguments that the model was built with say beyond its name and shapes.
+
+    Raises:
+        ValueError: if there is one whose effect is not known.
+    """
+    fields = {ours: arguments[name] for name, ours in RENAMED_ARGUMENTS.items() if arguments.get(name) is not None}
+    unknown = arguments.keys() - RENAMED_ARGUMENTS.keys() - set(TOLD_ARGUMENTS) - {"act_layer", "norm_layer"}
+    activation, norm = arguments.get("act_layer"), arguments.get("norm_layer")
+    if unknown or activation not in (None, *ACTIVATIONS) or norm not in (None, "layernorm", "rmsnorm"):
+        raise ValueError(
+            f"timm's {architecture!r} was built with model_args={dict(arguments)}, of which "
+            f"{', '.join(sorted(unknown)) or f'act_layer={activation!r}, norm_layer={norm!r}'} is not known here."
+        )
+    if activation is not None:
+        fields["hidden_act"] = ACTIVATIONS[activation]
+    return fields
+
+
+def check_classes(config: Config, shapes: Shapes) -> None:
+    """Raises `ValueError` where config.json and the classifier of the weights do not agree."""
+    there = shapes.get("head.weight", (0,))[0]
+    if config.get("num_classes", there) != there:
+        raise ValueError(
+            f"config.json says num_classes={config['num_classes']}, but the classifier in the weights has {there}. "
+            "The files are of two models, or incomplete."
+        )
+
+
+def label_fields(config: Config) -> dict[str, Any]:
+    """Returns the names of the classes, in words where config.json has them."""
+    names = config.get("label_names") or (config.get("pretrained_cfg") or {}).get("label_names")
+    if not names:
+        return {}
+    words = config.get("label_descriptions") or {}
+    numbered = names.items() if isinstance(names, dict) else enumerate(names)
+    id2label = {int(number): words.get(name, name) for number, name in numbered}
+    return {"id2label": id2label, "label2id": {name: number for number, name in id2label.items()}}
+
+
+def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns what tensors and architecture change in the key map."""
+    keys = dict(block_layout.adapt(ours, shapes))
+    architecture = config["architecture"]
+    if "rotary" in ours.position_embedding_type and re.fullmatch(INTERLEAVED, architecture):
+        head_size = ours.hidden_size // ours.num_attention_heads
+        order = half_order(head_size, columns_first=bool(re.fullmatch(COLUMNS_FIRST, architecture)))
+        turn = partial(reorder_heads, order, ours.hidden_size)
+        keys[f"{BLOCK}.attention.qkv"] = Made(("blocks.*.attn.qkv",), turn)
+        keys[f"{BLOCK}.attention.query_bias"] = Made(("blocks.*.attn.q_bias",), turn)
+    return keys
+
+
+def half_order(head_size: int, columns_first: bool) -> Tensor:
+    """Returns where each channel of our heads stands in theirs, (d,) int64.
+
+    Ours turn channel j together with j + d/2, the first d/4 of them by rows and the others by columns. Theirs turn 2j
+    together with 2j + 1.
+    """
+    pairs = torch.arange(0, head_size, 2)  # (d/2,)
+    if columns_first:
+        pairs = pairs.roll(head_size // 4)
+    return torch.cat((pairs, pairs + 1))
+
+
+def reorder_heads(order: Tensor, width: int, tensor: Tensor) -> Tensor:
+    """Puts the channels of each head of query and key, (2·D or less, …), in another order, and leaves the value."""
+    turned = tensor[: 2 * width].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
+    return torch.cat((turned, tensor[2 * width :]))
+
+
+TIMM = Family(
+    name="plain ViTs of timm",
+    source="timm `vit_*`, `deit*`, `flexivit_*`",
+    reads=lambda config: "model_type" not in config and "architecture" in config,
+    keys=KEYS,
+    adapt=adapt,
+    configure=configure,
+    model_class=None,
+    dropped={r"attn_pool\..*": "the attention pooling of SigLIP, where the model takes the mean instead"},
+    outputs="last hidden state, pooled, logits",
+)
