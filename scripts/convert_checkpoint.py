@@ -27,7 +27,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", nargs="?", help="folder, file of weights, or name on the Hub")
     parser.add_argument("output", nargs="?", type=Path, help="new folder")
-    parser.add_argument("--to", choices=list(convert.EXPORTS), help="layout to export one of our own models to")
+    parser.add_argument("--to", choices=list(convert.LAYOUTS), help="layout to export one of our own models to")
     parser.add_argument("--task", choices=list(TASKS), help="what to save it for (default: what it was trained for)")
     parser.add_argument("--config_overrides", type=json.loads, default={}, help="fields that differ, as JSON")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as is)")

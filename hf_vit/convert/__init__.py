@@ -1,8 +1,9 @@
 """Published checkpoints of other libraries: in, checked, and out again."""
 
 from .export import export_checkpoint
-from .families import EXPORTS, FAMILIES
+from .families import FAMILIES
 from .image_processor import read_image_processor_file
+from .layouts import LAYOUTS
 from .loading import Converted, convert_checkpoint, load_pretrained
 from .model_card import write_conversion_card
 from .new_folder import new_folder
@@ -13,8 +14,8 @@ from .table import families_table
 
 
 __all__ = [
-    "EXPORTS",
     "FAMILIES",
+    "LAYOUTS",
     "Converted",
     "OutputParity",
     "Source",

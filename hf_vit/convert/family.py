@@ -49,9 +49,6 @@ class Family:
         fixed: Fields of their configuration that we have for one value only, and that value.
         without_effect: Fields of their configuration that change no output: of other parts, or of training.
         outputs: What is equal to the source, as in the README.
-        restore: The way back of `configure`: their config.json from our configuration and class, as good as it can be
-            told there. None where nothing is exported.
-        head_prefix: What stands before the names of the base model in a model with a head.
     """
 
     name: str
@@ -68,8 +65,6 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
     outputs: str = ""
-    restore: Callable[[HfViTConfig, bool], dict[str, Any]] | None = None
-    head_prefix: str = ""
 
 
 # Fields that the configurations of transformers' plain ViTs and ours share, names and all

@@ -75,6 +75,7 @@ MODEL_CLASSES = {
 }
 
 HONOURED = {
+    "num_channels",  # of ours, where one was exported
     "do_resize",
     "size",
     "default_to_square",

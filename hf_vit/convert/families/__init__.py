@@ -30,7 +30,4 @@ FAMILIES: tuple[Family, ...] = (
     TIMM,
 )
 
-# What models are exported to, by the name that the user gives.
-EXPORTS: dict[str, Family] = {"vit": VIT}
-
-__all__ = ["EXPORTS", "FAMILIES"]
+__all__ = ["DEIT", "DINOV2", "DINOV2_WITH_REGISTERS", "FAMILIES", "TIMM", "VIT"]

@@ -5,8 +5,7 @@ DeiT, MAE, MSN, I-JEPA and DINOv2 of transformers share its names.
 
 from typing import Any
 
-from ...configuration_hf_vit import HfViTConfig
-from ..family import Config, Family, Shapes, common_fields, transformers_fields
+from ..family import Config, Family, Shapes, transformers_fields
 from ..key_map import Joined, KeyMap
 
 
@@ -64,15 +63,6 @@ def has_pooler(config: Config, shapes: Shapes) -> bool:
     return True
 
 
-def restore(config: HfViTConfig, has_head: bool) -> dict[str, Any]:
-    """The config.json of a ViTModel, or of a ViTForImageClassification."""
-    return {
-        "model_type": "vit",
-        "architectures": ["ViTForImageClassification" if has_head else "ViTModel"],
-        **common_fields(config),
-    }
-
-
 VIT = Family(
     name="ViT",
     source="transformers `vit`",
@@ -83,6 +73,4 @@ VIT = Family(
     dropped=PIXEL_DECODER,
     without_effect=("encoder_stride",),
     outputs="hidden states, pooled, logits",
-    restore=restore,
-    head_prefix="vit.",
 )
