@@ -1,8 +1,6 @@
 """Checkpoints of timm: every plain architecture by name, and equal outputs at small size."""
 
-import copy
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,8 @@ from hf_vit.convert.families.timm_vit import TIMM
 from hf_vit.convert.loading import convert_checkpoint
 from hf_vit.convert.source import Source
 
-from .references import assert_close, draw_weights
+from .references import draw_weights
+from .timm_models import SMALL, assert_equals_timm
 
 
 NAMES = ("vit_*", "deit*", "flexivit_*", "test_vit*", "eva_large_*")
@@ -128,15 +127,6 @@ def assert_same_rotation(config: HfViTConfig, theirs: nn.Module, architecture: s
         assert rope.ref_feat_shape in (None, config.rotary_grid_size)
 
 
-SMALL = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 32,
-    "depth": 2,
-    "num_heads": 4,
-    "num_classes": 5,
-    "dynamic_img_size": True,
-}
 # Every kind of model: an architecture, and arguments beside `SMALL`.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("vit_base_patch16_224", {}),
@@ -177,31 +167,9 @@ def small_model(kind: str, **options: Any) -> nn.Module:
     return model
 
 
-def in_precision(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """`model` in `dtype`, the cosines of its rotary positions too."""
-    model = copy.deepcopy(model).to(dtype)
-    rope = getattr(model, "rope", None)
-    if rope is not None:
-        rope.get_embed = partial(type(rope).get_embed, rope, dtype=dtype)
-    return model
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_timm(kind: str, tmp_path: Path) -> None:
     theirs = small_model(kind).double()
     save_for_hf(theirs, tmp_path, safe_serialization=True)
     model_class = HfViTForImageClassification if theirs.num_classes else HfViTModel
-    height, width = theirs.patch_embed.img_size
-    # timm rounds the angles of DINOv3 to float32 at another place than transformers and ours, which agree to 1e-9.
-    rounding = 1e-6 if kind.startswith("DINOv3") else 1e-9
-    for dtype, tolerance in ((torch.float64, rounding), (torch.float32, 1e-5)):
-        reference, model = in_precision(theirs, dtype), model_class.from_pretrained(tmp_path, dtype=dtype).eval()
-        for size in ((height, width), (height - 8, 2 * width), (16, 16)):
-            images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype)
-            with torch.no_grad():
-                tokens = reference.forward_features(images)
-                expected, actual = reference(images), model(images)[0 if theirs.num_classes else 1]
-                base = model.model if theirs.num_classes else model
-                assert_close(base(images).last_hidden_state, tokens, tolerance, f"tokens at {size}")
-            assert tokens.std() >= 0.1
-            assert_close(actual, expected, tolerance, f"output at {size}")
+    assert_equals_timm(theirs, lambda dtype: model_class.from_pretrained(tmp_path, dtype=dtype))

@@ -118,14 +118,18 @@ def find_family(config: Config, name: str) -> Family:
         ValueError: if none of ours reads it.
     """
     for family in FAMILIES:
-        fits = not family.model_types or config.get("model_type") in family.model_types
-        if fits and not family.marks and family.reads(config):
+        if not family.marks and is_configured(family, config):
             return family
     known = sorted({model_type for family in FAMILIES for model_type in family.model_types})
     raise ValueError(
         f"{name!r} has model type {config.get('model_type')!r} ({', '.join(config.get('architectures') or [])}), "
         f"which is no plain ViT that is known here. Known are: {', '.join(known)}."
     )
+
+
+def is_configured(family: Family, config: Config) -> bool:
+    """Tells whether a config.json is of `family`."""
+    return (not family.model_types or config.get("model_type") in family.model_types) and family.reads(config)
 
 
 def find_layout(source: Source) -> Family:

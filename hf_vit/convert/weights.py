@@ -3,6 +3,8 @@
 import argparse
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -45,8 +47,7 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """Returns one tensor; of a safetensors file its memory is the file's, without a copy."""
-        tensor = self._tensors[name]
-        return torch.from_numpy(np.ascontiguousarray(tensor)) if isinstance(tensor, np.ndarray) else tensor[...]
+        return self._tensors[name][...]
 
     def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
         """Returns tensors that will be made into others, until `release` is called.
@@ -93,12 +94,37 @@ def _open_safetensors(file: Path) -> Any:
         ) from error
 
 
+@dataclass(frozen=True)
+class _NpzArray:
+    """An array in a `.npz` file, read where it is indexed."""
+
+    file: Path
+    name: str
+
+    def __getitem__(self, index: Any) -> Tensor:
+        with _readable(self.file), np.load(self.file, allow_pickle=False) as arrays:
+            return torch.from_numpy(np.ascontiguousarray(arrays[self.name]))[index]
+
+
 def _open_npz(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    with _readable(file), zipfile.ZipFile(file) as archive:
+        for entry in archive.namelist():
+            with archive.open(entry) as stream:
+                version = np.lib.format.read_magic(stream)
+                header = (
+                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                )
+                shape, _, dtype = header(stream)
+            name = entry.removesuffix(".npy")
+            if dtype.kind not in "fiub":
+                raise OSError(f"{str(file)!r} holds {name!r} of dtype {dtype}, which is no number that torch knows.")
+            yield name, shape, _NpzArray(file, name)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                array = arrays[name]
-                yield name, array.shape, array
+        yield
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
         raise OSError(f"{str(file)!r} is damaged or cut off: {error}. Download it again.") from error
 
