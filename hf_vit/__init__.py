@@ -15,7 +15,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
-from .convert import load_pretrained
+from .convert import read_published
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .modeling_hf_vit import (
@@ -38,7 +38,7 @@ AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
 AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
-HfViTPreTrainedModel._load_published = staticmethod(load_pretrained)
+HfViTPreTrainedModel._read_published = staticmethod(read_published)
 
 __version__ = "0.1.0"
 

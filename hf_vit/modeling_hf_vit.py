@@ -58,8 +58,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
     # Our losses are means over the batch, which the Trainer has to divide by its accumulation steps.
     accepts_loss_kwargs = False
-    # Opens checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
-    _load_published: ClassVar[Callable[..., Any] | None] = None
+    # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
+    _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
         """Checks the configuration once more: fields may have been set after it was built."""
@@ -120,27 +120,35 @@ class HfViTPreTrainedModel(PreTrainedModel):
         Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
         on the Hub, a folder or a file of weights. The table in the README says which.
 
+        Labels that differ (`num_labels=37`, `id2label={…}`) get a fresh head, which is reported. No other field given
+        as an argument may change the shape of a weight.
+
         Raises:
             ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
                 or on `use_safetensors=False`.
             OSError: if there is no such folder or repository, no weights in it, or a file is damaged.
         """
-        if pretrained_model_name_or_path is not None and not _is_ours(pretrained_model_name_or_path, **kwargs):
-            if cls._load_published is None:
+        name_or_path, new_labels = pretrained_model_name_or_path, {"num_labels", "id2label"} & kwargs.keys()
+        ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
+        if name_or_path is not None and not _is_ours(name_or_path, **kwargs):
+            if cls._read_published is None:
                 raise ValueError(
-                    f"{str(pretrained_model_name_or_path)!r} is a checkpoint of another library. With the package "
-                    f"hf-vit installed (pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
+                    f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
+                    f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
                 )
-            converted: Self = cls._load_published(cls, pretrained_model_name_or_path, *args, **kwargs)
-            return converted
+            name_or_path, kwargs = None, cls._read_published(name_or_path, **kwargs)
         if kwargs.get("use_safetensors") is False:
             raise ValueError(
                 "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
                 "as safetensors (model.save_pretrained) and leave use_safetensors alone."
             )
-        kwargs["use_safetensors"] = True
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        # The library's refusal of other shapes names none of them.
+        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, info = super().from_pretrained(name_or_path, *args, **kwargs)
+        if not ignores_mismatches:
+            prefix = f"{cls.base_model_prefix}." if new_labels and model.base_model is not model else ""
+            _check_shapes(info, prefix, pretrained_model_name_or_path)
         encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
         if pretrained_model_name_or_path is not None and encoder <= set(info["missing_keys"]):
             raise ValueError(
@@ -163,6 +171,20 @@ def _is_ours(name_or_path: str | os.PathLike[str], **kwargs: Any) -> bool:
         return False
     config, _ = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)
     return config.get("model_type") == HfViTConfig.model_type
+
+
+def _check_shapes(info: dict[str, Any], prefix: str, name_or_path: str | os.PathLike[str] | None) -> None:
+    """Raises `ValueError` if tensors whose names start with `prefix` had another shape in the checkpoint."""
+    wrong = [
+        f"{name} is {tuple(theirs)} there and {tuple(ours)} here"
+        for name, theirs, ours in sorted(info["mismatched_keys"])
+        if name.startswith(prefix)
+    ]
+    if wrong:
+        raise ValueError(
+            f"The weights of {str(name_or_path)!r} do not fit: {'; '.join(wrong[:6])}{', …' if wrong[6:] else ''}. "
+            "Leave out the fields that change these shapes."
+        )
 
 
 class HfViTPooler(nn.Module):

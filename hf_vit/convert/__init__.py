@@ -1,6 +1,6 @@
 """Published checkpoints of other libraries: in, checked, and out again."""
 
-from .loading import load_pretrained
+from .loading import read_published
 
 
-__all__ = ["load_pretrained"]
+__all__ = ["read_published"]

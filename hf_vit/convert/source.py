@@ -50,6 +50,8 @@ def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
         config = read_json(beside) if beside.is_file() else {}
         return Source(str(name_or_path), config, Weights([path]))
     config_file = cached_file(str(name_or_path), "config.json", **hub)
+    if config_file is None:
+        raise OSError(f"There is no config.json in {str(name_or_path)!r}. Give the folder or repository of a model.")
     return Source(str(name_or_path), read_json(Path(config_file)), Weights(find_weights(str(name_or_path), **hub)))
 
 
