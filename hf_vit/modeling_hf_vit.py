@@ -7,7 +7,7 @@ registers), L = P + N, D hidden size.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from .encoder_hf_vit import (
     HfViTLayerScale,
     make_norm,
 )
+from .geometry_hf_vit import ChannelMode, Size, apply_geometry
 from .task_classification import classification_loss
 
 
@@ -158,6 +159,61 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         loaded: Any = (model, info) if wants_info else model  # annotated as the library does
         return loaded
+
+    def get_position_embeddings(self) -> Tensor | None:
+        """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""
+        table: Tensor | None = self.base_model.embeddings.position_embeddings
+        return table
+
+    def resize_position_embeddings(self, new_image_size: Size) -> None:
+        """Makes `new_image_size`, in pixels, the native size, and resamples the position table to its grid.
+
+        Other sizes than the native one work without it, by resampling at each call. See `apply_geometry` for more.
+
+        Raises:
+            ValueError: if the size is not a multiple of the patch.
+        """
+        apply_geometry(self, image_size=new_image_size)
+
+    def resize_patch_embeddings(self, new_patch_size: Size) -> None:
+        """Resizes the patches, so that the model sees an image enlarged by the same factor much as it saw the image.
+
+        The image size stays, so the grid and its position table change. `apply_geometry` changes both sizes at once.
+
+        Raises:
+            ValueError: if the image size is not a multiple of `new_patch_size`, in pixels.
+        """
+        apply_geometry(self, patch_size=new_patch_size)
+
+    def resize_input_channels(self, num_channels: int, mode: ChannelMode = "repeat") -> None:
+        """Changes the number of image channels; the image processor's channels, mean and deviation have to follow.
+
+        Args:
+            num_channels: Number of channels wanted.
+            mode: "repeat" or "mean", see `change_input_channels`.
+
+        Raises:
+            ValueError: if there is no such mode or number.
+        """
+        apply_geometry(self, num_channels=num_channels, channel_mode=mode)
+
+    def resize_prefix_tokens(
+        self,
+        use_cls_token: bool | None = None,
+        num_register_tokens: int | None = None,
+        pooling: Literal["cls", "mean"] | None = None,
+    ) -> None:
+        """Adds freshly drawn tokens in front of the patches or drops the last ones; None leaves a field as it is.
+
+        Args:
+            use_cls_token: Whether there is a CLS token.
+            num_register_tokens: Number of registers.
+            pooling: What takes the place of a pooling that needs the CLS token, or of one that does not.
+
+        Raises:
+            ValueError: if the values do not fit together, saying what would.
+        """
+        apply_geometry(self, use_cls_token=use_cls_token, num_register_tokens=num_register_tokens, pooling=pooling)
 
     @classmethod
     def is_remote_code(cls) -> bool:
