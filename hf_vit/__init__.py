@@ -15,7 +15,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
-from .convert import load_pretrained, read_image_processor_file
+from .convert import read_image_processor_file, read_published
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase
@@ -40,7 +40,7 @@ AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassificatio
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
-HfViTPreTrainedModel._load_published = staticmethod(load_pretrained)
+HfViTPreTrainedModel._read_published = staticmethod(read_published)
 HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"

@@ -4,7 +4,7 @@ from .export import export_checkpoint
 from .families import FAMILIES
 from .image_processor import read_image_processor_file
 from .layouts import LAYOUTS
-from .loading import Converted, convert_checkpoint, load_pretrained
+from .loading import Converted, convert_checkpoint, read_published
 from .model_card import write_conversion_card
 from .new_folder import new_folder
 from .parity import OutputParity, compare_with_source
@@ -23,10 +23,10 @@ __all__ = [
     "convert_checkpoint",
     "export_checkpoint",
     "families_table",
-    "load_pretrained",
     "new_folder",
     "open_source",
     "peak_memory",
     "read_image_processor_file",
+    "read_published",
     "write_conversion_card",
 ]

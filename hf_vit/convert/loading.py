@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -14,9 +14,6 @@ from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source
-
-
-Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 
 
 @dataclass(frozen=True)
@@ -38,16 +35,18 @@ class Converted:
     weights: dict[str, Tensor]
 
 
-def load_pretrained(model_class: type[Model], name_or_path: str | os.PathLike[str], **kwargs: Any) -> Model:
-    """Opens a published checkpoint of another library as one of our models; `from_pretrained` calls it.
+def read_published(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
+    """Converts a published checkpoint of another library; `from_pretrained` of our models calls it.
 
     Args:
-        model_class: Our class, of any task. What it has beyond the checkpoint starts fresh and is reported.
         name_or_path: Folder, file of weights, or name on the Hub.
-        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a lone file does not tell
-            (`num_attention_heads`, `image_size`, …); for a lone file of timm's the `architecture`, its name; where the
-            files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
+        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
+            tell (`num_attention_heads`, `image_size`, …); `architecture`, timm's name of a file of its weights alone;
+            where the files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
             `device_map`, …).
+
+    Returns:
+        Arguments of `from_pretrained`: `config`, `state_dict` and what it takes beside.
 
     Raises:
         ValueError: if the checkpoint is of no family that is known, or its tensors do not fit its configuration.
@@ -60,13 +59,24 @@ def load_pretrained(model_class: type[Model], name_or_path: str | os.PathLike[st
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
     known = {field.name for field in fields(HfViTConfig)} | {"num_labels", "out_features", "out_indices"}
+    known -= {"dtype"}  # as an argument it is that of the weights
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, **hub)
     if "architecture" in kwargs:
         source = replace(source, config={"architecture": kwargs.pop("architecture"), **source.config})
     converted = convert_checkpoint(source, **overrides)
-    config = HfViTConfig.from_dict({**converted.config.to_dict(), **overrides})
-    return model_class.from_pretrained(None, config=config, state_dict=converted.weights, **kwargs)
+    return {"config": override(converted.config, overrides), "state_dict": converted.weights, **kwargs}
+
+
+def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
+    """Returns `config` with other fields; labels and stages that say the same in two ways give way together."""
+    replaced: set[str] = set()
+    if "id2label" in overrides or overrides.get("num_labels", config.num_labels) != config.num_labels:
+        replaced |= {"id2label", "label2id"}
+    if not overrides.keys().isdisjoint({"out_features", "out_indices"}):
+        replaced |= {"out_features", "out_indices"}
+    kept = {name: value for name, value in config.to_dict().items() if name not in replaced}
+    return HfViTConfig.from_dict({**kept, **overrides})
 
 
 def convert_checkpoint(source: Source, **given: Any) -> Converted:
@@ -79,7 +89,7 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     Raises:
         ValueError: if it is of no family that is known, or its tensors do not fit its configuration.
     """
-    family = find_family(source.config, source.name) if source.config else find_layout(source)
+    family = find_family(source)
     check_fixed(family, source.config, source.name)
     shapes = shapes_of(source, family)
     theirs = source.config or given
@@ -111,39 +121,32 @@ def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]
     return HfViTForImageClassification if has_classifier else HfViTModel
 
 
-def find_family(config: Config, name: str) -> Family:
-    """Returns the family that a configuration belongs to.
+def find_family(source: Source) -> Family:
+    """Returns the family that a checkpoint belongs to, by its configuration or by the names of its tensors.
 
     Raises:
         ValueError: if none of ours reads it.
     """
     for family in FAMILIES:
-        if not family.marks and is_configured(family, config):
+        if source.config and not family.marks and is_configured(family, source.config):
             return family
+        if not source.config and family.marks and set(family.marks) <= shapes_of(source, family).keys():
+            return family
+    if not source.config:
+        known = [f"{family.name} ({', '.join(family.marks)})" for family in FAMILIES if family.marks]
+        raise ValueError(
+            f"{source.name!r} comes without config.json, and its tensors are of no layout that is known here: "
+            f"{', '.join(list(source.weights.shapes)[:6])}, … Known by these names are: {'; '.join(known)}. For a "
+            'file of timm give architecture="vit_base_patch16_224" or the like.'
+        )
     known = sorted({model_type for family in FAMILIES for model_type in family.model_types})
     raise ValueError(
-        f"{name!r} has model type {config.get('model_type')!r} ({', '.join(config.get('architectures') or [])}), "
-        f"which is no plain ViT that is known here. Known are: {', '.join(known)}."
+        f"{source.name!r} has model type {source.config.get('model_type')!r} "
+        f"({', '.join(source.config.get('architectures') or [])}), which is no plain ViT that is known here. "
+        f"Known are: {', '.join(known)}."
     )
 
 
 def is_configured(family: Family, config: Config) -> bool:
     """Tells whether a config.json is of `family`."""
     return (not family.model_types or config.get("model_type") in family.model_types) and family.reads(config)
-
-
-def find_layout(source: Source) -> Family:
-    """Returns the family that a lone file of weights belongs to, by the names in it.
-
-    Raises:
-        ValueError: if none of ours has that layout.
-    """
-    layouts = [family for family in FAMILIES if family.marks]
-    for family in layouts:
-        if set(family.marks) <= shapes_of(source, family).keys():
-            return family
-    known = [f"{family.name} ({', '.join(family.marks)})" for family in layouts]
-    raise ValueError(
-        f"{source.name!r} comes without config.json, and its tensors are of no layout that is known here: "
-        f"{', '.join(list(source.weights.shapes)[:6])}, … Known are, by names in them: {'; '.join(known)}."
-    )
