@@ -140,7 +140,6 @@ def convert_weights(
                 "file is damaged."
             )
         converted[name] = tensor
-    weights.release()
     return converted
 
 

@@ -105,6 +105,7 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     state = model.state_dict()
     expected = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in state.items()}
     weights = convert_weights(source.weights, keys, expected, prefixes=family.prefixes, dropped=family.dropped)
+    source.weights.release()
     named = {name: weights[name.removeprefix(prefix)] for name in state}
     return Converted(source.name, family, config, model_class, named)
 
