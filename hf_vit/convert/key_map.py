@@ -105,9 +105,7 @@ def convert_weights(
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
     rules = {name: find_rule(keys, name) for name in expected}
     used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}
-    left_out = {
-        pattern: [name for name in theirs.keys() - used if re.fullmatch(pattern, name)] for pattern in dropped
-    }
+    left_out = {pattern: [name for name in theirs.keys() - used if re.fullmatch(pattern, name)] for pattern in dropped}
     unknown = sorted(theirs[name] for name in theirs.keys() - used - set().union(*left_out.values()))
     missing = sorted(used - theirs.keys()) + sorted(name for name, rule in rules.items() if rule is None)
     if missing or unknown:
