@@ -121,8 +121,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
         Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
         on the Hub, a folder or a file of weights. The table in the README says which.
 
-        Labels that differ (`num_labels=37`, `id2label={…}`) get a fresh head, which is reported. No other field given
-        as an argument may change the shape of a weight.
+        Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
+        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
+        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change the shape of a
+        weight.
 
         Raises:
             ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
@@ -131,13 +133,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """
         name_or_path, new_labels = pretrained_model_name_or_path, {"num_labels", "id2label"} & kwargs.keys()
         ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
+        geometry = {} if name_or_path is None or "config" in kwargs else _take_geometry(kwargs)
         if name_or_path is not None and not _is_ours(name_or_path, **kwargs):
             if cls._read_published is None:
                 raise ValueError(
                     f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
                     f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
                 )
-            name_or_path, kwargs = None, cls._read_published(name_or_path, **kwargs)
+            name_or_path, kwargs = None, cls._read_published(name_or_path, geometry, **kwargs)
         if kwargs.get("use_safetensors") is False:
             raise ValueError(
                 "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
@@ -157,6 +160,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"been drawn at random. The checkpoint holds {sorted(info['unexpected_keys'])[:3]}, … Open it with "
                 f"the transformers class it was saved from, or build a new model with {cls.__name__}(config)."
             )
+        if geometry:
+            apply_geometry(model, **geometry)
         loaded: Any = (model, info) if wants_info else model  # annotated as the library does
         return loaded
 
@@ -227,6 +232,14 @@ def _is_ours(name_or_path: str | os.PathLike[str], **kwargs: Any) -> bool:
         return False
     config, _ = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)
     return config.get("model_type") == HfViTConfig.model_type
+
+
+def _take_geometry(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of the arguments of `from_pretrained` what `apply_geometry` changes once the model is loaded."""
+    names = {"image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens"}
+    if kwargs.get("use_cls_token"):  # the pooling may have to wait for the token
+        names.add("pooling")
+    return {name: kwargs.pop(name) for name in names & kwargs.keys()}
 
 
 def _check_shapes(info: dict[str, Any], prefix: str, name_or_path: str | os.PathLike[str] | None) -> None:

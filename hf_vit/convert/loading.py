@@ -35,13 +35,15 @@ class Converted:
     weights: dict[str, Tensor]
 
 
-def read_published(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
+def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
     """Converts a published checkpoint of another library; `from_pretrained` of our models calls it.
 
     Args:
         name_or_path: Folder, file of weights, or name on the Hub.
+        geometry: Fields of `HfViTConfig` that will be changed in the loaded model; a file of weights alone may need
+            them to be understood (`image_size`, …).
         **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
-            tell (`num_attention_heads`, `image_size`, …); `architecture`, timm's name of a file of its weights alone;
+            tell (`num_attention_heads`, …); `architecture`, timm's name of a file of its weights alone;
             where the files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
             `device_map`, …).
 
@@ -64,7 +66,7 @@ def read_published(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[
     source = open_source(name_or_path, **hub)
     if "architecture" in kwargs:
         source = replace(source, config={"architecture": kwargs.pop("architecture"), **source.config})
-    converted = convert_checkpoint(source, **overrides)
+    converted = convert_checkpoint(source, **overrides, **geometry)
     return {"config": override(converted.config, overrides), "state_dict": converted.weights, **kwargs}
 
 
