@@ -57,7 +57,7 @@ def bring_in(args: argparse.Namespace) -> None:
     hub = {} if args.revision is None else {"revision": args.revision}
     before = convert.peak_memory()
     source = convert.open_source(args.source, **hub)
-    converted = convert.convert_checkpoint(source)
+    converted = convert.convert_checkpoint(source, **args.config_overrides)
     print(f"{args.source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
     rows = [] if args.skip_parity else report_parity(source, converted)
     if not all(row.is_equal for row in rows) and not args.write_anyway:
@@ -69,7 +69,7 @@ def bring_in(args: argparse.Namespace) -> None:
     with convert.new_folder(args.output) as folder:
         model = model_class.from_pretrained(args.source, **options)
         model.save_pretrained(folder)
-        HfViTImageProcessor.from_pretrained(args.source, **hub).save_pretrained(folder)
+        convert.load_image_processor(source, converted, model.config).save_pretrained(folder)
         convert.write_conversion_card(folder, args.output.name, model, converted, rows, args.config_overrides)
     what, peak = "conversion" if not rows else "conversion and parity", convert.peak_memory()
     print(f"Saved {args.output}. Peak memory of {what}: {peak} MiB, {before} MiB of it before the start.")
@@ -79,7 +79,7 @@ def take_out(args: argparse.Namespace) -> None:
     """Exports one of our models."""
     is_classifier = "ForImageClassification" in convert.open_source(args.source).config["architectures"][0]
     model = TASKS["image-classification" if is_classifier else "features"].from_pretrained(args.source)
-    convert.export_checkpoint(model, args.output, args.to)
+    convert.export_checkpoint(model, args.output, args.to, HfViTImageProcessor.from_pretrained(args.source))
     print(f"Saved {args.output} in the layout {args.to!r}.")
 
 

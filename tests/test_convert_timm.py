@@ -53,6 +53,9 @@ class Shapes:
     def read_to_change(self, names: tuple[str, ...]) -> list[Tensor]:
         return [self.read(name) for name in names]
 
+    def release(self) -> None:
+        """Nothing was mapped."""
+
 
 def refusal(architecture: str) -> str | None:
     """Why an architecture is refused, if its name is among those that are."""

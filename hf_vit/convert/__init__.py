@@ -4,6 +4,7 @@ from .export import export_checkpoint
 from .families import FAMILIES
 from .image_processor import read_image_processor_file
 from .layouts import LAYOUTS
+from .load_image_processor import load_image_processor
 from .loading import Converted, convert_checkpoint, read_published
 from .model_card import write_conversion_card
 from .new_folder import new_folder
@@ -23,6 +24,7 @@ __all__ = [
     "convert_checkpoint",
     "export_checkpoint",
     "families_table",
+    "load_image_processor",
     "new_folder",
     "open_source",
     "peak_memory",

@@ -142,6 +142,7 @@ GOOGLE = Family(
     configure=configure,
     model_class=None,
     prefixes=("opt/target/", "params/"),
+    images="vit_jax",
     outputs="last hidden state, pooled, logits",
 )
 BIG_VISION = Family(
@@ -153,5 +154,6 @@ BIG_VISION = Family(
     model_class=None,
     prefixes=("params/img/", "params/"),
     dropped={r"txt/.*|t|b": "the text tower, and the temperature and bias of its loss"},
+    images="vit_jax",
     outputs="last hidden state, pooled, logits",
 )

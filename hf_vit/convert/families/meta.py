@@ -73,6 +73,7 @@ DINOV3_FILE = Family(
         r".*\.qkv\.bias_mask": "a constant",
         r"local_cls_norm\..*": "the norm of small crops in training",
     },
+    images="dinov2",
     outputs="last hidden state, pooled",
 )
 META_FILE = Family(
@@ -85,5 +86,6 @@ META_FILE = Family(
     model_class=None,
     prefixes=("module.backbone.", "backbone.", "module."),
     dropped=TRAINING,
+    images="dinov2",
     outputs="last hidden state, pooled, logits",
 )

@@ -79,6 +79,7 @@ CLIP_FILE = Family(
         r"visual\.proj|text_projection|logit_.*": "of the comparison with text",
         r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding": "the text tower",
     },
+    images="clip",
     outputs="last hidden state, pooled",
 )
 OPEN_CLIP = replace(
