@@ -76,9 +76,8 @@ CLIP_FILE = Family(
     model_class=None,
     prefixes=("module.",),
     dropped={
-        r"visual\.proj|(text|transformer|token_embedding|ln_final)\..*|positional_embedding|text_projection|logit_.*": (
-            "of the comparison with text"
-        ),
+        r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding": "the text tower",
+        r"visual\.proj|text_projection|logit_.*": "of the comparison with text",
         r"input_resolution|context_length|vocab_size|attn_mask": "constants",
     },
     outputs="last hidden state, pooled",
