@@ -58,11 +58,7 @@ def deit3(state: State) -> dict[str, Any]:
 
 
 def mae(state: State) -> dict[str, Any]:
-    decoder = {
-        "decoder_embed.weight": noise(64, 128),
-        "mask_token": noise(1, 1, 64),
-        "decoder_pos_embed": noise(1, 17, 64),
-    }
+    decoder = {"decoder_embed.weight": noise(64, 128), "mask_token": noise(1, 1, 64)}
     return {"model": {**state, **decoder}, "optimizer": {"state": {}}, "args": argparse.Namespace(blr=0.1), "epoch": 7}
 
 
@@ -148,17 +144,11 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
     )
 
 
-def columns(tensor: Tensor) -> Tensor:
-    return tensor.T if tensor.ndim == 2 else tensor
-
-
 def google_layer(ours: str, state: State, name: str) -> State:
     """A linear layer or a norm of timm as Flax stores it."""
     weight = state[f"{name}.weight"]
-    return {
-        f"{ours}/{'kernel' if weight.ndim == 2 else 'scale'}": columns(weight),
-        f"{ours}/bias": state[f"{name}.bias"],
-    }
+    kernel = {f"{ours}/kernel": weight.T} if weight.ndim == 2 else {f"{ours}/scale": weight}
+    return {**kernel, f"{ours}/bias": state[f"{name}.bias"]}
 
 
 def google_heads(ours: str, state: State, name: str, parts: tuple[str, ...]) -> State:
@@ -296,7 +286,7 @@ def test_clip_equals_timm(quick: bool, tmp_path: Path) -> None:
     theirs.reset_classifier(0)
     file = tmp_path / "open_clip_model.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in content.items()}, file)
-    with pytest.raises(ValueError, match="does not tell its activation. Give hidden_act"):
+    with pytest.raises(ValueError, match="does not tell its activation"):
         HfViTModel.from_pretrained(file)
     hidden_act = "quick_gelu" if quick else "gelu"
     assert_equals_timm(
@@ -329,17 +319,17 @@ def test_given_heads_win(tmp_path: Path) -> None:
 
 def test_width_without_published_heads_is_asked_for(tmp_path: Path) -> None:
     torch.save(drawn("vit_base_patch16_224", embed_dim=96, num_heads=4).state_dict(), tmp_path / "vit.pth")
-    with pytest.raises(ValueError, match="no published model is 96 wide. Give num_attention_heads="):
+    with pytest.raises(ValueError, match=r"no published model is 96 wide\. Give num_attention_heads="):
         HfViTModel.from_pretrained(tmp_path / "vit.pth")
     assert HfViTModel.from_pretrained(tmp_path / "vit.pth", num_attention_heads=4).config.num_attention_heads == 4
 
 
 def test_table_that_is_not_square_asks_for_the_image_size(tmp_path: Path) -> None:
-    torch.save(drawn("vit_base_patch16_224", img_size=(32, 48)).state_dict(), tmp_path / "vit.pth")
-    with pytest.raises(ValueError, match=r"25 rows.*image_size=\(height, width\)"):
+    torch.save(drawn("vit_base_patch16_224", img_size=(40, 48)).state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(ValueError, match=r"31 rows.*image_size=\(height, width\)"):
         HfViTModel.from_pretrained(tmp_path / "vit.pth")
-    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", image_size=(32, 48))
-    assert opened.config.grid_size == (4, 6)
+    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", image_size=(40, 48))
+    assert opened.config.grid_size == (5, 6)
 
 
 def test_hybrid_is_refused(tmp_path: Path) -> None:
