@@ -15,9 +15,10 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
-from .convert import load_pretrained
+from .convert import read_image_processor_file, read_published
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
+from .image_processing_shared_hf_vit import HfViTImageProcessorBase
 from .modeling_hf_vit import (
     HfViTBackbone,
     HfViTForImageClassification,
@@ -38,7 +39,9 @@ AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
 AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
-HfViTPreTrainedModel._load_published = staticmethod(load_pretrained)
+# Key maps and tables of other libraries stay in the package; the files that travel reach them here.
+HfViTImageProcessorBase._converter = read_image_processor_file
+HfViTPreTrainedModel._read_published = staticmethod(read_published)
 
 __version__ = "0.1.0"
 

@@ -124,6 +124,13 @@ class HfViTPatchEmbeddings(nn.Module):
             config.num_channels, config.hidden_size, kernel_size=self.patch_size, stride=self.patch_size
         )
 
+    def set_kernels(self, kernels: nn.Parameter) -> None:
+        """Puts other kernels (D, C, p, q) in place, and with them another number of channels and patch size."""
+        self.num_channels, *patch_size = kernels.shape[1:]
+        self.patch_size = to_pair(patch_size)
+        self.projection.weight, self.projection.in_channels = kernels, self.num_channels
+        self.projection.kernel_size = self.projection.stride = self.patch_size
+
     def grid(self, pixel_values: Tensor) -> Grid:
         """Returns rows and columns of patches of (B, C, H, W) images.
 

@@ -6,6 +6,7 @@ A backend adds only how images are resized smoothly. Shapes: B batch, C channels
 import copy
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,10 +16,19 @@ from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.image_utils import ChannelDimension, PILImageResampling, SizeDict, torch_pil_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs
+from transformers.utils import CONFIG_NAME
 
 from .configuration_hf_vit import copy_code, to_pair
 from .image_inputs_hf_vit import named_images, open_image, read_image
-from .image_sizes_hf_vit import EXACT_KEYS, center_crop, output_size, pad_batch, resize_nearest, to_size_dict
+from .image_sizes_hf_vit import (
+    CROP_ROUNDINGS,
+    EXACT_KEYS,
+    center_crop,
+    output_size,
+    pad_batch,
+    resize_nearest,
+    to_size_dict,
+)
 
 
 # Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
@@ -37,10 +47,13 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
         Number of image channels that the model takes.
     ensure_multiple_of (`int` or `(height, width)`):
         Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
+    crop_rounding (`str`):
+        Where a crop starts that leaves an odd number of pixels over: "down" or "half_to_even".
     """
 
     num_channels: int | None
     ensure_multiple_of: int | list[int] | tuple[int, ...] | None
+    crop_rounding: str | None
 
 
 class HfViTImageProcessorBase(BaseImageProcessor):
@@ -60,6 +73,8 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         ensure_multiple_of: Resized height and width are rounded to the nearest multiple of it, at least one.
         do_center_crop: Whether to cut out the centre after resizing.
         crop_size: Its {"height", "width"}.
+        crop_rounding: Where the crop starts if an odd number of pixels is left over: "down" as in transformers, or
+            "half_to_even" as in torchvision and timm, a pixel further on every other time.
         do_rescale: Whether pixels are multiplied by `rescale_factor`. Then float arrays hold 0..255, otherwise 0..1.
         rescale_factor: 1/255 brings pixels to [0, 1].
         do_normalize: Whether the mean is taken off and the rest divided by the deviation.
@@ -85,6 +100,11 @@ class HfViTImageProcessorBase(BaseImageProcessor):
     image_mean = 0.5
     image_std = 0.5
     num_channels = 3
+    crop_rounding = "down"
+
+    # From the file of another image processor to options of this one. The package sets it: this file also goes where
+    # the package is not.
+    _converter: ClassVar[Callable[[dict[str, Any]], dict[str, Any]] | None] = None
 
     @classmethod
     def for_model(cls, config: PreTrainedConfig, **overrides: Any) -> Self:
@@ -92,6 +112,38 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         height, width = to_pair(config.image_size)
         options = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
         return cls(**{**options, **overrides})
+
+    @classmethod
+    def get_image_processor_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the options of a folder or repository, for `from_pretrained`, and the arguments that are left.
+
+        The files of transformers' own image processors and timm's config.json are read as what they mean there.
+
+        Raises:
+            OSError: if there is no file with such options.
+            ValueError: if it belongs to another image processor that is not known or does what ours cannot, or the
+                package that translates it is not installed.
+        """
+        read, name = super().get_image_processor_dict, pretrained_model_name_or_path
+        try:
+            options, unused = read(name, **kwargs)
+        except OSError as error:
+            # timm has no file of its own for them
+            options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
+            if "pretrained_cfg" not in options:
+                raise error
+        if _is_ours(options):
+            return options, unused
+        if cls._converter is None:
+            raise ValueError(
+                f"{str(name)!r} has the options of another image processor, "
+                f"{options.get('image_processor_type', 'without a name')}, which mean something else here. To have "
+                "them translated, `pip install hf-vit` and take the class from there: "
+                f"`from hf_vit import {cls.__name__}`."
+            )
+        return cls._converter(options), unused
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options, and which class reads them under each backend."""
@@ -177,6 +229,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         disable_grouping: bool | None,
         do_center_crop: bool | None,
         crop_size: SizeDict,
+        crop_rounding: str,
         do_pad: bool | None,
         pad_size: SizeDict | None,
         data_format: str | None,
@@ -192,7 +245,7 @@ class HfViTImageProcessorBase(BaseImageProcessor):
             else:
                 images = self._resize_smoothly(images, targets, resample, disable_grouping)
         if do_center_crop:
-            images = [center_crop(image, **dict(crop_size)) for image in images]
+            images = [center_crop(image, **dict(crop_size), rounding=crop_rounding) for image in images]
         data: dict[str, Any] = {}
         if do_pad and patch is not None:
             target = None if pad_size is None else (pad_size["height"], pad_size["width"])
@@ -224,6 +277,12 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         return BatchFeature(data=data, tensor_type=return_tensors)
 
 
+def _is_ours(options: dict[str, Any]) -> bool:
+    """Whether a file was written by one of our classes, or by one that is derived from them."""
+    kind = str(options.get("image_processor_type"))
+    return kind.startswith("HfViTImageProcessor") or options.get("auto_map") == IMAGE_PROCESSOR_AUTO_MAP
+
+
 def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
     """Returns one number for each channel, from one for all or from as many."""
     if value is None:
@@ -250,6 +309,8 @@ def _check_together(options: dict[str, Any]) -> None:
         raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
     if options["image_std"] is not None and min(options["image_std"]) <= 0:
         raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
+    if options["crop_rounding"] not in CROP_ROUNDINGS:
+        raise ValueError(f"crop_rounding={options['crop_rounding']!r} must be one of {', '.join(CROP_ROUNDINGS)}.")
     if options["do_convert_rgb"] and options["num_channels"] != 3:
         raise ValueError(
             f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "

@@ -19,6 +19,9 @@ RESIZE_KEYS = (
     ("max_height", "max_width"),
 )
 EXACT_KEYS = RESIZE_KEYS[:1]
+# Where a crop starts that leaves an odd number of pixels over: transformers rounds down, torchvision and with it timm
+# rounds to the even number, as Python does.
+CROP_ROUNDINGS = ("down", "half_to_even")
 # About 5800 x 5800, 400 MB of float32 RGB: beyond every ViT, and within what a slip in `size` may cost
 MAX_OUTPUT_PIXELS = 2**25
 
@@ -109,17 +112,26 @@ def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor
     return image[..., rows[:, None], columns]
 
 
-def center_crop(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Cuts the centre (C, height, width) out of an image, or surrounds it by zeros where it is smaller."""
-    left, right = _both_ends(width - image.shape[-1])
-    top, bottom = _both_ends(height - image.shape[-2])
+def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down") -> torch.Tensor:
+    """Cuts the centre (C, height, width) out of an image, or surrounds it by zeros where it is smaller.
+
+    Args:
+        image: (C, H, W).
+        height: Height to cut out, in pixels.
+        width: Width to cut out, in pixels.
+        rounding: Where the crop starts if an odd number of pixels is left over, one of `CROP_ROUNDINGS`.
+    """
+    left, right = _both_ends(width - image.shape[-1], rounding)
+    top, bottom = _both_ends(height - image.shape[-2], rounding)
     return F.pad(image, (left, right, top, bottom))  # (C, height, width)
 
 
-def _both_ends(missing: int) -> tuple[int, int]:
-    """Splits missing (or, if negative, surplus) pixels between both ends, the odd one going to the second."""
-    first = missing // 2 if missing > 0 else -(-missing // 2)
-    return first, missing - first
+def _both_ends(missing: int, rounding: str) -> tuple[int, int]:
+    """Splits missing (or, if negative, surplus) pixels between both ends, the odd one as `rounding` says."""
+    if missing > 0:
+        return missing // 2, missing - missing // 2
+    start = round(-missing / 2) if rounding == "half_to_even" else -missing // 2
+    return -start, missing + start
 
 
 def pad_batch(

@@ -7,7 +7,7 @@ registers), L = P + N, D hidden size.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from .encoder_hf_vit import (
     HfViTLayerScale,
     make_norm,
 )
+from .geometry_hf_vit import ChannelMode, Size, apply_geometry
 from .task_classification import classification_loss
 
 
@@ -58,8 +59,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
     # Our losses are means over the batch, which the Trainer has to divide by its accumulation steps.
     accepts_loss_kwargs = False
-    # Opens checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
-    _load_published: ClassVar[Callable[..., Any] | None] = None
+    # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
+    _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
         """Checks the configuration once more: fields may have been set after it was built."""
@@ -120,27 +121,38 @@ class HfViTPreTrainedModel(PreTrainedModel):
         Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
         on the Hub, a folder or a file of weights. The table in the README says which.
 
+        Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
+        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
+        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change the shape of a
+        weight.
+
         Raises:
             ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
                 or on `use_safetensors=False`.
             OSError: if there is no such folder or repository, no weights in it, or a file is damaged.
         """
-        if pretrained_model_name_or_path is not None and not _is_ours(pretrained_model_name_or_path, **kwargs):
-            if cls._load_published is None:
+        name_or_path, new_labels = pretrained_model_name_or_path, {"num_labels", "id2label"} & kwargs.keys()
+        ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
+        geometry = {} if name_or_path is None or "config" in kwargs else _take_geometry(kwargs)
+        if name_or_path is not None and not _is_ours(name_or_path, **kwargs):
+            if cls._read_published is None:
                 raise ValueError(
-                    f"{str(pretrained_model_name_or_path)!r} is a checkpoint of another library. With the package "
-                    f"hf-vit installed (pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
+                    f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
+                    f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
                 )
-            converted: Self = cls._load_published(cls, pretrained_model_name_or_path, *args, **kwargs)
-            return converted
+            name_or_path, kwargs = None, cls._read_published(name_or_path, geometry, **kwargs)
         if kwargs.get("use_safetensors") is False:
             raise ValueError(
                 "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
                 "as safetensors (model.save_pretrained) and leave use_safetensors alone."
             )
-        kwargs["use_safetensors"] = True
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        # The library's refusal of other shapes names none of them.
+        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, info = super().from_pretrained(name_or_path, *args, **kwargs)
+        if not ignores_mismatches:
+            prefix = f"{cls.base_model_prefix}." if new_labels and model.base_model is not model else ""
+            _check_shapes(info, prefix, pretrained_model_name_or_path)
         encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
         if pretrained_model_name_or_path is not None and encoder <= set(info["missing_keys"]):
             raise ValueError(
@@ -148,8 +160,65 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"been drawn at random. The checkpoint holds {sorted(info['unexpected_keys'])[:3]}, … Open it with "
                 f"the transformers class it was saved from, or build a new model with {cls.__name__}(config)."
             )
+        if geometry:
+            apply_geometry(model, **geometry)
         loaded: Any = (model, info) if wants_info else model  # annotated as the library does
         return loaded
+
+    def get_position_embeddings(self) -> Tensor | None:
+        """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""
+        table: Tensor | None = self.base_model.embeddings.position_embeddings
+        return table
+
+    def resize_position_embeddings(self, new_image_size: Size) -> None:
+        """Makes `new_image_size`, in pixels, the native size, and resamples the position table to its grid.
+
+        Other sizes than the native one work without it, by resampling at each call. See `apply_geometry` for more.
+
+        Raises:
+            ValueError: if the size is not a multiple of the patch.
+        """
+        apply_geometry(self, image_size=new_image_size)
+
+    def resize_patch_embeddings(self, new_patch_size: Size) -> None:
+        """Resizes the patches, so that the model sees an image enlarged by the same factor much as it saw the image.
+
+        The image size stays, so the grid and its position table change. `apply_geometry` changes both sizes at once.
+
+        Raises:
+            ValueError: if the image size is not a multiple of `new_patch_size`, in pixels.
+        """
+        apply_geometry(self, patch_size=new_patch_size)
+
+    def resize_input_channels(self, num_channels: int, mode: ChannelMode = "repeat") -> None:
+        """Changes the number of image channels; the image processor's channels, mean and deviation have to follow.
+
+        Args:
+            num_channels: Number of channels wanted.
+            mode: "repeat" or "mean", see `change_input_channels`.
+
+        Raises:
+            ValueError: if there is no such mode or number.
+        """
+        apply_geometry(self, num_channels=num_channels, channel_mode=mode)
+
+    def resize_prefix_tokens(
+        self,
+        use_cls_token: bool | None = None,
+        num_register_tokens: int | None = None,
+        pooling: Literal["cls", "mean"] | None = None,
+    ) -> None:
+        """Adds freshly drawn tokens in front of the patches or drops the last ones; None leaves a field as it is.
+
+        Args:
+            use_cls_token: Whether there is a CLS token.
+            num_register_tokens: Number of registers.
+            pooling: What takes the place of a pooling that needs the CLS token, or of one that does not.
+
+        Raises:
+            ValueError: if the values do not fit together, saying what would.
+        """
+        apply_geometry(self, use_cls_token=use_cls_token, num_register_tokens=num_register_tokens, pooling=pooling)
 
     @classmethod
     def is_remote_code(cls) -> bool:
@@ -163,6 +232,28 @@ def _is_ours(name_or_path: str | os.PathLike[str], **kwargs: Any) -> bool:
         return False
     config, _ = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)
     return config.get("model_type") == HfViTConfig.model_type
+
+
+def _take_geometry(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of the arguments of `from_pretrained` what `apply_geometry` changes once the model is loaded."""
+    names = {"image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens"}
+    if kwargs.get("use_cls_token"):  # the pooling may have to wait for the token
+        names.add("pooling")
+    return {name: kwargs.pop(name) for name in names & kwargs.keys()}
+
+
+def _check_shapes(info: dict[str, Any], prefix: str, name_or_path: str | os.PathLike[str] | None) -> None:
+    """Raises `ValueError` if tensors whose names start with `prefix` had another shape in the checkpoint."""
+    wrong = [
+        f"{name} is {tuple(theirs)} there and {tuple(ours)} here"
+        for name, theirs, ours in sorted(info["mismatched_keys"])
+        if name.startswith(prefix)
+    ]
+    if wrong:
+        raise ValueError(
+            f"The weights of {str(name_or_path)!r} do not fit: {'; '.join(wrong[:6])}{', …' if wrong[6:] else ''}. "
+            "Leave out the fields that change these shapes."
+        )
 
 
 class HfViTPooler(nn.Module):

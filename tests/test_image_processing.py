@@ -6,6 +6,7 @@ import torch
 from PIL.Image import Resampling
 from sklearn.datasets import load_sample_image
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import center_crop as torchvision_center_crop
 from transformers import ViTImageProcessor, ViTImageProcessorPil
 from transformers.image_utils import SizeDict
 
@@ -110,6 +111,24 @@ def test_grouping_by_shape_changes_nothing():
 
 
 # --- sizes
+
+
+@pytest.mark.parametrize("rounding", ["down", "half_to_even"])
+def test_centre_crop_starts_where_the_library_or_torchvision_starts_it(rounding):
+    library = ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False, do_center_crop=True)
+    for height in range(3, 22):
+        image = torch.from_numpy(noise(3, height, 12))
+        theirs = (
+            torchvision_center_crop(image, [9, 9])
+            if rounding == "half_to_even"
+            else library(image, crop_size={"height": 9, "width": 9})["pixel_values"][0]
+        )
+        assert torch.equal(center_crop(image, 9, 9, rounding), theirs)
+
+
+def test_unknown_rounding_of_crops_is_refused(backend):
+    with pytest.raises(ValueError, match="crop_rounding='up' must be one of down, half_to_even"):
+        backend(crop_rounding="up")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from transformers import (
     AutoImageProcessor,
     AutoModel,
     AutoModelForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
+    SwinConfig,
+    SwinModel,
     pipeline,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -27,7 +27,6 @@ from transformers.utils import logging as logging_of_the_library
 
 from hf_vit import (
     HfViTBackbone,
-    HfViTConfig,
     HfViTForImageClassification,
     HfViTImageProcessor,
     HfViTModel,
@@ -127,18 +126,13 @@ def test_checkpoint_of_one_task_opens_as_another(source: type[Any], target: type
     assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.base_model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"config": HfViTConfig(**small_config().to_diff_dict())}], ids=["plain", "config"]
-)
 @all_classes
-def test_other_model_type_is_refused(model_class: type[Any], options: dict[str, Any], tmp_path: Path) -> None:
-    shape = {name: getattr(small_config(), name) for name in ("hidden_size", "image_size", "patch_size", "num_labels")}
-    vit = ViTForImageClassification(
-        ViTConfig(**shape, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48)
+def test_architecture_that_is_no_vit_is_refused(model_class: type[Any], tmp_path: Path) -> None:
+    SwinModel(SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=32, window_size=4)).save_pretrained(
+        tmp_path
     )
-    vit.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"(model type 'vit'|fits the encoder)[\s\S]*(transformers class)"):
-        model_class.from_pretrained(tmp_path, **options)
+    with pytest.raises(ValueError, match=r"model type 'swin' \(SwinModel\).* Known are: .*\bvit\b"):
+        model_class.from_pretrained(tmp_path)
 
 
 def test_pickle_is_never_opened(tmp_path: Path) -> None:
@@ -158,13 +152,30 @@ def test_overrides_at_loading_are_checked(tmp_path: Path) -> None:
         HfViTModel.from_pretrained(tmp_path, num_attention_heads=5)
 
 
-def test_other_number_of_labels_needs_a_word(tmp_path: Path) -> None:
-    build(HfViTForImageClassification).save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        HfViTForImageClassification.from_pretrained(tmp_path, num_labels=7)
-    model = HfViTForImageClassification.from_pretrained(tmp_path, num_labels=7, ignore_mismatched_sizes=True)
+@pytest.mark.parametrize(
+    "labels", [{"num_labels": 7}, {"id2label": dict(enumerate("abcdefg"))}], ids=["number", "names"]
+)
+def test_other_labels_get_a_fresh_head(labels: dict[str, Any], tmp_path: Path) -> None:
+    before = build(HfViTForImageClassification)
+    before.save_pretrained(tmp_path)
+    model, info = HfViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True, **labels)
+    assert {name for name, *_ in info["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
     assert model.classifier.weight.shape == (7, 32)
     assert not model.classifier.weight.any()
+    assert model.config.num_labels == 7
+    expected = before.model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.model.state_dict().items())
+
+
+@all_classes
+def test_overrides_that_change_shapes_are_refused(model_class: type[Any], tmp_path: Path) -> None:
+    build(model_class).save_pretrained(tmp_path)
+    message = rf"{tmp_path}.*embeddings\.cls_token is \(1, 1, 32\) there and \(1, 1, 64\) here"
+    with pytest.raises(ValueError, match=message):
+        model_class.from_pretrained(tmp_path, hidden_size=64, num_labels=3)
+    with pytest.raises(ValueError, match=r"mlp\.fc1\.bias is \(48,\) there and \(40,\) here"):
+        model_class.from_pretrained(tmp_path, intermediate_size=40)
+    assert model_class.from_pretrained(tmp_path, intermediate_size=40, ignore_mismatched_sizes=True)
 
 
 def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:

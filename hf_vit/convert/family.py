@@ -39,7 +39,8 @@ class Family:
         model_types: `model_type` in the config.json of transformers; empty for other formats.
         marks: For files that come without config.json: names of tensors that all of them hold.
         keys: Our tensors to theirs.
-        adapt: What a checkpoint changes in `keys`, by its configuration, ours, and the shapes of its tensors.
+        adapt: What the checkpoint at hand changes in `keys`, by its configuration, ours, and the shapes of its
+            tensors.
         configure: Makes the fields of `HfViTConfig` from their configuration (or, without one, from the fields that
             the user gave) and the shapes of their tensors, whose names have their prefix taken off.
         model_class: Our class of the same architecture; None: the classifier if the weights hold one.

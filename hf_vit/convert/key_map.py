@@ -7,8 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from .weights import Weights
+
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -101,21 +105,27 @@ def convert_weights(
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
     rules = {name: find_rule(keys, name) for name in expected}
     used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}
-    left_out = [name for name in theirs if any(re.fullmatch(pattern, name) for pattern in dropped)]
-    unknown = sorted(theirs[name] for name in theirs.keys() - used - set(left_out))
+    left_out = {pattern: [name for name in theirs.keys() - used if re.fullmatch(pattern, name)] for pattern in dropped}
+    unknown = sorted(theirs[name] for name in theirs.keys() - used - set().union(*left_out.values()))
     missing = sorted(used - theirs.keys()) + sorted(name for name, rule in rules.items() if rule is None)
     if missing or unknown:
         raise ValueError(describe_misfit(weights, missing, unknown))
+    for pattern, names in left_out.items():
+        if names:
+            logger.info(f"Left out of {str(weights.files[0])!r}: {len(names)} tensors {pattern}, {dropped[pattern]}.")
     converted = {}
     for name, rule in rules.items():
         assert rule is not None
-        tensor = read_rule(weights, rule, theirs, expected[name])
+        sources = {theirs[source]: weights.shapes[theirs[source]] for source in names_of(rule)}
+        try:
+            tensor = read_rule(weights, rule, theirs, expected[name])
+        except RuntimeError as error:  # torch's, for tensors that do not go together
+            raise ValueError(f"{describe_shapes(weights, sources)} make no {name}: {error}") from error
         if tuple(tensor.shape) != expected[name]:
-            sources = ", ".join(f"{theirs[source]!r} {weights.shapes[theirs[source]]}" for source in names_of(rule))
             raise ValueError(
-                f"{str(weights.file_of(theirs[names_of(rule)[0]]))!r}: {sources} makes {name} of shape "
-                f"{tuple(tensor.shape)}, but by its configuration it is {expected[name]}. Weights and configuration "
-                "are of different models, or the file is damaged."
+                f"{describe_shapes(weights, sources)} make {name} of shape {tuple(tensor.shape)}, but by its "
+                f"configuration it is {expected[name]}. Weights and configuration are of different models, or the "
+                "file is damaged."
             )
         converted[name] = tensor
     return converted
@@ -132,8 +142,9 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
             return torch.cat(weights.read_to_change([theirs[name] for name in names]))
         case Made(names, make):
             return make(*weights.read_to_change([theirs[name] for name in names])).contiguous()
-        case Reshaped((name,), order):
-            return reshape(weights.read_to_change([theirs[name]])[0], shape, order or tuple(range(len(shape))))
+        case Reshaped(names, order):
+            (tensor,) = weights.read_to_change([theirs[name] for name in names])
+            return reshape(tensor, shape, order or tuple(range(len(shape))))
 
 
 def reshape(tensor: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
@@ -150,6 +161,12 @@ def strip_prefix(name: str, prefixes: Iterable[str]) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
+
+
+def describe_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Names the file of some tensors, and their shapes, for an error."""
+    file = weights.file_of(next(iter(shapes)))
+    return f"{str(file)!r}: {', '.join(f'{name!r} {shape}' for name, shape in shapes.items())}"
 
 
 def describe_misfit(weights: Weights, missing: list[str], unknown: list[str], limit: int = 12) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -14,9 +14,6 @@ from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source
-
-
-Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 
 
 @dataclass(frozen=True)
@@ -36,16 +33,20 @@ class Converted:
     weights: dict[str, Tensor]
 
 
-def load_pretrained(model_class: type[Model], name_or_path: str | os.PathLike[str], **kwargs: Any) -> Model:
-    """Opens a published checkpoint of another library as one of our models; `from_pretrained` calls it.
+def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    """Converts a published checkpoint of another library; `from_pretrained` of our models calls it.
 
     Args:
-        model_class: Our class, of any task. What it has beyond the checkpoint starts fresh and is reported.
         name_or_path: Folder, file of weights, or name on the Hub.
-        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a lone file does not tell
-            (`num_attention_heads`, `image_size`, …); for a lone file of timm's the `architecture`, its name; where the
-            files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
+        geometry: Fields of `HfViTConfig` that will be changed in the loaded model; a file of weights alone may need
+            them to be understood (`image_size`, …).
+        **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
+            tell (`num_attention_heads`, …); `architecture`, timm's name of a file of its weights alone;
+            where the files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
             `device_map`, …).
+
+    Returns:
+        Arguments of `from_pretrained`: `config`, `state_dict` and what it takes beside.
 
     Raises:
         ValueError: if the checkpoint is of no family that is known, or its tensors do not fit its configuration.
@@ -58,13 +59,24 @@ def load_pretrained(model_class: type[Model], name_or_path: str | os.PathLike[st
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
     known = {field.name for field in fields(HfViTConfig)} | {"num_labels", "out_features", "out_indices"}
+    known -= {"dtype"}  # as an argument it is that of the weights
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, **hub)
     if "architecture" in kwargs:
         source = replace(source, config={"architecture": kwargs.pop("architecture"), **source.config})
-    converted = convert_checkpoint(source, **overrides)
-    config = HfViTConfig.from_dict({**converted.config.to_dict(), **overrides})
-    return model_class.from_pretrained(None, config=config, state_dict=converted.weights, **kwargs)
+    converted = convert_checkpoint(source, **overrides, **geometry)
+    return {"config": override(converted.config, overrides), "state_dict": converted.weights, **kwargs}
+
+
+def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
+    """Returns `config` with other fields; labels and stages that say the same in two ways give way together."""
+    replaced: set[str] = set()
+    if "id2label" in overrides or overrides.get("num_labels", config.num_labels) != config.num_labels:
+        replaced |= {"id2label", "label2id"}
+    if not overrides.keys().isdisjoint({"out_features", "out_indices"}):
+        replaced |= {"out_features", "out_indices"}
+    kept = {name: value for name, value in config.to_dict().items() if name not in replaced}
+    return HfViTConfig.from_dict({**kept, **overrides})
 
 
 def convert_checkpoint(source: Source, **given: Any) -> Converted:

@@ -51,6 +51,8 @@ def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
         beside = next((file for file in map(path.with_name, CONFIGS) if file.is_file()), None)
         return Source(str(name_or_path), {} if beside is None else read_json(beside), Weights([path]))
     config_file = cached_file(str(name_or_path), "config.json", **hub)
+    if config_file is None:
+        raise OSError(f"There is no config.json in {str(name_or_path)!r}. Give the folder or repository of a model.")
     return Source(str(name_or_path), read_json(Path(config_file)), Weights(find_weights(str(name_or_path), **hub)))
 
 

@@ -116,13 +116,7 @@ def open_classifier(name_or_path: str, **overrides: Any) -> HfViTForImageClassif
     try:
         return HfViTForImageClassification.from_pretrained(name_or_path, **overrides)
     except OSError as error:
-        raise OSError(
-            f"There is no saved model {name_or_path!r}, neither as a folder nor on the Hub: {error}"
-        ) from error
-    except RuntimeError as error:  # the library's, for weights of another shape, which it has listed
-        raise ValueError(
-            f"The weights of {name_or_path!r} do not fit {overrides}. Leave out what changes their shapes."
-        ) from error
+        raise OSError(f"No model can be read from {name_or_path!r}, be it a folder or a name on the Hub: {error}") from error
 
 
 def input_size(processor: BaseImageProcessor) -> tuple[int, int]:

@@ -1,0 +1,323 @@
+"""The image processor that belongs to a published checkpoint, as keyword arguments of `HfViTImageProcessor`."""
+
+import math
+import re
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from transformers.image_utils import PILImageResampling
+
+from ..configuration_hf_vit import to_pair
+from ..image_sizes_hf_vit import EXACT_KEYS, to_size_dict
+
+
+Options = dict[str, Any]
+
+BILINEAR, BICUBIC = PILImageResampling.BILINEAR, PILImageResampling.BICUBIC
+HALF: Options = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+IMAGENET: Options = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+OPENAI: Options = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+
+# What every class of transformers does with keys that its file leaves out
+SHARED_DEFAULTS: Options = {
+    "do_resize": True,
+    "do_center_crop": False,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "default_to_square": True,
+}
+BIT_DEFAULTS: Options = {
+    "size": 224,
+    "default_to_square": False,
+    "resample": BICUBIC,
+    "do_center_crop": True,
+    "crop_size": 224,
+    **OPENAI,
+}
+# What each class does beyond that, by its name without ending. `default_to_square` says what an int `size` means: a
+# square, or the shortest edge.
+CLASS_DEFAULTS: dict[str, Options] = {
+    "ViT": {"size": 224, "resample": BILINEAR, **HALF},
+    "DeiT": {"size": 256, "resample": BICUBIC, "do_center_crop": True, "crop_size": 224, **HALF},
+    "Bit": BIT_DEFAULTS,
+    "CLIP": BIT_DEFAULTS,
+    "Siglip": {"size": {"height": 224, "width": 224}, "default_to_square": False, "resample": BICUBIC, **HALF},
+    "Siglip2": {"resample": BILINEAR, "patch_size": 16, "max_num_patches": 256, **HALF},
+    "DINOv3ViT": {"size": 224, "resample": BILINEAR, **IMAGENET},
+    "Beit": {"size": 224, "resample": BICUBIC, "crop_size": 224, **HALF},
+    "DPT": {"size": 384, "resample": BICUBIC, **HALF},
+}
+# The class of files that name none
+MODEL_CLASSES = {
+    "vit": "ViT",
+    "vit_mae": "ViT",
+    "vit_msn": "ViT",
+    "ijepa": "ViT",
+    "deit": "DeiT",
+    "dinov2": "Bit",
+    "dinov2_with_registers": "Bit",
+    "dinov3_vit": "DINOv3ViT",
+    "clip": "CLIP",
+    "clip_vision_model": "CLIP",
+    "siglip": "Siglip",
+    "siglip_vision_model": "Siglip",
+    "siglip2": "Siglip2",
+    "siglip2_vision_model": "Siglip2",
+    "beit": "Beit",
+    "data2vec-vision": "Beit",
+    "dpt": "DPT",
+    "depth_anything": "DPT",
+}
+
+HONOURED = {
+    "do_resize",
+    "size",
+    "default_to_square",
+    "resample",
+    "ensure_multiple_of",
+    "do_center_crop",
+    "crop_size",
+    "do_rescale",
+    "rescale_factor",
+    "do_normalize",
+    "image_mean",
+    "image_std",
+    "do_convert_rgb",
+}
+# Keys that leave the pixels of an image as they are
+WITHOUT_EFFECT = {
+    "image_processor_type",
+    "feature_extractor_type",
+    "processor_class",
+    "_processor_class",
+    "_valid_processor_keys",
+    "_valid_kwargs_names",
+    "data_format",
+    "input_data_format",
+    "return_tensors",
+    "device",
+    "disable_grouping",
+    "do_reduce_labels",
+    "reduce_labels",
+}
+
+# What timm does with keys that its file leaves out
+TIMM_DEFAULTS: Options = {
+    "input_size": (3, 224, 224),
+    "interpolation": "bicubic",
+    "crop_pct": 0.875,
+    "crop_mode": "center",
+    "mean": IMAGENET["image_mean"],
+    "std": IMAGENET["image_std"],
+}
+
+# How files without any options are evaluated by the code that they come with: crop to resized edge (`None` resizes to
+# the exact size), filter, colours. All crop by torchvision.
+# DeiT: https://github.com/facebookresearch/deit, datasets.py; DINO: https://github.com/facebookresearch/dino,
+# eval_linear.py; DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py; MAE:
+# https://github.com/facebookresearch/mae, util/datasets.py; JAX: https://github.com/google-research/vision_transformer,
+# vit_jax/input_pipeline.py, whose files timm evaluates in another way (bicubic, crop 0.9).
+ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
+    "deit": (0.875, BICUBIC, IMAGENET),
+    "dino": (0.875, BICUBIC, IMAGENET),
+    "dinov2": (0.875, BICUBIC, IMAGENET),
+    "mae": (0.875, BICUBIC, IMAGENET),
+    "vit_jax": (None, BILINEAR, HALF),
+}
+
+
+def read_image_processor_file(content: Mapping[str, Any]) -> Options:
+    """Returns our options for what the file of another library's image processor holds.
+
+    Args:
+        content: preprocessor_config.json of transformers, where files that name no class are taken for ViT's, or
+            config.json of timm.
+
+    Raises:
+        ValueError: as `image_processor_options` and `timm_image_processor_options`.
+    """
+    if "pretrained_cfg" in content:
+        return timm_image_processor_options(content["pretrained_cfg"])
+    return image_processor_options(content, model_type="vit")
+
+
+def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
+    """Returns our options for the image processor of a checkpoint of transformers.
+
+    Pixels are within one grey level of the original's, but for a few (below 0.1 %) where bicubic overshoots and the
+    original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
+    aspect ratio bounds only the number of patches: here images become the square of as many.
+
+    Args:
+        preprocessor_config: Its preprocessor_config.json, of any age.
+        model_type: `model_type` of the checkpoint, which decides where the file does not name its class.
+
+    Raises:
+        ValueError: if the class is not known, or a key would change pixels in a way that ours cannot.
+    """
+    name = _class_name(preprocessor_config, model_type)
+    given = {
+        key: value for key, value in preprocessor_config.items() if value is not None and key not in WITHOUT_EFFECT
+    }
+    options = {**SHARED_DEFAULTS, **CLASS_DEFAULTS[name], **given}
+    if name == "Siglip2":
+        side = math.isqrt(options.pop("max_num_patches")) * options.pop("patch_size")
+        options["size"] = {"height": side, "width": side}
+    foreign = {key: value for key, value in options.items() if key not in HONOURED and value is not False}
+    if foreign:
+        raise ValueError(
+            f"The image processor {name}ImageProcessor of this checkpoint has options that HfViTImageProcessor cannot "
+            f"honour: {foreign}. Give those that come closest yourself, as in HfViTImageProcessor(size=..., "
+            "image_mean=..., image_std=...)."
+        )
+    options["size"] = _as_dict(options["size"], "size", default_to_square=options.pop("default_to_square"))
+    if options["do_center_crop"] and "crop_size" in options:
+        options["crop_size"] = _as_dict(options["crop_size"], "crop_size", forms=EXACT_KEYS)
+    else:
+        options.pop("crop_size", None)
+    if options.get("do_convert_rgb"):
+        del options["do_convert_rgb"]  # ours does so for three channels, and only for them
+    return {key: options[key] for key in options if key in HONOURED}
+
+
+def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
+    """Returns our options for timm's evaluation transform of a checkpoint.
+
+    Args:
+        pretrained_cfg: What stands under this key in its config.json.
+
+    Raises:
+        ValueError: if it resizes in a way that ours cannot.
+
+    Source: timm.data.resolve_data_config and timm.data.create_transform.
+    """
+    config = TIMM_DEFAULTS | {name: value for name, value in pretrained_cfg.items() if value is not None}
+    (num_channels, height, width), crop_mode = config["input_size"], config["crop_mode"]
+    scaled = {"height": math.floor(height / config["crop_pct"]), "width": math.floor(width / config["crop_pct"])}
+    if crop_mode == "center" and height == width:
+        scaled = {"shortest_edge": scaled["height"]}
+    elif crop_mode != "squash":
+        raise ValueError(
+            f"crop_mode={crop_mode!r} with input_size={(num_channels, height, width)} has no counterpart: known are "
+            "'squash', and 'center' for square images. Give the options that come closest yourself, as in "
+            "HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
+        )
+    interpolation = config["interpolation"].upper()
+    if interpolation not in PILImageResampling.__members__:
+        known = ", ".join(name.lower() for name in PILImageResampling.__members__)
+        raise ValueError(f"interpolation={config['interpolation']!r} is not known. Known are: {known}.")
+    return {
+        "num_channels": num_channels,
+        "size": scaled,
+        "resample": PILImageResampling[interpolation],
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
+        "crop_rounding": "half_to_even",
+        "image_mean": list(config["mean"]),
+        "image_std": list(config["std"]),
+    }
+
+
+def original_image_processor_options(family: str, image_size: int | list[int] | tuple[int, int] = 224) -> Options:
+    """Returns our options for weights that come without any: how their own code evaluates them.
+
+    Args:
+        family: A key of `ORIGINALS`: "deit", "dino", "dinov2" and "mae" for the .pth files of facebookresearch,
+            "vit_jax" for the .npz files of google-research.
+        image_size: Height and width in pixels that the model takes.
+
+    Raises:
+        ValueError: if the family is not known.
+    """
+    if family not in ORIGINALS:
+        raise ValueError(f"Nothing is known of the images of {family!r}. Known are: {', '.join(ORIGINALS)}.")
+    crop_ratio, resample, colours = ORIGINALS[family]
+    height, width = to_pair(image_size)
+    options: Options = {"resample": resample, **{name: list(values) for name, values in colours.items()}}
+    if crop_ratio is None:
+        return options | {"size": {"height": height, "width": width}}
+    if family == "mae" and max(height, width) > 224:
+        crop_ratio = 1.0
+    return options | {
+        "size": {"shortest_edge": int(max(height, width) / crop_ratio)},
+        "do_center_crop": True,
+        "crop_size": {"height": height, "width": width},
+        "crop_rounding": "half_to_even",
+    }
+
+
+def resize_image_processor(
+    processor_options: Mapping[str, Any],
+    image_size: int | list[int] | tuple[int, int] | None = None,
+    num_channels: int | None = None,
+) -> Options:
+    """Returns options for a model whose image size or number of channels has been changed.
+
+    Args:
+        processor_options: Options of the functions above.
+        image_size: New height and width in pixels. Where images are cropped, the size before grows with the crop.
+        num_channels: New number of channels. One takes the mean of the others' means and deviations, more repeat them
+            in turn.
+
+    Raises:
+        ValueError: if the size of the input follows the image, so that there is none to change.
+    """
+    options = dict(processor_options)
+    if image_size is not None:
+        options |= _resized(options, *to_pair(image_size))
+    if num_channels is not None:
+        options["num_channels"] = num_channels
+        options |= {name: _for_channels(options[name], num_channels) for name in ("image_mean", "image_std")}
+    return options
+
+
+def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
+    """The class that a file was written by, without the endings that come and go."""
+    named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
+    if named is None and model_type not in MODEL_CLASSES:
+        raise ValueError(
+            f"The file names no image processor, and that of model type {model_type!r} is not known. Known are: "
+            f"{', '.join(MODEL_CLASSES)}."
+        )
+    name = MODEL_CLASSES[model_type] if named is None else re.sub("(FeatureExtractor|ImageProcessor).*", "", named)
+    if name not in CLASS_DEFAULTS:
+        known = ", ".join(f"{known}ImageProcessor" for known in CLASS_DEFAULTS)
+        raise ValueError(
+            f"The image processor {named!r} is not known. Known are: {known}. Give the options yourself, as in "
+            "HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
+        )
+    return name
+
+
+def _as_dict(size: Any, name: str, **options: Any) -> dict[str, int]:
+    as_dict = to_size_dict(size, name, **options)
+    assert as_dict is not None
+    return dict(as_dict)
+
+
+def _resized(options: Options, height: int, width: int) -> Options:
+    """The sizes of options for another input."""
+    size, target = options["size"], {"height": height, "width": width}
+    if not options.get("do_center_crop"):
+        if {*size} != {*target}:
+            raise ValueError(
+                f"size={size} follows the image, so image_size={(height, width)} cannot be met. Give size."
+            )
+        return {"size": target}
+    ratios = {side: target[side] / options["crop_size"][side] for side in target}
+    if {*size} != {*target}:  # the image must still cover the crop
+        ratios = dict.fromkeys(size, max(ratios.values()))
+    return {"size": {side: round(pixels * ratios[side]) for side, pixels in size.items()}, "crop_size": target}
+
+
+def _for_channels(values: float | list[float], num_channels: int) -> float | list[float]:
+    if isinstance(values, int | float):
+        return values
+    if num_channels == 1:
+        return [fmean(values)]
+    return [values[channel % len(values)] for channel in range(num_channels)]
