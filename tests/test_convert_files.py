@@ -16,6 +16,7 @@ from timm.models import eva, vision_transformer
 from torch import Tensor, nn
 
 from hf_vit import HfViTForImageClassification, HfViTModel
+from hf_vit.convert.families.meta import DINOV3_HEADS, HEADS, fields_of
 
 from .references import assert_close, draw_weights
 from .timm_models import SMALL, assert_equals_timm
@@ -382,3 +383,29 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "vit.npz", cls=np.array([Code()], dtype=object))
     with pytest.raises(OSError, match="'cls' of dtype object"):
         HfViTModel.from_pretrained(tmp_path / "vit.npz")
+
+
+def test_image_size_that_does_not_explain_the_table_is_what_it_becomes(tmp_path: Path) -> None:
+    torch.save(drawn("vit_base_patch16_224").state_dict(), tmp_path / "vit.pth")
+    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", image_size=48)
+    assert opened.config.image_size == 48
+    assert opened.embeddings.position_embeddings.shape == (1, 1 + 36, 128)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "heads"),
+    [
+        ("vit_small_patch16_224", HEADS),
+        ("deit3_huge_patch14_224", HEADS),
+        ("vit_huge_patch14_224", HEADS),
+        ("vit_giant_patch14_dinov2", HEADS),
+        ("vit_so400m_patch14_reg1_tipsv2", HEADS),
+        ("vit_huge_plus_patch16_dinov3_qkvb", DINOV3_HEADS),
+        ("vit_7b_patch16_dinov3", DINOV3_HEADS),
+    ],
+)
+def test_heads_of_published_widths(architecture: str, heads: dict[int, int]) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(architecture, depth=1)
+    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    assert fields_of({}, shapes, heads)["num_attention_heads"] == theirs.blocks[0].attn.num_heads
