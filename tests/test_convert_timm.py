@@ -1,5 +1,6 @@
 """Checkpoints of timm: every plain architecture by name, and equal outputs at small size."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hf_vit.convert.families.timm_vit import TIMM
 from hf_vit.convert.loading import convert_checkpoint
 from hf_vit.convert.source import Source
 
+from .fresh import run_with_package
 from .references import draw_weights
 from .timm_models import SMALL, assert_equals_timm
 
@@ -176,3 +178,53 @@ def test_equals_timm(kind: str, tmp_path: Path) -> None:
     save_for_hf(theirs, tmp_path, safe_serialization=True)
     model_class = HfViTForImageClassification if theirs.num_classes else HfViTModel
     assert_equals_timm(theirs, lambda dtype: model_class.from_pretrained(tmp_path, dtype=dtype))
+
+
+def saved(folder: Path, **changes: Any) -> Path:
+    """A small plain model as timm saves it, with changes in its config.json."""
+    save_for_hf(small_model("plain"), folder, safe_serialization=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+def test_labels_carry_their_descriptions(tmp_path: Path) -> None:
+    names = ["n01", "n02", "n03", "n04", "n05"]
+    saved(tmp_path, label_names=names, label_descriptions={"n02": "goldfish"})
+    config = HfViTForImageClassification.from_pretrained(tmp_path).config
+    assert config.id2label == {0: "n01", 1: "goldfish", 2: "n03", 3: "n04", 4: "n05"}
+    assert config.label2id["goldfish"] == 1
+
+
+def test_pickled_weights_open_too(tmp_path: Path) -> None:
+    theirs = small_model("plain")
+    save_for_hf(theirs, tmp_path, safe_serialization=False)
+    assert_equals_timm(theirs, lambda dtype: HfViTForImageClassification.from_pretrained(tmp_path, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architecture": "vit_base_patch16_xyz_224"}, "'vit_base_patch16_xyz_224' is not known here"),
+        ({"architecture": "convnext_tiny"}, "'convnext_tiny' is not known here"),
+        ({"num_classes": 1000}, "num_classes=1000, but the classifier in the weights has 5"),
+        ({"model_args": {"global_pool": "max"}}, "global_pool='max'"),
+        ({"model_args": {"block_fn": "ResPostBlock"}}, "of which block_fn is not known here"),
+        ({"model_args": {"act_layer": "relu6"}}, "act_layer='relu6'"),
+    ],
+)
+def test_what_is_not_known_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        HfViTModel.from_pretrained(saved(tmp_path, **changes))
+
+
+def test_timm_is_not_needed(tmp_path: Path) -> None:
+    code = """
+        import sys
+        sys.modules["timm"] = None
+        from hf_vit import HfViTModel
+        print(HfViTModel.from_pretrained("published").config.num_attention_heads)
+    """
+    (tmp_path / "published").mkdir()
+    saved(tmp_path / "published")
+    assert run_with_package(code, tmp_path).stdout.strip() == "4"

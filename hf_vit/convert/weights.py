@@ -110,11 +110,9 @@ def _open_npz(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
     with _readable(file), zipfile.ZipFile(file) as archive:
         for entry in archive.namelist():
             with archive.open(entry) as stream:
-                version = np.lib.format.read_magic(stream)
-                header = (
-                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                )
-                shape, _, dtype = header(stream)
+                is_first = np.lib.format.read_magic(stream) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(stream)
             name = entry.removesuffix(".npy")
             if dtype.kind not in "fiub":
                 raise OSError(f"{str(file)!r} holds {name!r} of dtype {dtype}, which is no number that torch knows.")

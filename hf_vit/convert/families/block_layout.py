@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...configuration_hf_vit import HfViTConfig
+from ...configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Shapes
 from ..key_map import KeyMap, Made, Zeros
 
 
+# Height and width in pixels, or one number for both
+Size = int | list[int] | tuple[int, int]
 BLOCK = "encoder.layers.*"
 
 
@@ -132,12 +134,12 @@ def _num_tokens(shapes: Shapes) -> int:
     return ("cls_token" in shapes) + ("dist_token" in shapes)
 
 
-def shape_fields(shapes: Shapes, image_size: int | list[int] | None) -> dict[str, Any]:
+def shape_fields(shapes: Shapes, image_size: Size | None) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` that the shapes of the tensors tell.
 
     Args:
         shapes: Their shapes by name.
-        image_size: Height and width in pixels, where they are known; else the position table is taken as square.
+        image_size: Height and width in pixels, where they are known; see `table_size`.
 
     Raises:
         ValueError: if the position table fits no image size.
@@ -175,7 +177,7 @@ def shape_fields(shapes: Shapes, image_size: int | list[int] | None) -> dict[str
     return {**fields, **position_fields(shapes, patch, image_size)}
 
 
-def position_fields(shapes: Shapes, patch: list[int], image_size: int | list[int] | None) -> dict[str, Any]:
+def position_fields(shapes: Shapes, patch: list[int], image_size: Size | None) -> dict[str, Any]:
     """Returns the fields that say where the learned position table, if any, has rows; see `shape_fields`."""
     if "pos_embed" not in shapes:
         return {"position_embedding_type": "none", "image_size": image_size or 224}
@@ -185,16 +187,15 @@ def position_fields(shapes: Shapes, patch: list[int], image_size: int | list[int
     return {"position_embedding_type": "learned", "image_size": native_size, "prefix_has_position": extra > 0}
 
 
-def table_size(
-    rows: int, counts: Sequence[int], patch: Sequence[int], image_size: int | Sequence[int] | None
-) -> tuple[int | list[int], int]:
+def table_size(rows: int, counts: Sequence[int], patch: Sequence[int], image_size: Size | None) -> tuple[Size, int]:
     """Returns which images a position table is made for, and how many of its rows are none of their patches.
 
     Args:
         rows: Rows of the table.
         counts: How many rows may come before those of the patches.
         patch: Height and width of a patch in pixels.
-        image_size: Height and width in pixels, where they are known; else the table is taken as square.
+        image_size: Height and width in pixels, as the configuration or the user says. Where they do not explain the
+            table, it is taken as square: they may be those that the model is to have in the end.
 
     Returns:
         Height and width in whole patches, and the count.
@@ -202,19 +203,20 @@ def table_size(
     Raises:
         ValueError: if the rows fit no image size.
     """
-    if image_size is None:
-        side = next((isqrt(rows - count) for count in counts if isqrt(rows - count) ** 2 == rows - count), 0)
-        image_size = [side * patch[0], side * patch[1]]
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    grid = height // patch[0], width // patch[1]  # patches of 14 pixels leave a rest of 384, which is cut off
-    if rows - grid[0] * grid[1] not in counts:
-        raise ValueError(
-            f"The position table has {rows} rows, which images of {height} x {width} in patches of {patch[0]} x "
-            f"{patch[1]} pixels do not explain. Give what the weights are made for as image_size=(height, width)."
-        )
-    return as_size([grid[0] * patch[0], grid[1] * patch[1]]), rows - grid[0] * grid[1]
+    sides = [isqrt(rows - count) for count in counts]
+    grids = [(side, side) for side in sides]
+    if image_size is not None:  # patches of 14 pixels leave a rest of 384, which is cut off
+        height, width = to_pair(image_size)
+        grids.insert(0, (height // patch[0], width // patch[1]))
+    for grid in grids:
+        if rows - grid[0] * grid[1] in counts:
+            return as_size([grid[0] * patch[0], grid[1] * patch[1]]), rows - grid[0] * grid[1]
+    raise ValueError(
+        f"The position table has {rows} rows, which neither a square image nor image_size={image_size} in patches of "
+        f"{patch[0]} x {patch[1]} pixels explains. Give what the weights are made for as image_size=(height, width)."
+    )
 
 
-def as_size(pair: Sequence[int]) -> int | list[int]:
+def as_size(pair: Sequence[int]) -> Size:
     """Returns height and width as one number where they are equal."""
     return pair[0] if pair[0] == pair[1] else list(pair)

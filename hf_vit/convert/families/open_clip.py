@@ -76,8 +76,9 @@ CLIP_FILE = Family(
     model_class=None,
     prefixes=("module.",),
     dropped={
-        r"visual\.proj|text_projection|logit_.*": "of the comparison with text",
         r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding": "the text tower",
+        r"visual\.proj|text_projection|logit_.*": "of the comparison with text",
+        r"input_resolution|context_length|vocab_size|attn_mask": "constants",
     },
     images="clip",
     outputs="last hidden state, pooled",
