@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..configuration_hf_vit import HfViTConfig
-from ..modeling_hf_vit import HfViTPreTrainedModel
 from .key_map import KeyMap
 
 
@@ -42,7 +41,6 @@ class Family:
         adapt: What a checkpoint changes in `keys`, by its configuration, ours, and the shapes of its tensors.
         configure: Makes the fields of `HfViTConfig` from their configuration (or, without one, from the fields that
             the user gave) and the shapes of their tensors, whose names have their prefix taken off.
-        model_class: Our class of the same architecture; None: the classifier if the weights hold one.
         prefixes: What may stand before all of their names.
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
@@ -59,7 +57,6 @@ class Family:
     model_types: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
     adapt: Callable[[Config, HfViTConfig, Shapes], KeyMap] = lambda config, ours, shapes: {}
-    model_class: Callable[[Config], type[HfViTPreTrainedModel]] | None = None
     prefixes: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True

@@ -101,7 +101,7 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     except StrictDataclassError as error:
         raise ValueError(f"The configuration of {source.name!r} does not fit: {error}") from error
     keys = {**family.keys, **family.adapt(theirs, config, shapes)}
-    model_class = class_by_weights(keys, shapes) if family.model_class is None else family.model_class(theirs)
+    model_class = class_by_weights(keys, shapes)
     with torch.device("meta"):
         model = model_class(config)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."

@@ -65,7 +65,6 @@ DINOV3_FILE = Family(
     keys=KEYS,
     adapt=adapt,
     configure=configure_dinov3,
-    model_class=None,
     prefixes=("module.backbone.", "backbone.", "module."),
     dropped={
         **TRAINING,
@@ -83,7 +82,6 @@ META_FILE = Family(
     keys=KEYS,
     adapt=adapt,
     configure=configure,
-    model_class=None,
     prefixes=("module.backbone.", "backbone.", "module."),
     dropped=TRAINING,
     images="dinov2",

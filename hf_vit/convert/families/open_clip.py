@@ -73,7 +73,6 @@ CLIP_FILE = Family(
     marks=("visual.conv1.weight", "visual.transformer.resblocks.0.ln_1.weight"),
     keys=KEYS,
     configure=configure,
-    model_class=None,
     prefixes=("module.",),
     dropped={
         r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding": "the text tower",

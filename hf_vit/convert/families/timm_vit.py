@@ -145,7 +145,6 @@ TIMM = Family(
     keys=KEYS,
     adapt=adapt,
     configure=configure,
-    model_class=None,
     dropped={r"attn_pool\..*": "the attention pooling of SigLIP, where the model takes the mean instead"},
     outputs="last hidden state, pooled, logits",
 )
