@@ -252,7 +252,7 @@ def _check_shapes(info: dict[str, Any], prefix: str, name_or_path: str | os.Path
     if wrong:
         raise ValueError(
             f"The weights of {str(name_or_path)!r} do not fit: {'; '.join(wrong[:6])}{', …' if wrong[6:] else ''}. "
-            "Leave out the fields that change these shapes."
+            "Leave out the fields that change these shapes, or have them drawn anew: ignore_mismatched_sizes=True."
         )
 
 

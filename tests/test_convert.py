@@ -168,6 +168,18 @@ def test_stages_are_chosen_as_of_ours(tmp_path: Path) -> None:
     assert HfViTBackbone.from_pretrained(tmp_path, out_features=["stage1"]).out_indices == [1]
 
 
+def test_fields_are_given_as_arguments(tmp_path: Path) -> None:
+    shape = {name: value for name, value in SHAPE.items() if name != "intermediate_size"}
+    hf.Dinov2Model(hf.Dinov2Config(**shape, mlp_ratio=2)).save_pretrained(tmp_path)
+    options = {"output_attentions": True, "output_hidden_states": True, "attn_implementation": "eager"}
+    model = HfViTModel.from_pretrained(tmp_path, num_hidden_layers=1, drop_path_rate=0.1, **options)
+    outputs = model(torch.zeros(1, 3, 32, 32))
+    assert (len(outputs.attentions), len(outputs.hidden_states)) == (1, 2)
+    assert (model.config.drop_path_rate, model.config._attn_implementation) == (0.1, "eager")
+    whole = HfViTModel.from_pretrained(tmp_path)(torch.zeros(1, 3, 32, 32), output_hidden_states=True)
+    torch.testing.assert_close(outputs.hidden_states[1], whole.hidden_states[1])
+
+
 def test_buffers_of_older_releases_are_left_out(tmp_path: Path) -> None:
     hf.CLIPVisionModel(hf.CLIPVisionConfig(**SHAPE)).save_pretrained(tmp_path)
     expected = HfViTModel.from_pretrained(tmp_path)
@@ -300,7 +312,7 @@ def test_overrides_that_change_shapes_are_refused(folder: Path) -> None:
             model_class.from_pretrained(folder, intermediate_size=40, num_labels=3)
 
 
-def test_the_source_is_read_only_as_far_as_it_is_needed(folder: Path) -> None:
+def test_the_architecture_of_the_source_is_recognised(folder: Path) -> None:
     converted = convert_checkpoint(open_source(folder))
     assert converted.model_class is HfViTForImageClassification
     assert converted.family.name == "ViT"

@@ -6,6 +6,15 @@ from types import ModuleType
 import pytest
 import torch
 from datasets import DatasetDict
+from torch import nn
+from transformers import (
+    BitImageProcessor,
+    Dinov2Config,
+    Dinov2Model,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import load_digits_dataset
@@ -90,8 +99,54 @@ def test_overrides_that_change_shapes_of_a_saved_model_are_refused(
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
     arguments = ModelArguments(model_name_or_path=str(saved[0]), config_overrides='{"hidden_size": 32}')
-    with pytest.raises(ValueError, match=r"do not fit \{'hidden_size': 32\}\. Leave out what changes their shapes"):
+    with pytest.raises(ValueError, match=r"do not fit: .* is \(1, 1, 16\) there and \(1, 1, 32\) here"):
         load_classifier(arguments, NAMES)
+
+
+PUBLISHED_SHAPE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+
+@pytest.fixture(params=["vit", "dinov2"])
+def published(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, nn.Module]:
+    """A classifier and a model without a head of transformers, each with its own image processor."""
+    if request.param == "vit":
+        model = ViTForImageClassification(ViTConfig(**PUBLISHED_SHAPE, intermediate_size=16, num_labels=3))
+        ViTImageProcessor(size=32).save_pretrained(tmp_path / "published")
+    else:
+        model = Dinov2Model(Dinov2Config(**PUBLISHED_SHAPE, mlp_ratio=1))
+        BitImageProcessor(size={"shortest_edge": 36}, crop_size=32).save_pretrained(tmp_path / "published")
+    model.save_pretrained(tmp_path / "published")
+    return tmp_path / "published", model.eval().base_model
+
+
+def test_a_published_model_is_tuned(published: tuple[Path, nn.Module]) -> None:
+    folder, source = published
+    model, processor = load_classifier(ModelArguments(model_name_or_path=str(folder)), NAMES)
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert (model.classifier.weight.shape, input_size(processor)) == ((3, 16), (32, 32))
+    assert not model.classifier.weight.any()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval().model(images)[0], source(images)[0], atol=1e-4, rtol=0)
+
+
+def test_a_published_model_is_trained_and_scored_by_the_scripts(
+    published: tuple[Path, nn.Module], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    arguments = ["--dataset_name", "photos", "--use_cpu"]
+    training = ["--model_name_or_path", "published", "--output_dir", "output", "--max_steps", "2"]
+    load_script("train_image_classification").main([*arguments, *SMALL_DATA, *training])
+    load_script("evaluate_image_classification").main([*arguments, "--model_name_or_path", "output"])
+    model = HfViTForImageClassification.from_pretrained("output")
+    assert model.config.id2label == dict(enumerate(NAMES))
+    assert model.classifier.weight.any()
 
 
 def test_a_saved_model_sees_whole_patches_only(saved: tuple[Path, HfViTForImageClassification]) -> None:
@@ -166,7 +221,7 @@ def script() -> ModuleType:
     ("arguments", "message"),
     [
         (["--dataset_name", "photo"], "There is no file or folder 'photo'"),
-        (["--dataset_name", "photos", "--model_name_or_path", "nowhere"], "There is no saved model 'nowhere'"),
+        (["--dataset_name", "photos", "--model_name_or_path", "nowhere"], "No model can be read from 'nowhere'"),
         (["--dataset_name", "photos", "--preset", "giant"], "There is no preset 'giant'"),
         (["--dataset_name", "photos", "--auto_augment", "some"], "auto_augment='some' is unknown"),
         (["--dataset_name", "photos", "--config_overrides", "patch_size=8"], "is no JSON object"),

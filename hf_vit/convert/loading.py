@@ -58,7 +58,8 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
             "as arguments, such as image_size=384."
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
-    known = {field.name for field in fields(HfViTConfig)} | {"num_labels", "out_features", "out_indices"}
+    properties = {"num_labels", "out_features", "out_indices", "output_attentions"}
+    known = {field.name for field in fields(HfViTConfig)} | properties
     known -= {"dtype"}  # as an argument it is that of the weights
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, **hub)

@@ -116,7 +116,9 @@ def open_classifier(name_or_path: str, **overrides: Any) -> HfViTForImageClassif
     try:
         return HfViTForImageClassification.from_pretrained(name_or_path, **overrides)
     except OSError as error:
-        raise OSError(f"No model can be read from {name_or_path!r}, be it a folder or a name on the Hub: {error}") from error
+        raise OSError(
+            f"No model can be read from {name_or_path!r}, be it a folder or a name on the Hub: {error}"
+        ) from error
 
 
 def input_size(processor: BaseImageProcessor) -> tuple[int, int]:

@@ -52,11 +52,9 @@ def tower_of(config: Config) -> Config:
 def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     """Returns the fields of an image tower; the labels are those of the whole model."""
     tower = tower_of(config)
-    return {
-        **transformers_fields(tower, **defaults),
-        **{name: value for name, value in transformers_fields(config).items() if name in LABELS},
-        "attention_probs_dropout_prob": tower.get("attention_dropout", 0.0),
-    }
+    unlabelled = {name: value for name, value in transformers_fields(tower, **defaults).items() if name not in LABELS}
+    labels = {name: value for name, value in transformers_fields(config).items() if name in LABELS}
+    return {**unlabelled, **labels, "attention_probs_dropout_prob": tower.get("attention_dropout") or 0.0}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
