@@ -409,3 +409,12 @@ def test_heads_of_published_widths(architecture: str, heads: dict[int, int]) -> 
         theirs = timm.create_model(architecture, depth=1)
     shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
     assert fields_of({}, shapes, heads)["num_attention_heads"] == theirs.blocks[0].attn.num_heads
+
+
+@pytest.mark.parametrize("missing", ["blocks.0.mlp.fc2.weight", "blocks.1.norm2.bias", "norm.weight"])
+def test_missing_tensor_is_named(missing: str, tmp_path: Path) -> None:
+    state = drawn("vit_base_patch16_224").state_dict()
+    del state[missing]
+    torch.save(state, tmp_path / "vit.pth")
+    with pytest.raises(ValueError, match=re.escape(missing)):
+        HfViTModel.from_pretrained(tmp_path / "vit.pth")

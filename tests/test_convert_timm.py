@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
@@ -147,6 +148,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "CLIP": ("vit_base_patch32_clip_224", {}),
     "CLIP quick": ("vit_base_patch32_clip_quickgelu_224", {}),
     "activation by argument": ("vit_base_patch16_224", {"act_layer": "quick_gelu"}),
+    "norm by argument": ("vit_base_patch32_clip_224", {"norm_layer": "layernorm"}),
     "SigLIP": ("vit_base_patch16_siglip_224", {}),
     "SigLIP 2": ("vit_so400m_patch16_siglip_256", {}),
     "SigLIP mean": ("vit_base_patch16_siglip_gap_224", {}),
@@ -211,6 +213,7 @@ def test_pickled_weights_open_too(tmp_path: Path) -> None:
         ({"model_args": {"global_pool": "max"}}, "global_pool='max'"),
         ({"model_args": {"block_fn": "ResPostBlock"}}, "of which block_fn is not known here"),
         ({"model_args": {"act_layer": "relu6"}}, "act_layer='relu6'"),
+        ({"model_args": {"embed_dim": 32}}, "Add num_heads to model_args"),
     ],
 )
 def test_what_is_not_known_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -228,3 +231,30 @@ def test_timm_is_not_needed(tmp_path: Path) -> None:
     (tmp_path / "published").mkdir()
     saved(tmp_path / "published")
     assert run_with_package(code, tmp_path).stdout.strip() == "4"
+
+
+@pytest.mark.parametrize(
+    ("name", "today"),
+    [
+        ("vit_base_patch16_224.augreg_in21k", "vit_base_patch16_224"),
+        ("vit_huge_patch14_224_in21k", "vit_huge_patch14_224"),
+        ("vit_small_patch8_224_dino", "vit_small_patch8_224"),
+        ("vit_base_patch16_224_miil_in21k", "vit_base_patch16_224_miil"),
+        ("vit_huge_patch14_224_clip_laion2b", "vit_huge_patch14_clip_224"),
+    ],
+)
+def test_old_names_mean_what_they_mean_today(name: str, today: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(today, depth=1)
+    shapes = {tensor: tuple(value.shape) for tensor, value in theirs.state_dict().items()}
+    config = published_config(theirs)
+    assert TIMM.configure({**config, "architecture": name}, shapes) == TIMM.configure(config, shapes)
+
+
+def test_attention_pooling_that_the_mean_replaces_is_left_out(tmp_path: Path) -> None:
+    theirs = small_model("SigLIP mean")
+    save_for_hf(theirs, tmp_path, safe_serialization=True)
+    pooled = small_model("SigLIP", num_classes=5).state_dict()
+    save_file(pooled, tmp_path / "model.safetensors")
+    theirs.load_state_dict({name: tensor for name, tensor in pooled.items() if not name.startswith("attn_pool.")})
+    assert_equals_timm(theirs, lambda dtype: HfViTForImageClassification.from_pretrained(tmp_path, dtype=dtype))

@@ -28,6 +28,17 @@ def check_fixed(family: "Family", config: Config, name: str) -> None:
             )
 
 
+def shape_of(shapes: Shapes, name: str) -> tuple[int, ...]:
+    """Returns the shape of their tensor `name`.
+
+    Raises:
+        ValueError: if there is no such tensor.
+    """
+    if name not in shapes:
+        raise ValueError(f"The weights hold no {name!r}. The file is of another model, or incomplete.")
+    return shapes[name]
+
+
 @dataclass(frozen=True)
 class Family:
     """A published layout: whose checkpoints it covers, how configuration and weights become ours.

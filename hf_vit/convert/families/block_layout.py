@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...configuration_hf_vit import HfViTConfig, to_pair
-from ..family import Shapes
+from ..family import Shapes, shape_of
 from ..key_map import KeyMap, Made, Zeros
 
 
@@ -67,7 +67,7 @@ KEYS: KeyMap = {
     "classifier": "head",
     "distillation_classifier": "head_dist",
 }
-# What changes in the key map where a tensor is there.
+# What changes in the key map where a tensor is there; entries that our model does not ask for are not looked at.
 DIALECTS: Mapping[str, KeyMap] = {
     "fc_norm.weight": {"norm": "fc_norm"},
     "register_tokens": {"embeddings.register_tokens": "register_tokens"},
@@ -142,11 +142,11 @@ def shape_fields(shapes: Shapes, image_size: Size | None) -> dict[str, Any]:
         image_size: Height and width in pixels, where they are known; see `table_size`.
 
     Raises:
-        ValueError: if the position table fits no image size.
+        ValueError: if the position table fits no image size, or the first block is not there.
     """
-    width, channels, *patch = shapes["patch_embed.proj.weight"]
-    down = next(name for name in ("fc2", "w3") if f"blocks.0.mlp.{name}.weight" in shapes)
-    intermediate = shapes[f"blocks.0.mlp.{down}.weight"][1]
+    width, channels, *patch = shape_of(shapes, "patch_embed.proj.weight")
+    down = "w3" if "blocks.0.mlp.w3.weight" in shapes else "fc2"
+    intermediate = shape_of(shapes, f"blocks.0.mlp.{down}.weight")[1]
     up = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0]
     gated = up != intermediate
     is_layer_norm = "blocks.0.norm1.bias" in shapes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..family import Config, Family, Shapes
+from ..family import Config, Family, Shapes, shape_of
 from ..key_map import KeyMap, Made
 from .block_layout import as_size, table_size
 
@@ -112,15 +112,16 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     width, num_heads, _ = shapes[query]
     blocks = {name.split("/")[1] for name in shapes if name.startswith("Transformer/encoderblock_")}
     height, breadth, channels, _ = shapes["embedding/kernel"]
-    hidden = next(name for name in shapes if "encoderblock_0/Mlp" in name and name.endswith("/Dense_0/kernel"))
-    rows = shapes[POSITIONS if POSITIONS in shapes else "pos_embedding"][1]
-    num_positions = int(POSITIONS in shapes and "cls" in shapes)  # big_vision leaves CLS without one
+    is_big_vision = POSITIONS not in shapes
+    hidden = shape_of(shapes, f"Transformer/encoderblock_0/MlpBlock_{0 if is_big_vision else 3}/Dense_0/kernel")[1]
+    rows = shapes["pos_embedding" if is_big_vision else POSITIONS][1]
+    num_positions = int("cls" in shapes and not is_big_vision)  # big_vision leaves CLS without one
     image_size, _ = table_size(rows, (num_positions,), (height, breadth), given.get("image_size"))
     fields: dict[str, Any] = {
         "hidden_size": width,
         "num_attention_heads": num_heads,
         "num_hidden_layers": len(blocks),
-        "intermediate_size": shapes[hidden][1],
+        "intermediate_size": hidden,
         "patch_size": as_size((height, breadth)),
         "num_channels": channels,
         "image_size": image_size,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ..family import Config, Family, Shapes
+from ..family import Config, Family, Shapes, shape_of
 from ..key_map import KeyMap, Reshaped, Zeros
 from .block_layout import as_size, table_size
 
@@ -31,13 +31,15 @@ HEADS = {1280: 16, 1408: 16, 1664: 16}
 def fields_of(hidden_act: str, given: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields that shapes and the user tell, for a model with the activation `hidden_act`."""
     width, channels, *patch = shapes["visual.conv1.weight"]
-    image_size, _ = table_size(shapes["visual.positional_embedding"][0], (1,), patch, given.get("image_size"))
+    image_size, _ = table_size(
+        shape_of(shapes, "visual.positional_embedding")[0], (1,), patch, given.get("image_size")
+    )
     block = BLOCK.replace("*", "0")
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[3] for name in shapes if name.startswith(BLOCK.rstrip("*"))}),
         "num_attention_heads": given.get("num_attention_heads", HEADS.get(width, width // 64)),
-        "intermediate_size": shapes[f"{block}.mlp.c_fc.weight"][0],
+        "intermediate_size": shape_of(shapes, f"{block}.mlp.c_fc.weight")[0],
         "hidden_act": hidden_act,
         "layer_norm_eps": 1e-5,
         "image_size": image_size,

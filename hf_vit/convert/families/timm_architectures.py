@@ -9,12 +9,14 @@ SIZES = (
     "giant|giantopt|gigantic|7b"
 )
 KINDS = (
-    "plus|miil|gap|36x1|reg[14]_gap|reg4_map|plus_clip|clip|clip_quickgelu|siglip|siglip_gap|dinov2|reg4_dinov2|"
+    "plus|gap|36x1|reg[14]_gap|reg4_map|plus_clip|clip|clip_quickgelu|siglip|siglip_gap|dinov2|reg4_dinov2|"
     "reg1_tipsv2|dinov3|dinov3_qkvb|lingbot|rope|rope_ape|rope_reg[14]_gap"
 )
+# What timm once put behind a name and now calls its tag.
+TAGS = "miil|miil_in21k|in21k|sam|dino|clip_laion2b"
 # The architectures whose model is ours, weight by weight.
 CONVERTED = (
-    rf"vit_({SIZES})_patch\d+(_({KINDS}))?(_\d+)?(_miil)?",
+    rf"vit_({SIZES})_patch\d+(_({KINDS}))?(_\d+)?(_({TAGS}))?",
     r"deit_(tiny|small|base)(_distilled)?_patch16_\d+",
     r"deit3_(small|medium|base|large|huge)_patch\d+_\d+",
     r"flexivit_(small|base|large)",

@@ -17,7 +17,8 @@ from .timm_architectures import COLUMNS_FIRST, INTERLEAVED, check, facts
 
 POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
-# Arguments that models may be built with: those that are fields of ours, and those that the tensors tell as well.
+# Arguments that models may be built with: those that are fields of ours, and those that the tensors tell as well or
+# that act in training alone.
 RENAMED_ARGUMENTS = {
     "num_heads": "num_attention_heads",
     "drop_path_rate": "drop_path_rate",
@@ -32,13 +33,19 @@ TOLD_ARGUMENTS = (
     "qkv_bias", "qk_norm", "proj_bias", "class_token", "reg_tokens", "num_reg_tokens", "no_embed_class",
     "pre_norm", "use_pre_transformer_norm", "fc_norm", "use_fc_norm", "dynamic_img_size", "dynamic_img_pad",
     "drop_rate", "weight_init", "fix_init", "swiglu_mlp", "swiglu_align_to", "use_abs_pos_emb",
+    "pos_drop_rate", "patch_drop_rate", "proj_drop_rate",
 )
 # fmt: on
 
 
+def name_of(config: Config) -> str:
+    """Returns the name of the architecture without the tag of its weights, as in vit_base_patch16_224.augreg_in21k."""
+    return str(config["architecture"]).partition(".")[0]
+
+
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Architecture by name, arguments it was built with, and shapes."""
-    architecture = config["architecture"]
+    architecture = name_of(config)
     check(architecture)
     check_classes(config, shapes)
     given = config.get("model_args") or {}
@@ -81,8 +88,15 @@ def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
             f"timm's {architecture!r} was built with model_args={dict(arguments)}, of which "
             f"{', '.join(sorted(unknown)) or f'act_layer={activation!r}, norm_layer={norm!r}'} is not known here."
         )
+    if "embed_dim" in arguments and "num_heads" not in arguments:
+        raise ValueError(
+            f"timm's {architecture!r} was built with embed_dim={arguments['embed_dim']} and its usual number of "
+            "heads, which is not known here. Add num_heads to model_args in config.json."
+        )
     if activation is not None:
         fields["hidden_act"] = ACTIVATIONS[activation]
+    if norm is not None:  # the class itself, without the epsilon that the architecture gives it
+        fields["layer_norm_eps"] = 1e-6
     return fields
 
 
@@ -110,7 +124,7 @@ def label_fields(config: Config) -> dict[str, Any]:
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     """Returns what tensors and architecture change in the key map."""
     keys = dict(block_layout.adapt(ours, shapes))
-    architecture = config["architecture"]
+    architecture = name_of(config)
     if "rotary" in ours.position_embedding_type and re.fullmatch(INTERLEAVED, architecture):
         head_size = ours.hidden_size // ours.num_attention_heads
         order = half_order(head_size, columns_first=bool(re.fullmatch(COLUMNS_FIRST, architecture)))
