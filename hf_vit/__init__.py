@@ -39,9 +39,9 @@ AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
 AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
-# Key maps and tables of other libraries stay in the package; the files that travel reach them here.
-HfViTImageProcessorBase._converter = read_image_processor_file
+# What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
 HfViTPreTrainedModel._read_published = staticmethod(read_published)
+HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 

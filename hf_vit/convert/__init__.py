@@ -1,7 +1,34 @@
 """Published checkpoints of other libraries: in, checked, and out again."""
 
+from .export import export_checkpoint
+from .families import FAMILIES
 from .image_processor import read_image_processor_file
-from .loading import read_published
+from .layouts import LAYOUTS
+from .load_image_processor import load_image_processor
+from .loading import Converted, convert_checkpoint, read_published
+from .model_card import write_conversion_card
+from .new_folder import new_folder
+from .parity import OutputParity, compare_with_source
+from .peak_memory import peak_memory
+from .source import Source, open_source
+from .table import families_table
 
 
-__all__ = ["read_image_processor_file", "read_published"]
+__all__ = [
+    "FAMILIES",
+    "LAYOUTS",
+    "Converted",
+    "OutputParity",
+    "Source",
+    "compare_with_source",
+    "convert_checkpoint",
+    "export_checkpoint",
+    "families_table",
+    "load_image_processor",
+    "new_folder",
+    "open_source",
+    "peak_memory",
+    "read_image_processor_file",
+    "read_published",
+    "write_conversion_card",
+]

@@ -39,8 +39,7 @@ class Family:
         model_types: `model_type` in the config.json of transformers; empty for other formats.
         marks: For files that come without config.json: names of tensors that all of them hold.
         keys: Our tensors to theirs.
-        adapt: What the checkpoint at hand changes in `keys`, by its configuration, ours, and the shapes of its
-            tensors.
+        adapt: What a checkpoint changes in `keys`, by its configuration, ours, and the shapes of its tensors.
         configure: Makes the fields of `HfViTConfig` from their configuration (or, without one, from the fields that
             the user gave) and the shapes of their tensors, whose names have their prefix taken off.
         model_class: Our class of the same architecture; None: the classifier if the weights hold one.
@@ -49,6 +48,7 @@ class Family:
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         fixed: Fields of their configuration that we have for one value only, and that value.
         without_effect: Fields of their configuration that change no output: of other parts, or of training.
+        images: For files that come without options of an image processor: whose they are like, in `ORIGINALS`.
         outputs: What is equal to the source, as in the README.
     """
 
@@ -65,48 +65,62 @@ class Family:
     reads: Callable[[Config], bool] = lambda config: True
     fixed: Mapping[str, Any] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
+    images: str = ""
     outputs: str = ""
 
 
+# Fields that the configurations of transformers' plain ViTs and ours share, names and all
+COMMON = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "layer_norm_eps",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "qkv_bias",
+    *LABELS,
+)
+# What we share with some of them
+BEYOND_VIT = (
+    "drop_path_rate",
+    "key_bias",
+    "proj_bias",
+    "mlp_bias",
+    "use_gated_mlp",
+    "layerscale_value",
+    "num_register_tokens",
+    "rope_theta",
+    "apply_layernorm",
+    "reshape_hidden_states",
+    "out_features",
+    "out_indices",
+)
+
+
 def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields that `HfViTConfig` shares with the configurations of transformers, names and all.
+    """Returns the fields that `HfViTConfig` shares with the configurations of transformers.
 
     Args:
         config: Their config.json.
         **defaults: What their class assumes for fields that the file leaves out, where it differs from ours.
     """
-    shared = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "hidden_act",
-        "hidden_dropout_prob",
-        "attention_probs_dropout_prob",
-        "drop_path_rate",
-        "initializer_range",
-        "layer_norm_eps",
-        "image_size",
-        "patch_size",
-        "num_channels",
-        "qkv_bias",
-        "key_bias",
-        "proj_bias",
-        "mlp_bias",
-        "use_gated_mlp",
-        "layerscale_value",
-        "num_register_tokens",
-        "rope_theta",
-        "apply_layernorm",
-        "reshape_hidden_states",
-        "out_features",
-        "out_indices",
-        *LABELS,
-    )
-    fields = {**defaults, **{name: config[name] for name in shared if config.get(name) is not None}}
+    names = (*COMMON, *BEYOND_VIT)
+    fields = {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
     if fields.get("out_features") == [f"stage{fields.get('num_hidden_layers', 12)}"]:
         # The last stage is the default, which follows where a user takes fewer blocks.
         del fields["out_features"], fields["out_indices"]
     if "id2label" in fields:
         fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
     return fields
+
+
+def common_fields(config: HfViTConfig) -> dict[str, Any]:
+    """Returns the same fields of our configuration, for a config.json of transformers."""
+    values = config.to_dict()
+    return {name: values[name] for name in COMMON if values.get(name) is not None}

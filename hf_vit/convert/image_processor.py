@@ -75,6 +75,7 @@ MODEL_CLASSES = {
 }
 
 HONOURED = {
+    "num_channels",  # of ours, where one was exported
     "do_resize",
     "size",
     "default_to_square",
@@ -118,16 +119,20 @@ TIMM_DEFAULTS: Options = {
 
 # How files without any options are evaluated by the code that they come with: crop to resized edge (`None` resizes to
 # the exact size), filter, colours. All crop by torchvision.
-# DeiT: https://github.com/facebookresearch/deit, datasets.py; DINO: https://github.com/facebookresearch/dino,
-# eval_linear.py; DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py; MAE:
-# https://github.com/facebookresearch/mae, util/datasets.py; JAX: https://github.com/google-research/vision_transformer,
-# vit_jax/input_pipeline.py, whose files timm evaluates in another way (bicubic, crop 0.9).
+# DeiT: https://github.com/facebookresearch/deit, datasets.py
+# DINO: https://github.com/facebookresearch/dino, eval_linear.py
+# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py
+# MAE: https://github.com/facebookresearch/mae, util/datasets.py
+# CLIP: https://github.com/openai/CLIP, clip/clip.py
+# JAX: https://github.com/google-research/vision_transformer, vit_jax/input_pipeline.py, whose files timm evaluates in
+# another way (bicubic, crop 0.9)
 ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
     "deit": (0.875, BICUBIC, IMAGENET),
     "dino": (0.875, BICUBIC, IMAGENET),
     "dinov2": (0.875, BICUBIC, IMAGENET),
     "mae": (0.875, BICUBIC, IMAGENET),
     "vit_jax": (None, BILINEAR, HALF),
+    "clip": (1.0, BICUBIC, OPENAI),
 }
 
 
@@ -228,7 +233,7 @@ def original_image_processor_options(family: str, image_size: int | list[int] | 
 
     Args:
         family: A key of `ORIGINALS`: "deit", "dino", "dinov2" and "mae" for the .pth files of facebookresearch,
-            "vit_jax" for the .npz files of google-research.
+            "vit_jax" for the .npz files of google-research, "clip" for the files of OpenAI and OpenCLIP.
         image_size: Height and width in pixels that the model takes.
 
     Raises:

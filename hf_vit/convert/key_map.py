@@ -23,8 +23,18 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Our tensor is some rows of theirs: parts `start` up to but without `stop` of `of` equal parts."""
+
+    names: tuple[str, ...]
+    start: int
+    stop: int
+    of: int
+
+
+@dataclass(frozen=True)
 class Made:
-    """Our tensor is made from theirs by a function."""
+    """Our tensor is made from theirs by a function; there is no way back."""
 
     names: tuple[str, ...]
     make: Callable[..., Tensor]
@@ -37,10 +47,12 @@ class Reshaped:
     Args:
         names: The one name.
         order: Our dimensions in the order in which theirs run, where that differs.
+        back: Their shape, where it is exported, as `Tensor.reshape` takes it.
     """
 
     names: tuple[str, ...]
     order: tuple[int, ...] | None = None
+    back: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Zeros:
     names: tuple[str, ...] = ()
 
 
-Rule = str | Joined | Made | Reshaped | Zeros
+Rule = str | Joined | Rows | Made | Reshaped | Zeros
 # Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
 # part of the tensor's name (`weight`, `bias`) is the same on both sides.
 KeyMap = Mapping[str, Rule]
@@ -140,9 +152,12 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
             return torch.zeros(shape)
         case Joined(names):
             return torch.cat(weights.read_to_change([theirs[name] for name in names]))
+        case Rows(names, start, stop, of):
+            (tensor,) = weights.read_to_change([theirs[name] for name in names])
+            return tensor.unflatten(0, (of, -1))[start:stop].flatten(0, 1).clone()
         case Made(names, make):
             return make(*weights.read_to_change([theirs[name] for name in names])).contiguous()
-        case Reshaped(names, order):
+        case Reshaped(names, order, _):
             (tensor,) = weights.read_to_change([theirs[name] for name in names])
             return reshape(tensor, shape, order or tuple(range(len(shape))))
 
@@ -153,6 +168,34 @@ def reshape(tensor: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> T
         return tensor
     back = sorted(range(len(order)), key=lambda dimension: order[dimension])
     return tensor.reshape([shape[dimension] for dimension in order]).permute(back).contiguous()
+
+
+def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Tensor]:
+    """Carries our tensors back to published names, bit by bit.
+
+    Args:
+        weights: Ours by name, without the prefix of the base model.
+        keys: The key map of the format, read backwards.
+
+    Raises:
+        ValueError: if the format has no place for one of them.
+    """
+    exported: dict[str, Tensor] = {}
+    parts: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in weights.items():
+        match find_rule(keys, name):
+            case str(theirs):
+                exported[theirs] = tensor
+            case Joined(names):
+                exported.update(zip(names, (part.clone() for part in tensor.chunk(len(names))), strict=True))
+            case Rows((theirs,), start, _, _):
+                parts.setdefault(theirs, {})[start] = tensor
+            case Reshaped((theirs,), None, tuple(shape)):
+                exported[theirs] = tensor.reshape(shape)
+            case _:
+                raise ValueError(f"The format has no place for {name}.")
+    exported.update({name: torch.cat([rows[start] for start in sorted(rows)]) for name, rows in parts.items()})
+    return exported
 
 
 def strip_prefix(name: str, prefixes: Iterable[str]) -> str:

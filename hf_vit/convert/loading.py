@@ -21,12 +21,14 @@ class Converted:
     """A published checkpoint in our terms.
 
     Args:
+        name: Folder, file, or name on the Hub.
         family: What it is.
         config: Its configuration; the architecture is that of the source.
         model_class: Our class of the same architecture.
         weights: All tensors of that class, by name.
     """
 
+    name: str
     family: Family
     config: HfViTConfig
     model_class: type[HfViTPreTrainedModel]
@@ -106,8 +108,9 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     state = model.state_dict()
     expected = {name.removeprefix(prefix): tuple(tensor.shape) for name, tensor in state.items()}
     weights = convert_weights(source.weights, keys, expected, prefixes=family.prefixes, dropped=family.dropped)
+    source.weights.release()
     named = {name: weights[name.removeprefix(prefix)] for name in state}
-    return Converted(family, config, model_class, named)
+    return Converted(source.name, family, config, model_class, named)
 
 
 def shapes_of(source: Source, family: Family) -> Shapes:

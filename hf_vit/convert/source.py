@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from .weights import Weights
 
 # Arguments of `from_pretrained` that say where on the Hub files are.
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+# What may stand beside a file of weights.
+CONFIGS = ("config.json", "open_clip_config.json")
 # Names of weights in a folder or repository, the safest first.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -27,18 +29,20 @@ class Source:
         name: Folder, file, or name on the Hub, as the user gave it.
         config: Its config.json; empty for a lone file of weights.
         weights: Its tensors.
+        hub: Where on the Hub it is: `HUB_ARGUMENTS`.
     """
 
     name: str
     config: Mapping[str, Any]
     weights: Weights
+    hub: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
     """Opens a published checkpoint without reading its tensors.
 
     Args:
-        name_or_path: Folder, file of weights, or name on the Hub. Beside a file, config.json is looked for.
+        name_or_path: Folder, file of weights, or name on the Hub. Beside a file, `CONFIGS` are looked for.
         **hub: `HUB_ARGUMENTS`.
 
     Raises:
@@ -46,13 +50,15 @@ def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
     """
     path = Path(name_or_path)
     if path.is_file():
-        beside = path.with_name("config.json")
-        config = read_json(beside) if beside.is_file() else {}
-        return Source(str(name_or_path), config, Weights([path]))
+        beside = next((file for file in map(path.with_name, CONFIGS) if file.is_file()), None)
+        return Source(str(name_or_path), {} if beside is None else read_json(beside), Weights([path]))
+    if not path.is_dir() and (path.is_absolute() or len(path.parts) > 2):  # names on the Hub have two parts
+        raise OSError(f"There is no folder or file {str(name_or_path)!r}, and it is no name on the Hub.")
     config_file = cached_file(str(name_or_path), "config.json", **hub)
     if config_file is None:
         raise OSError(f"There is no config.json in {str(name_or_path)!r}. Give the folder or repository of a model.")
-    return Source(str(name_or_path), read_json(Path(config_file)), Weights(find_weights(str(name_or_path), **hub)))
+    weights = Weights(find_weights(str(name_or_path), **hub))
+    return Source(str(name_or_path), read_json(Path(config_file)), weights, hub)
 
 
 def find_weights(name_or_path: str, **hub: Any) -> list[Path]:

@@ -3,7 +3,8 @@
 import argparse
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -34,6 +35,7 @@ class Weights:
         self.files = tuple(files)
         self._tensors: dict[str, Any] = {}
         self._file_of: dict[str, Path] = {}
+        self._mapped_anew: dict[Path, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             for name, shape, tensor in _open(file):
@@ -45,21 +47,23 @@ class Weights:
 
     def read(self, name: str) -> Tensor:
         """Returns one tensor; of a safetensors file its memory is the file's, without a copy."""
-        tensor = self._tensors[name]
-        return torch.from_numpy(np.ascontiguousarray(tensor)) if isinstance(tensor, np.ndarray) else tensor[...]
+        return self._tensors[name][...]
 
     def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
-        """Returns tensors that will be made into others.
+        """Returns tensors that will be made into others, until `release` is called.
 
-        Of a safetensors file they are mapped anew, so that the memory goes back once the new ones are made.
+        Of a safetensors file they are mapped anew: their memory can then go back while that of `read` stays.
         """
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]
-        tensors = []
-        for name in names:
-            with _open_safetensors(self.file_of(name)) as file:
-                tensors.append(file.get_tensor(name))
-        return tensors
+        for file in map(self.file_of, names):
+            if file not in self._mapped_anew:
+                self._mapped_anew[file] = _open_safetensors(file)
+        return [self._mapped_anew[self.file_of(name)].get_tensor(name) for name in names]
+
+    def release(self) -> None:
+        """Gives the memory of what was read to be changed back."""
+        self._mapped_anew.clear()
 
 
 def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
@@ -81,7 +85,7 @@ def _open(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
             raise OSError(f"{str(file)!r} is no file of weights. Give a .safetensors, .npz, .pth, .pt or .bin file.")
 
 
-def _open_safetensors(file: Path) -> AbstractContextManager[Any]:
+def _open_safetensors(file: Path) -> Any:
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
@@ -90,12 +94,35 @@ def _open_safetensors(file: Path) -> AbstractContextManager[Any]:
         ) from error
 
 
+@dataclass(frozen=True)
+class _NpzArray:
+    """An array in a `.npz` file, read where it is indexed."""
+
+    file: Path
+    name: str
+
+    def __getitem__(self, index: Any) -> Tensor:
+        with _readable(self.file), np.load(self.file, allow_pickle=False) as arrays:
+            return torch.from_numpy(np.ascontiguousarray(arrays[self.name]))[index]
+
+
 def _open_npz(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    with _readable(file), zipfile.ZipFile(file) as archive:
+        for entry in archive.namelist():
+            with archive.open(entry) as stream:
+                is_first = np.lib.format.read_magic(stream) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(stream)
+            name = entry.removesuffix(".npy")
+            if dtype.kind not in "fiub":
+                raise OSError(f"{str(file)!r} holds {name!r} of dtype {dtype}, which is no number that torch knows.")
+            yield name, shape, _NpzArray(file, name)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                array = arrays[name]
-                yield name, array.shape, array
+        yield
     except (zipfile.BadZipFile, ValueError, EOFError) as error:
         raise OSError(f"{str(file)!r} is damaged or cut off: {error}. Download it again.") from error
 

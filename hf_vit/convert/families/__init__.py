@@ -5,7 +5,10 @@ from .clip import CLIP
 from .deit import DEIT, DEIT_ONE_HEAD
 from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from .dinov3 import DINOV3
+from .google import BIG_VISION, GOOGLE
 from .ijepa import IJEPA
+from .meta import DINOV3_FILE, META_FILE
+from .open_clip import CLIP_FILE, OPEN_CLIP
 from .siglip import SIGLIP, SIGLIP_2
 from .timm_vit import TIMM
 from .vit import VIT
@@ -28,6 +31,13 @@ FAMILIES: tuple[Family, ...] = (
     SIGLIP,
     SIGLIP_2,
     TIMM,
+    OPEN_CLIP,
+    # Files without a configuration: the first whose marks are there.
+    GOOGLE,
+    BIG_VISION,
+    DINOV3_FILE,
+    META_FILE,
+    CLIP_FILE,
 )
 
-__all__ = ["FAMILIES"]
+__all__ = ["DEIT", "DINOV2", "DINOV2_WITH_REGISTERS", "FAMILIES", "TIMM", "VIT"]

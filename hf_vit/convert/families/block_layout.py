@@ -1,6 +1,6 @@
 """The layout `blocks.0.attn.qkv`, which timm and the code of DINO, DeiT, MAE, DINOv2 and DINOv3 share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -13,6 +13,8 @@ from ..family import Shapes
 from ..key_map import KeyMap, Made, Zeros
 
 
+# Height and width in pixels, or one number for both
+Size = int | list[int] | tuple[int, int]
 BLOCK = "encoder.layers.*"
 
 
@@ -132,12 +134,12 @@ def _num_tokens(shapes: Shapes) -> int:
     return ("cls_token" in shapes) + ("dist_token" in shapes)
 
 
-def shape_fields(shapes: Shapes, image_size: int | list[int] | None) -> dict[str, Any]:
+def shape_fields(shapes: Shapes, image_size: Size | None) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` that the shapes of the tensors tell.
 
     Args:
         shapes: Their shapes by name.
-        image_size: Height and width in pixels, where they are known; else the position table is taken as square.
+        image_size: Height and width in pixels, where they are known; see `table_size`.
 
     Raises:
         ValueError: if the position table fits no image size.
@@ -152,7 +154,7 @@ def shape_fields(shapes: Shapes, image_size: int | list[int] | None) -> dict[str
     fields = {
         "hidden_size": width,
         "num_channels": channels,
-        "patch_size": patch[0] if patch[0] == patch[1] else patch,
+        "patch_size": as_size(patch),
         "num_hidden_layers": 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks.")),
         "intermediate_size": intermediate,
         "use_gated_mlp": gated,
@@ -175,27 +177,46 @@ def shape_fields(shapes: Shapes, image_size: int | list[int] | None) -> dict[str
     return {**fields, **position_fields(shapes, patch, image_size)}
 
 
-def position_fields(shapes: Shapes, patch: list[int], image_size: int | list[int] | None) -> dict[str, Any]:
+def position_fields(shapes: Shapes, patch: list[int], image_size: Size | None) -> dict[str, Any]:
     """Returns the fields that say where the learned position table, if any, has rows; see `shape_fields`."""
     if "pos_embed" not in shapes:
         return {"position_embedding_type": "none", "image_size": image_size or 224}
-    rows = shapes["pos_embed"][1]
     tokens = _num_tokens(shapes)
-    counts = (0, tokens, tokens + shapes.get("reg_token", (1, 0))[1])  # rows that may come before the patches
-    if image_size is None:
-        side = next((isqrt(rows - count) for count in counts if isqrt(rows - count) ** 2 == rows - count), 0)
-        image_size = [side * patch[0], side * patch[1]]
-    height, width = to_pair(image_size)
-    extra = rows - (height // patch[0]) * (width // patch[1])
-    if extra not in counts:
-        raise ValueError(
-            f"The position table has {rows} rows, which image_size={image_size} with patches of {patch} pixels does "
-            "not explain. Give the height and width that the weights are made for as image_size=(height, width)."
-        )
-    # Patches of 14 pixels leave a rest of 384: it is cut off.
-    height, width = height // patch[0] * patch[0], width // patch[1] * patch[1]
-    return {
-        "position_embedding_type": "learned",
-        "image_size": height if height == width else [height, width],
-        "prefix_has_position": extra > 0,
-    }
+    counts = (0, tokens, tokens + shapes.get("reg_token", (1, 0))[1])
+    native_size, extra = table_size(shapes["pos_embed"][1], counts, patch, image_size)
+    return {"position_embedding_type": "learned", "image_size": native_size, "prefix_has_position": extra > 0}
+
+
+def table_size(rows: int, counts: Sequence[int], patch: Sequence[int], image_size: Size | None) -> tuple[Size, int]:
+    """Returns which images a position table is made for, and how many of its rows are none of their patches.
+
+    Args:
+        rows: Rows of the table.
+        counts: How many rows may come before those of the patches.
+        patch: Height and width of a patch in pixels.
+        image_size: Height and width in pixels, as the configuration or the user says. Where they do not explain the
+            table, it is taken as square: they may be those that the model is to have in the end.
+
+    Returns:
+        Height and width in whole patches, and the count.
+
+    Raises:
+        ValueError: if the rows fit no image size.
+    """
+    sides = [isqrt(rows - count) for count in counts]
+    grids = [(side, side) for side in sides]
+    if image_size is not None:  # patches of 14 pixels leave a rest of 384, which is cut off
+        height, width = to_pair(image_size)
+        grids.insert(0, (height // patch[0], width // patch[1]))
+    for grid in grids:
+        if rows - grid[0] * grid[1] in counts:
+            return as_size([grid[0] * patch[0], grid[1] * patch[1]]), rows - grid[0] * grid[1]
+    raise ValueError(
+        f"The position table has {rows} rows, which neither a square image nor image_size={image_size} in patches of "
+        f"{patch[0]} x {patch[1]} pixels explains. Give what the weights are made for as image_size=(height, width)."
+    )
+
+
+def as_size(pair: Sequence[int]) -> Size:
+    """Returns height and width as one number where they are equal."""
+    return pair[0] if pair[0] == pair[1] else list(pair)

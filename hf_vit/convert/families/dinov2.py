@@ -2,27 +2,15 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from ..family import Config, Family, Shapes, is_classifier, transformers_fields
-from ..key_map import KeyMap, Made, Reshaped
+from ..key_map import KeyMap, Reshaped, Rows
 from .vit import ATTENTION
 from .vit import KEYS as VIT_KEYS
 
 
-def gate(stacked: Tensor) -> Tensor:
-    """The branch of SwiGLU that is activated, the upper half of (2·M, …)."""
-    return stacked.chunk(2)[0]
-
-
-def up(stacked: Tensor) -> Tensor:
-    """The other branch of SwiGLU, the lower half of (2·M, …)."""
-    return stacked.chunk(2)[1]
-
-
 KEYS: KeyMap = {
     **{name: rule for name, rule in VIT_KEYS.items() if "encoder" not in name and "pooler" not in name},
-    "embeddings.mask_token": Reshaped(("embeddings.mask_token",)),
+    "embeddings.mask_token": Reshaped(("embeddings.mask_token",), back=(1, -1)),
     "embeddings.register_tokens": "embeddings.register_tokens",
     "encoder.layers.*.norm1": "encoder.layer.*.norm1",
     **ATTENTION,
@@ -30,8 +18,8 @@ KEYS: KeyMap = {
     "encoder.layers.*.norm2": "encoder.layer.*.norm2",
     "encoder.layers.*.mlp.fc1": "encoder.layer.*.mlp.fc1",
     "encoder.layers.*.mlp.fc2": "encoder.layer.*.mlp.fc2",
-    "encoder.layers.*.mlp.gate": Made(("encoder.layer.*.mlp.weights_in",), gate),
-    "encoder.layers.*.mlp.up": Made(("encoder.layer.*.mlp.weights_in",), up),
+    "encoder.layers.*.mlp.gate": Rows(("encoder.layer.*.mlp.weights_in",), 0, 1, 2),
+    "encoder.layers.*.mlp.up": Rows(("encoder.layer.*.mlp.weights_in",), 1, 2, 2),
     "encoder.layers.*.mlp.down": "encoder.layer.*.mlp.weights_out",
     "encoder.layers.*.layer_scale2.scale": "encoder.layer.*.layer_scale2.lambda1",
 }

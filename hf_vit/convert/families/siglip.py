@@ -3,21 +3,9 @@
 import math
 from typing import Any
 
-from torch import Tensor
-
 from ..family import Config, Family, Shapes, is_classifier
-from ..key_map import KeyMap, Made, Reshaped
+from ..key_map import KeyMap, Reshaped, Rows
 from .clip import BLOCK, OTHER_FIELDS, OTHER_PARTS, tower_fields, tower_of
-
-
-def query(fused: Tensor) -> Tensor:
-    """The first third of (3·D, …)."""
-    return fused.chunk(3)[0]
-
-
-def key_value(fused: Tensor) -> Tensor:
-    """The other two thirds of (3·D, …)."""
-    return fused[len(fused) // 3 :]
 
 
 KEYS: KeyMap = {
@@ -26,10 +14,10 @@ KEYS: KeyMap = {
     **BLOCK,
     "norm": "post_layernorm",
     "attention_pooling.probe": "head.probe",
-    "attention_pooling.query.weight": Made(("head.attention.in_proj_weight",), query),
-    "attention_pooling.query.bias": Made(("head.attention.in_proj_bias",), query),
-    "attention_pooling.key_value.weight": Made(("head.attention.in_proj_weight",), key_value),
-    "attention_pooling.key_value.bias": Made(("head.attention.in_proj_bias",), key_value),
+    "attention_pooling.query.weight": Rows(("head.attention.in_proj_weight",), 0, 1, 3),
+    "attention_pooling.query.bias": Rows(("head.attention.in_proj_bias",), 0, 1, 3),
+    "attention_pooling.key_value.weight": Rows(("head.attention.in_proj_weight",), 1, 3, 3),
+    "attention_pooling.key_value.bias": Rows(("head.attention.in_proj_bias",), 1, 3, 3),
     "attention_pooling.projection": "head.attention.out_proj",
     "attention_pooling.norm": "head.layernorm",
     "attention_pooling.mlp.fc1": "head.mlp.fc1",

@@ -17,8 +17,7 @@ from .timm_architectures import COLUMNS_FIRST, INTERLEAVED, check, facts
 
 POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
-# Arguments that models may be built with: what our fields are called, those that the tensors tell as well, and those
-# that change nothing we have.
+# Arguments that models may be built with: those that are fields of ours, and those that the tensors tell as well.
 RENAMED_ARGUMENTS = {
     "num_heads": "num_attention_heads",
     "drop_path_rate": "drop_path_rate",
@@ -27,12 +26,14 @@ RENAMED_ARGUMENTS = {
     "rope_temperature": "rope_theta",
     "ref_feat_shape": "rope_grid_size",
 }
+# fmt: off
 TOLD_ARGUMENTS = (
-    "img_size patch_size in_chans num_classes global_pool embed_dim depth mlp_ratio qkv_bias qk_norm proj_bias "
-    "class_token reg_tokens num_reg_tokens no_embed_class pre_norm use_pre_transformer_norm fc_norm use_fc_norm "
-    "dynamic_img_size dynamic_img_pad drop_rate weight_init fix_init swiglu_mlp swiglu_align_to use_abs_pos_emb "
-    "strict_img_size"
-).split()
+    "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "mlp_ratio",
+    "qkv_bias", "qk_norm", "proj_bias", "class_token", "reg_tokens", "num_reg_tokens", "no_embed_class",
+    "pre_norm", "use_pre_transformer_norm", "fc_norm", "use_fc_norm", "dynamic_img_size", "dynamic_img_pad",
+    "drop_rate", "weight_init", "fix_init", "swiglu_mlp", "swiglu_align_to", "use_abs_pos_emb",
+)
+# fmt: on
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:

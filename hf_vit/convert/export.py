@@ -1,0 +1,137 @@
+"""Our models as checkpoints of other libraries."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+from transformers import BaseImageProcessor
+from transformers.utils import logging
+
+from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from .export_image_processor import export_image_processor
+from .key_map import export_weights, strip_prefix
+from .layouts import LAYOUTS, Layout
+from .new_folder import new_folder
+
+
+logger = logging.get_logger(__name__)
+
+# Fields that change nothing in the outputs at the native size, or only in training, and that no layout holds.
+NOT_CARRIED = {
+    "drop_path_rate",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "position_interpolation",
+    "position_antialias",
+    "apply_layernorm",
+    "reshape_hidden_states",
+    "out_features",
+    "out_indices",
+    "problem_type",
+    "label2id",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "transformers_version",
+    "_name_or_path",
+}
+
+
+def export_checkpoint(
+    model: HfViTPreTrainedModel,
+    save_directory: str | os.PathLike[str],
+    layout: str,
+    image_processor: BaseImageProcessor | None = None,
+) -> None:
+    """Saves a model in the layout of another library, which opens it without us; the weights stay bit by bit.
+
+    Args:
+        model: `HfViTModel` or `HfViTForImageClassification`.
+        save_directory: New or empty folder.
+        layout: "vit", "deit", "dinov2" or "dinov2_with_registers" of transformers, or "timm".
+        image_processor: Goes along, where the layout can express it.
+
+    Raises:
+        ValueError: if there is no such layout, if it cannot express the model or the image processor, or the folder
+            holds something.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"There is no layout {layout!r} to export to. Choose one of {', '.join(LAYOUTS)}.")
+    if not isinstance(model, HfViTModel | HfViTForImageClassification):
+        raise ValueError(
+            f"{type(model).__name__} has no counterpart in other libraries. Export its backbone: model.base_model."
+        )
+    target, is_classifier = LAYOUTS[layout], isinstance(model, HfViTForImageClassification)
+    exported = rename(model, target, layout)
+    config = target.configure(model.config, is_classifier)
+    check_expressible(model.config, config, exported, layout, is_classifier)
+    files = {"config.json": config}
+    if image_processor is not None:
+        options = export_image_processor(image_processor, layout)
+        if layout == "timm":
+            config["pretrained_cfg"] = options
+        else:
+            files["preprocessor_config.json"] = options
+    with new_folder(save_directory) as folder:
+        save_torch_state_dict(exported, folder)
+        for name, content in files.items():
+            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def rename(model: HfViTPreTrainedModel, target: Layout, layout: str) -> dict[str, Tensor]:
+    """Returns the weights of a model under the names of a layout.
+
+    Raises:
+        ValueError: if it has no place for one of them.
+    """
+    keys = {**target.family.keys, **target.adapt(model.config)}
+    body = model.base_model.state_dict()
+    inner = {f"{model.base_model_prefix}.{name}" for name in body}
+    heads = {} if model.base_model is model else {n: t for n, t in model.state_dict().items() if n not in inner}
+    try:
+        exported, exported_heads = export_weights(body, keys), export_weights(heads, keys)
+    except ValueError as error:
+        raise ValueError(f"{type(model).__name__} does not fit the layout {layout!r}: {error}") from error
+    prefix = target.head_prefix if heads else ""
+    return {**{prefix + name: tensor for name, tensor in exported.items()}, **exported_heads}
+
+
+def check_expressible(
+    config: HfViTConfig, exported: Mapping[str, Any], weights: Mapping[str, Tensor], layout: str, is_classifier: bool
+) -> None:
+    """Raises `ValueError` unless the exported configuration reads back as ours; warns of what gets lost."""
+    family = LAYOUTS[layout].family
+    values = config.to_dict()
+    for name, value in LAYOUTS[layout].requires.items():
+        if values[name] != value:
+            raise ValueError(f"The layout {layout!r} cannot express {name}={values[name]!r}, only {value!r}.")
+    shapes = {strip_prefix(name, family.prefixes): tuple(tensor.shape) for name, tensor in weights.items()}
+    own, back = (comparable(fields) for fields in (config, HfViTConfig(**family.configure(exported, shapes))))
+    changed = {name for name in own.keys() | back.keys() if own.get(name) != back.get(name)}
+    if not is_classifier:
+        changed.discard("id2label")
+    if lost := sorted(changed - NOT_CARRIED):
+        described = ", ".join(f"{name}={own.get(name)!r} (there {back.get(name)!r})" for name in lost)
+        raise ValueError(f"The layout {layout!r} cannot express {described}.")
+    if resampled := sorted(changed & {"position_interpolation", "position_antialias"}):
+        logger.warning(
+            f"At other image sizes than {config.image_size} the outputs of the exported model differ: it resamples "
+            f"positions in another way ({', '.join(f'{name}={back[name]}' for name in resampled)})."
+        )
+
+
+def comparable(config: HfViTConfig) -> dict[str, Any]:
+    """Returns the fields of a configuration, those that say the same in several ways in one way."""
+    return {
+        **config.to_dict(),
+        "image_size": to_pair(config.image_size),
+        "patch_size": to_pair(config.patch_size),
+        # What LayerScale starts from means nothing once it is trained.
+        "layerscale_value": config.layerscale_value is not None,
+        "prefix_has_position": config.num_prefix_positions > 0,
+    }

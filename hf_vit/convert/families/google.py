@@ -1,0 +1,159 @@
+"""The `.npz` files of Google's vision_transformer and big_vision (https://arxiv.org/abs/2010.11929).
+
+JAX's GELU is the tanh approximation. As timm and transformers do, we take the exact one; `hidden_act=
+"gelu_pytorch_tanh"` given at loading takes theirs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..family import Config, Family, Shapes
+from ..key_map import KeyMap, Made
+from .block_layout import as_size, table_size
+
+
+def from_columns(kernel: Tensor) -> Tensor:
+    """Returns the weight (out, in) of a kernel (in, out)."""
+    return kernel.T
+
+
+def from_heads(*kernels: Tensor) -> Tensor:
+    """Returns the joint weight (3·n·d, D) of kernels (D, n, d), or the bias of biases (n, d)."""
+    return torch.cat([kernel.flatten() if kernel.ndim == 2 else kernel.flatten(1).T for kernel in kernels])
+
+
+def to_heads(kernel: Tensor) -> Tensor:
+    """Returns the weight (D, n·d) of the kernel (n, d, D) that joins the heads."""
+    return kernel.flatten(0, 1).T
+
+
+def patch_kernel(kernel: Tensor) -> Tensor:
+    """Returns the weight (D, C, h, w) of a kernel (h, w, C, D)."""
+    return kernel.permute(3, 2, 0, 1)
+
+
+def norm(ours: str, theirs: str) -> KeyMap:
+    """A norm of ours, of theirs."""
+    return {f"{ours}.weight": f"{theirs}/scale", f"{ours}.bias": f"{theirs}/bias"}
+
+
+def linear(ours: str, theirs: str) -> KeyMap:
+    """A linear layer of ours, of theirs."""
+    return {f"{ours}.weight": Made((f"{theirs}/kernel",), from_columns), f"{ours}.bias": f"{theirs}/bias"}
+
+
+def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
+    """A projection of ours to all heads, of `parts` of theirs."""
+    return {
+        f"{ours}.{leaf}": Made(tuple(f"{theirs}/{part}/{name}" for part in parts), from_heads)
+        for leaf, name in (("weight", "kernel"), ("bias", "bias"))
+    }
+
+
+def joint(ours: str, theirs: str) -> KeyMap:
+    """The projection that joins the heads."""
+    return {f"{ours}.weight": Made((f"{theirs}/kernel",), to_heads), f"{ours}.bias": f"{theirs}/bias"}
+
+
+def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
+    """The key map of a block, whose parts carry these numbers."""
+    ours, theirs = "encoder.layers.*", "Transformer/encoderblock_*"
+    attended = f"{theirs}/MultiHeadDotProductAttention_{attention}"
+    return {
+        **norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
+        **heads(f"{ours}.attention.qkv", attended, ("query", "key", "value")),
+        **joint(f"{ours}.attention.projection", f"{attended}/out"),
+        **norm(f"{ours}.norm2", f"{theirs}/LayerNorm_{second_norm}"),
+        **linear(f"{ours}.mlp.fc1", f"{theirs}/MlpBlock_{mlp}/Dense_0"),
+        **linear(f"{ours}.mlp.fc2", f"{theirs}/MlpBlock_{mlp}/Dense_1"),
+    }
+
+
+SHARED: KeyMap = {
+    "embeddings.cls_token": "cls",
+    "embeddings.patch_embeddings.projection.weight": Made(("embedding/kernel",), patch_kernel),
+    "embeddings.patch_embeddings.projection.bias": "embedding/bias",
+    **norm("norm", "Transformer/encoder_norm"),
+    **linear("pooler.dense", "pre_logits"),
+    **linear("classifier", "head"),
+}
+POSITIONS = "Transformer/posembed_input/pos_embedding"
+KEYS: KeyMap = {**SHARED, **block(1, 2, 3), "embeddings.position_embeddings": POSITIONS}
+POOLED = "MAPHead_0/MultiHeadDotProductAttention_0"
+BIG_VISION_KEYS: KeyMap = {
+    **SHARED,
+    **block(0, 1, 0),
+    "embeddings.position_embeddings": "pos_embedding",
+    "attention_pooling.probe": "MAPHead_0/probe",
+    **heads("attention_pooling.query", POOLED, ("query",)),
+    **heads("attention_pooling.key_value", POOLED, ("key", "value")),
+    **joint("attention_pooling.projection", f"{POOLED}/out"),
+    **norm("attention_pooling.norm", "MAPHead_0/LayerNorm_0"),
+    **linear("attention_pooling.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
+    **linear("attention_pooling.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
+}
+
+
+def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
+    """All of the architecture stands in the shapes, but for the image size where it is not square."""
+    if "conv_root/kernel" in shapes:
+        raise ValueError(
+            "The file holds a hybrid: a ResNet comes before the blocks (conv_root/kernel). No HfViTConfig describes "
+            "it; use timm for it."
+        )
+    query = next((name for name in shapes if "encoderblock_0/" in name and name.endswith("/query/kernel")), None)
+    if query is None:
+        raise ValueError(
+            "The file stacks all blocks in one tensor (Transformer/encoderblock/…), which is not known here. Save it "
+            "with one tensor per block (Transformer/encoderblock_0/…)."
+        )
+    width, num_heads, _ = shapes[query]
+    blocks = {name.split("/")[1] for name in shapes if name.startswith("Transformer/encoderblock_")}
+    height, breadth, channels, _ = shapes["embedding/kernel"]
+    hidden = next(name for name in shapes if "encoderblock_0/Mlp" in name and name.endswith("/Dense_0/kernel"))
+    rows = shapes[POSITIONS if POSITIONS in shapes else "pos_embedding"][1]
+    num_positions = int(POSITIONS in shapes and "cls" in shapes)  # big_vision leaves CLS without one
+    image_size, _ = table_size(rows, (num_positions,), (height, breadth), given.get("image_size"))
+    fields: dict[str, Any] = {
+        "hidden_size": width,
+        "num_attention_heads": num_heads,
+        "num_hidden_layers": len(blocks),
+        "intermediate_size": shapes[hidden][1],
+        "patch_size": as_size((height, breadth)),
+        "num_channels": channels,
+        "image_size": image_size,
+        "use_cls_token": "cls" in shapes,
+        "prefix_has_position": num_positions > 0,
+        "use_pooler": "pre_logits/kernel" in shapes,
+        "pooling": "attention" if "MAPHead_0/probe" in shapes else "cls" if "cls" in shapes else "mean",
+    }
+    if "head/kernel" in shapes:
+        fields["num_labels"] = shapes["head/kernel"][1]
+    return fields
+
+
+GOOGLE = Family(
+    name="ViT, AugReg",
+    source="`.npz` of google-research/vision_transformer",
+    marks=("embedding/kernel", POSITIONS),
+    keys=KEYS,
+    configure=configure,
+    model_class=None,
+    prefixes=("opt/target/", "params/"),
+    images="vit_jax",
+    outputs="last hidden state, pooled, logits",
+)
+BIG_VISION = Family(
+    name="ViT, SigLIP of big_vision",
+    source="`.npz` of google-research/big_vision",
+    marks=("embedding/kernel", "pos_embedding"),
+    keys=BIG_VISION_KEYS,
+    configure=configure,
+    model_class=None,
+    prefixes=("params/img/", "params/"),
+    dropped={r"txt/.*|t|b": "the text tower, and the temperature and bias of its loss"},
+    images="vit_jax",
+    outputs="last hidden state, pooled, logits",
+)

@@ -1,0 +1,91 @@
+"""The original files of DINO, DeiT, MAE, DINOv2 and DINOv3, and of timm where a file comes alone.
+
+Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
+"""
+
+from typing import Any
+
+from ...configuration_hf_vit import HfViTConfig
+from ..family import Config, Family, Shapes
+from ..key_map import KeyMap
+from . import block_layout
+from .block_layout import KEYS, shape_fields
+
+
+# Heads by width, where they are not 64 wide.
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+DINOV3_HEADS = {4096: 32}
+MARKS = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+TRAINING = {
+    r"decoder_.*": "the decoder of MAE",
+    r"mask_token": "of the decoder of MAE",
+    r"(dino_head|ibot_head)\..*|head\.(mlp|last_layer).*": "what DINO compares images by in training",
+}
+
+
+def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str, Any]:
+    """Returns the fields that shapes and the user tell; `heads` by width, 64 wide where it is not in there."""
+    fields = shape_fields(shapes, given.get("image_size"))
+    width = fields["hidden_size"]
+    number = given.get("num_attention_heads", heads.get(width, width // 64))
+    if width % 64 and "num_attention_heads" not in given:
+        raise ValueError(
+            f"The file does not tell the number of attention heads, and no published model is {width} wide. Give "
+            "num_attention_heads=."
+        )
+    is_decoded = "decoder_embed.weight" in shapes
+    return {
+        **fields,
+        "num_attention_heads": number,
+        "use_mask_token": "mask_token" in shapes and not is_decoded,
+        "pooling": "mean" if "fc_norm.weight" in shapes else "cls",
+    }
+
+
+def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
+    """DINO, DeiT, MAE, DINOv2."""
+    return {**fields_of(given, shapes, HEADS), "position_antialias": "register_tokens" in shapes}
+
+
+def configure_dinov3(given: Config, shapes: Shapes) -> dict[str, Any]:
+    """DINOv3; its image size is that of the end of its training."""
+    rotary = {"position_embedding_type": "rotary", "rope_coordinates": "centered", "rope_theta": 100.0}
+    return {**fields_of(given, shapes, DINOV3_HEADS), **rotary, "layer_norm_eps": 1e-5}
+
+
+def adapt(given: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns what the tensors change in the key map."""
+    return block_layout.adapt(ours, shapes)
+
+
+DINOV3_FILE = Family(
+    name="DINOv3",
+    source="`.pth` of facebookresearch/dinov3",
+    marks=(*MARKS, "rope_embed.periods"),
+    keys=KEYS,
+    adapt=adapt,
+    configure=configure_dinov3,
+    model_class=None,
+    prefixes=("module.backbone.", "backbone.", "module."),
+    dropped={
+        **TRAINING,
+        r"rope_embed\.periods": "a constant",
+        r".*\.qkv\.bias_mask": "a constant",
+        r"local_cls_norm\..*": "the norm of small crops in training",
+    },
+    images="dinov2",
+    outputs="last hidden state, pooled",
+)
+META_FILE = Family(
+    name="DINO, DeiT, DeiT III, MAE, DINOv2",
+    source="`.pth` of facebookresearch, or of timm, without config.json",
+    marks=(*MARKS, "pos_embed"),
+    keys=KEYS,
+    adapt=adapt,
+    configure=configure,
+    model_class=None,
+    prefixes=("module.backbone.", "backbone.", "module."),
+    dropped=TRAINING,
+    images="dinov2",
+    outputs="last hidden state, pooled, logits",
+)

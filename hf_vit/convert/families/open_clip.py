@@ -1,0 +1,92 @@
+"""The image tower in the files of OpenAI's CLIP and of OpenCLIP (https://arxiv.org/abs/2103.00020, 2212.07143)."""
+
+from dataclasses import replace
+from typing import Any
+
+from ..family import Config, Family, Shapes
+from ..key_map import KeyMap, Reshaped, Zeros
+from .block_layout import as_size, table_size
+
+
+BLOCK = "visual.transformer.resblocks.*"
+KEYS: KeyMap = {
+    "embeddings.cls_token": Reshaped(("visual.class_embedding",)),
+    "embeddings.position_embeddings": Reshaped(("visual.positional_embedding",)),
+    "embeddings.patch_embeddings.projection.weight": "visual.conv1.weight",
+    "embeddings.patch_embeddings.projection.bias": Zeros(),
+    "pre_norm": "visual.ln_pre",
+    "encoder.layers.*.norm1": f"{BLOCK}.ln_1",
+    "encoder.layers.*.attention.qkv.weight": f"{BLOCK}.attn.in_proj_weight",
+    "encoder.layers.*.attention.qkv.bias": f"{BLOCK}.attn.in_proj_bias",
+    "encoder.layers.*.attention.projection": f"{BLOCK}.attn.out_proj",
+    "encoder.layers.*.norm2": f"{BLOCK}.ln_2",
+    "encoder.layers.*.mlp.fc1": f"{BLOCK}.mlp.c_fc",
+    "encoder.layers.*.mlp.fc2": f"{BLOCK}.mlp.c_proj",
+    "norm": "visual.ln_post",
+}
+# Heads by width, where they are not 64 wide.
+HEADS = {1280: 16, 1408: 16, 1664: 16}
+
+
+def fields_of(hidden_act: str, given: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields that shapes and the user tell, for a model with the activation `hidden_act`."""
+    width, channels, *patch = shapes["visual.conv1.weight"]
+    image_size, _ = table_size(shapes["visual.positional_embedding"][0], (1,), patch, given.get("image_size"))
+    block = BLOCK.replace("*", "0")
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": len({name.split(".")[3] for name in shapes if name.startswith(BLOCK.rstrip("*"))}),
+        "num_attention_heads": given.get("num_attention_heads", HEADS.get(width, width // 64)),
+        "intermediate_size": shapes[f"{block}.mlp.c_fc.weight"][0],
+        "hidden_act": hidden_act,
+        "layer_norm_eps": 1e-5,
+        "image_size": image_size,
+        "patch_size": as_size(patch),
+        "num_channels": channels,
+        "use_pre_layernorm": True,
+    }
+
+
+def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
+    """A lone file, which does not tell its activation."""
+    if "hidden_act" not in given:
+        raise ValueError(
+            "A file of CLIP does not tell its activation. Give hidden_act: 'quick_gelu' for OpenAI's weights and for "
+            "those that OpenCLIP lists with -quickgelu, 'gelu' for the others; or put open_clip_config.json beside it."
+        )
+    return fields_of(given["hidden_act"], given, shapes)
+
+
+def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """A file with open_clip_config.json beside it."""
+    model = config["model_cfg"]
+    tower = model["vision_cfg"]
+    if "visual.conv1.weight" not in shapes:
+        raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.conv1.weight).")
+    given = {"num_attention_heads": tower["width"] // tower.get("head_width", 64), "image_size": tower["image_size"]}
+    return fields_of("quick_gelu" if model.get("quick_gelu") else "gelu", given, shapes)
+
+
+CLIP_FILE = Family(
+    name="CLIP",
+    source="files of OpenAI and OpenCLIP",
+    marks=("visual.conv1.weight", "visual.transformer.resblocks.0.ln_1.weight"),
+    keys=KEYS,
+    configure=configure,
+    model_class=None,
+    prefixes=("module.",),
+    dropped={
+        r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding": "the text tower",
+        r"visual\.proj|text_projection|logit_.*": "of the comparison with text",
+        r"input_resolution|context_length|vocab_size|attn_mask": "constants",
+    },
+    images="clip",
+    outputs="last hidden state, pooled",
+)
+OPEN_CLIP = replace(
+    CLIP_FILE,
+    source="OpenCLIP, with open_clip_config.json",
+    marks=(),
+    reads=lambda config: "model_cfg" in config,
+    configure=configure_open_clip,
+)

@@ -1,0 +1,136 @@
+"""The layouts of other libraries that our models are exported to."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..configuration_hf_vit import HfViTConfig, to_pair
+from .families import DEIT, DINOV2, DINOV2_WITH_REGISTERS, TIMM, VIT
+from .family import Family, common_fields
+from .key_map import KeyMap
+
+
+TIMM_POOLINGS = {"cls": "token", "mean": "avg", "attention": "map"}
+TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout to export to.
+
+    Args:
+        family: What reads it back.
+        configure: Their config.json from our configuration; the second argument tells whether there is a classifier.
+        head_prefix: What stands before the names of the base model in a model with a classifier.
+        adapt: What our configuration changes in the key map.
+        requires: Fields that must have these values, beyond what reading the result back tells.
+    """
+
+    family: Family
+    configure: Callable[[HfViTConfig, bool], dict[str, Any]]
+    head_prefix: str = ""
+    adapt: Callable[[HfViTConfig], KeyMap] = lambda config: {}
+    requires: Mapping[str, Any] = field(default_factory=dict)
+
+
+def configure_vit(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """ViTConfig."""
+    name = "ViTForImageClassification" if is_classifier else "ViTModel"
+    return {"model_type": "vit", "architectures": [name], **common_fields(config)}
+
+
+def configure_deit(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """DeiTConfig."""
+    name = "DeiTForImageClassificationWithTeacher" if is_classifier else "DeiTModel"
+    return {"model_type": "deit", "architectures": [name], **common_fields(config)}
+
+
+def configure_dinov2(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """Dinov2Config."""
+    fields = common_fields(config)
+    # Of SwiGLU they take two thirds, rounded up to a multiple of 8.
+    factor = 1.5 if config.use_gated_mlp else 1
+    fields["mlp_ratio"] = round(factor * fields.pop("intermediate_size") / config.hidden_size)
+    return {
+        "model_type": "dinov2",
+        "architectures": ["Dinov2ForImageClassification" if is_classifier else "Dinov2Model"],
+        **fields,
+        # Dinov2Config takes the activation of the plain MLP only.
+        "hidden_act": "gelu" if config.use_gated_mlp else config.hidden_act,
+        "use_swiglu_ffn": config.use_gated_mlp,
+        "layerscale_value": config.layerscale_value,
+        "drop_path_rate": config.drop_path_rate,
+        "use_mask_token": config.use_mask_token,
+    }
+
+
+def configure_dinov2_with_registers(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """Dinov2WithRegistersConfig."""
+    fields = configure_dinov2(config, is_classifier)
+    name = fields["architectures"][0].replace("Dinov2", "Dinov2WithRegisters")
+    changed = {"model_type": "dinov2_with_registers", "architectures": [name]}
+    return {**fields, **changed, "num_register_tokens": config.num_register_tokens}
+
+
+def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """config.json of timm: a model of its plain class, with every argument given.
+
+    Raises:
+        ValueError: if only one of `proj_bias` and `mlp_bias` is on, which are one argument there.
+    """
+    if config.proj_bias != config.mlp_bias:
+        raise ValueError(f"timm cannot express proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}.")
+    pool = TIMM_POOLINGS.get(config.pooling, config.pooling)
+    distilled = config.use_distillation_token
+    arguments = {
+        "img_size": config.image_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.num_channels,
+        "embed_dim": config.hidden_size,
+        "depth": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "mlp_ratio": config.intermediate_size / config.hidden_size,
+        "qkv_bias": config.qkv_bias,
+        "proj_bias": config.proj_bias,
+        "qk_norm": config.use_qk_norm,
+        "init_values": config.layerscale_value,
+        "class_token": config.use_cls_token,
+        "no_embed_class": not config.prefix_has_position,
+        "reg_tokens": config.num_register_tokens,
+        "global_pool": pool,
+        "fc_norm": config.norm_after_pooling,
+        "act_layer": TIMM_ACTIVATIONS.get(config.hidden_act),
+        "norm_layer": "rmsnorm" if config.norm_type == "rmsnorm" else None,
+    }
+    names = list((config.id2label or {}).values())
+    return {
+        "architecture": "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224",
+        "num_classes": config.num_labels if is_classifier else 0,
+        "num_features": config.hidden_size,
+        "global_pool": pool,
+        "model_args": {name: value for name, value in arguments.items() if value is not None},
+        "pretrained_cfg": {"input_size": [config.num_channels, *to_pair(config.image_size)]},
+        **({"label_names": names} if is_classifier and names else {}),
+    }
+
+
+def adapt_timm(config: HfViTConfig) -> KeyMap:
+    """Where timm has the last norm."""
+    return {"norm": "fc_norm"} if config.norm_after_pooling else {}
+
+
+LAYOUTS = {
+    "vit": Layout(VIT, configure_vit, head_prefix="vit."),
+    "deit": Layout(DEIT, configure_deit, head_prefix="deit."),
+    "dinov2": Layout(DINOV2, configure_dinov2, head_prefix="dinov2."),
+    "dinov2_with_registers": Layout(
+        DINOV2_WITH_REGISTERS, configure_dinov2_with_registers, head_prefix="dinov2_with_registers."
+    ),
+    "timm": Layout(
+        TIMM,
+        configure_timm,
+        adapt=adapt_timm,
+        # Its plain class has no argument for the others, or, for the norm before the blocks, no bias in the patches.
+        requires={"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True},
+    ),
+}

@@ -1,0 +1,58 @@
+"""The card of a converted checkpoint."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from ..configuration_hf_vit import AUTO_MAP
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTPreTrainedModel
+from .loading import Converted
+from .parity import OutputParity
+
+
+TEMPLATE = Path(__file__).with_suffix(".md")
+
+
+def write_conversion_card(
+    folder: str | os.PathLike[str],
+    name: str,
+    model: HfViTPreTrainedModel,
+    converted: Converted,
+    rows: Sequence[OutputParity],
+    changes: dict[str, Any],
+) -> None:
+    """Writes README.md: where the weights are from, how to open them, how equal they are.
+
+    Args:
+        folder: Where the model is saved.
+        name: What the result is called.
+        model: What was saved.
+        converted: The checkpoint it came from, unchanged.
+        rows: The parity report; empty if there is none.
+        changes: Fields of the configuration that differ from the checkpoint.
+    """
+    source = converted.name
+    class_name = type(model).__name__
+    auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
+    is_classifier = isinstance(model, HfViTForImageClassification)
+    card_data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="image-classification" if is_classifier else "image-feature-extraction",
+        tags=["vision", "hf_vit"],
+        base_model=None if Path(source).exists() else source,
+    )
+    card = ModelCard.from_template(
+        card_data,
+        template_path=str(TEMPLATE),
+        name=name,
+        # A folder of this machine means nothing to others.
+        source=Path(source).name if Path(source).exists() else source,
+        family=converted.family,
+        auto_class=auto_class,
+        rows=rows,
+        changes=", ".join(f"{field} = {value}" for field, value in changes.items()),
+    )
+    card.save(Path(folder) / "README.md")

@@ -1,0 +1,95 @@
+"""Numeric parity: a converted checkpoint beside the implementation that it was published for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..modeling_hf_vit import HfViTPreTrainedModel
+from .loading import Converted
+from .reference import Outputs, named, open_reference
+from .source import Source
+
+
+# Of the largest value of an output, in float32
+TOLERANCE = 1e-4
+# CLIP's norm acts on the CLS token alone, ours on all tokens; its output is among the hidden states.
+NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
+
+
+@dataclass(frozen=True)
+class OutputParity:
+    """How one output of both implementations compares.
+
+    Args:
+        size: Height and width of the images in pixels.
+        output: Name of the output.
+        absolute: Largest difference.
+        relative: The same as a fraction of the largest value of the source.
+    """
+
+    size: tuple[int, int]
+    output: str
+    absolute: float
+    relative: float
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the difference is no more than rounding in float32; false for NaN."""
+        return self.relative <= TOLERANCE
+
+
+def compare_with_source(source: Source, converted: Converted) -> Iterator[OutputParity]:
+    """Runs a converted checkpoint and its source implementation on the same noise, in float32.
+
+    Args:
+        source: The published checkpoint.
+        converted: What became of it.
+
+    Yields:
+        The worst of every output that both have (of all hidden states, of the logits, …), at the native image size and
+        at another one that is not square.
+
+    Raises:
+        ImportError: if the source implementation is not installed.
+        ValueError: if a lone file of weights does not say which it is, or nothing can be compared.
+    """
+    run_source = open_reference(source)
+    model = converted.model_class.from_pretrained(
+        None, config=converted.config, state_dict=converted.weights, dtype=torch.float32
+    ).eval()
+    skipped = NOT_COMPARED.get(source.config.get("model_type", ""), set())
+    for size in sizes(converted.config):
+        images = torch.randn(1, converted.config.num_channels, *size, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            expected, actual = run_source(images), run_ours(model, images)
+        names = [name for name in expected if name in actual and name not in skipped]
+        if not names:
+            raise ValueError(f"{source.name!r} has no output in common with {type(model).__name__} to compare.")
+        rows = [compare(size, name, actual[name], expected[name]) for name in names]
+        for _, same in groupby(rows, key=lambda row: row.output):
+            yield max(same, key=lambda row: (row.relative != row.relative, row.relative))
+
+
+def compare(size: tuple[int, int], name: str, actual: Tensor, expected: Tensor) -> OutputParity:
+    """Measures the largest difference; infinite where the shapes differ. `hidden_states[3]` is of `hidden_states`."""
+    output = name.partition("[")[0]
+    if actual.shape != expected.shape:
+        return OutputParity(size, output, torch.inf, torch.inf)
+    absolute = float((actual - expected).abs().max())
+    return OutputParity(size, output, absolute, absolute / max(float(expected.abs().max()), 1e-30))
+
+
+def sizes(config: HfViTConfig) -> list[tuple[int, int]]:
+    """Returns the native image size and one of another shape, in pixels."""
+    (rows, columns), patch = config.grid_size, to_pair(config.patch_size)
+    return [(rows * patch[0], columns * patch[1]), (max(1, rows * 3 // 4) * patch[0], (columns * 5 // 4) * patch[1])]
+
+
+def run_ours(model: HfViTPreTrainedModel, images: Tensor) -> Outputs:
+    """Returns all outputs of one of our models, those of its base model included."""
+    outputs = named(model.base_model(images, output_hidden_states=True))
+    return outputs if model.base_model is model else {**outputs, **named(model(images))}

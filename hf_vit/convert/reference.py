@@ -1,0 +1,102 @@
+"""Source implementations: a published checkpoint opened by the library it was published for."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from ..configuration_hf_vit import to_pair
+from .source import Source
+
+
+# Where a model of several towers has the one for images
+TOWERS = {"clip": "vision_model", "siglip": "vision_model", "siglip2": "vision_model"}
+
+Outputs = dict[str, Tensor]
+Run = Callable[[Tensor], Outputs]
+
+
+def named(outputs: Mapping[str, Any]) -> Outputs:
+    """Returns the tensors of a model's output by name, hidden states one by one."""
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
+    states = outputs.get("hidden_states") or ()
+    return {**{f"hidden_states[{index}]": state for index, state in enumerate(states)}, **tensors}
+
+
+def open_reference(source: Source) -> Run:
+    """Opens a checkpoint with the library it was published for.
+
+    Raises:
+        ImportError: if that is not installed.
+        ValueError: if a lone file of weights does not say which it is.
+    """
+    if "architecture" in source.config:
+        return open_timm(source)
+    if "model_type" in source.config:
+        return open_transformers(source)
+    raise ValueError(
+        f"{source.name!r} is a file of weights without a config.json: it does not say what implementation it is for."
+    )
+
+
+def open_transformers(source: Source) -> Run:
+    """Opens a checkpoint with transformers."""
+    config = source.config
+    name = (config.get("architectures") or ["AutoModel"])[0]
+    model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
+    tower = TOWERS.get(config["model_type"])
+    if tower is not None and "Classification" not in name:
+        model = model.get_submodule(tower)
+    runners = {"vit_mae": run_vit_mae, "siglip2": run_siglip2, "siglip2_vision_model": run_siglip2}
+    run = runners.get(config["model_type"], run_plain)
+    return lambda images: run(model, images)
+
+
+def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
+    """Runs a model of transformers that takes images."""
+    if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+        kwargs["interpolate_pos_encoding"] = True
+    return named(model(pixel_values=images, output_hidden_states=True, **kwargs))
+
+
+def run_vit_mae(model: Any, images: Tensor) -> Outputs:
+    """Runs the encoder with nothing masked, and with noise in order, so that nothing is shuffled either."""
+    encoder = model.base_model
+    encoder.config.mask_ratio = encoder.embeddings.config.mask_ratio = 0.0
+    side = to_pair(encoder.config.patch_size)
+    num_patches = (images.shape[-2] // side[0]) * (images.shape[-1] // side[1])
+    return run_plain(encoder, images, noise=torch.arange(num_patches, dtype=images.dtype).expand(len(images), -1))
+
+
+def run_siglip2(model: Any, images: Tensor) -> Outputs:
+    """Runs a model that takes patches, their pixels row by row with the channels last."""
+    side = model.config.patch_size
+    patches = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, p, p)
+    shape = torch.tensor([patches.shape[2:4]] * len(images))
+    patches = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)  # (B, N, p·p·C)
+    mask = torch.ones(patches.shape[:2], dtype=torch.long)
+    return named(
+        model(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shape, output_hidden_states=True)
+    )
+
+
+def open_timm(source: Source) -> Run:
+    """Opens a checkpoint with timm."""
+    if find_spec("timm") is None:
+        raise ImportError("timm is not installed. Install it to compare: pip install timm")
+    import timm
+
+    place = f"local-dir:{source.name}" if Path(source.name).is_dir() else f"hf-hub:{source.name}"
+    model: Any = timm.create_model(place, pretrained=True, dynamic_img_size=True).float().eval()
+
+    def run(images: Tensor) -> Outputs:
+        summary = "logits" if model.num_classes else "pooler_output"
+        tokens = model.forward_features(images)
+        return {"last_hidden_state": tokens, summary: model(images)}
+
+    return run
