@@ -69,7 +69,8 @@ def bring_in(args: argparse.Namespace) -> None:
     with convert.new_folder(args.output) as folder:
         model = model_class.from_pretrained(args.source, **options)
         model.save_pretrained(folder)
-        convert.load_image_processor(source, converted, model.config).save_pretrained(folder)
+        sizes = {name: args.config_overrides.get(name) for name in ("image_size", "num_channels")}
+        convert.load_image_processor(args.source, **sizes, **hub).save_pretrained(folder)
         convert.write_conversion_card(folder, args.output.name, model, converted, rows, args.config_overrides)
     what, peak = "conversion" if not rows else "conversion and parity", convert.peak_memory()
     print(f"Saved {args.output}. Peak memory of {what}: {peak} MiB, {before} MiB of it before the start.")

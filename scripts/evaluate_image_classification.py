@@ -16,7 +16,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from hf_vit import HfViTImageProcessor, data, training
+from hf_vit import convert, data, training
 
 
 @dataclass
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> None:
             (ScoredModel, training.DataArguments, EvaluationArguments), arguments, description=__doc__
         )
         model = training.open_classifier(scored.model_name_or_path)
-        processor = HfViTImageProcessor.from_pretrained(scored.model_name_or_path)
+        processor = convert.load_image_processor(scored.model_name_or_path)
         split, images = training.load_scored_split(data_args, scored.split, model.config.label2id, args)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")

@@ -342,7 +342,9 @@ def test_hybrid_is_refused(tmp_path: Path) -> None:
 
 def test_unknown_layout_is_named(tmp_path: Path) -> None:
     torch.save({"conv1.weight": noise(8, 3, 3, 3)}, tmp_path / "resnet.pth")
-    with pytest.raises(ValueError, match=r"no layout that is known here: conv1\.weight.*Known by these names are.*DINOv3"):
+    with pytest.raises(
+        ValueError, match=r"no layout that is known here: conv1\.weight.*Known by these names are.*DINOv3"
+    ):
         HfViTModel.from_pretrained(tmp_path / "resnet.pth")
 
 

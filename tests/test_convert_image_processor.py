@@ -312,12 +312,12 @@ def test_another_number_of_channels_takes_the_mean_or_repeats():
     grey, five = (resize_image_processor(options, num_channels=number) for number in (1, 5))
     assert (grey["image_mean"], grey["image_std"]) == ([pytest.approx(0.449)], [pytest.approx(0.226)])
     assert five["image_mean"] == [0.485, 0.456, 0.406, 0.485, 0.456]
-    assert resize_image_processor(options, num_channels=3) == {**options, "num_channels": 3}
+    assert resize_image_processor(options, num_channels=3) == options
     pixels = BACKENDS["pil"](**grey)(Image.new("RGB", (300, 300)), return_tensors="pt").pixel_values
     assert pixels.shape == (1, 1, 224, 224)
     assert resize_image_processor({**HALF, "image_mean": 0.5}, num_channels=1)["image_mean"] == 0.5
 
 
-def test_size_that_follows_the_image_cannot_be_changed():
-    with pytest.raises(ValueError, match=r"size=\{'longest_edge': 512\}"):
-        resize_image_processor({"size": {"longest_edge": 512}, **HALF}, 384)
+def test_size_that_follows_the_image_becomes_exact():
+    resized = resize_image_processor({"size": {"longest_edge": 512}, **HALF}, 384)
+    assert resized["size"] == {"height": 384, "width": 384}

@@ -265,17 +265,15 @@ def resize_image_processor(
 
     Args:
         processor_options: Options of the functions above.
-        image_size: New height and width in pixels. Where images are cropped, the size before grows with the crop.
+        image_size: New height and width in pixels, exactly; also where the size followed the image. Where images are
+            cropped, the size before grows with the crop.
         num_channels: New number of channels. One takes the mean of the others' means and deviations, more repeat them
             in turn.
-
-    Raises:
-        ValueError: if the size of the input follows the image, so that there is none to change.
     """
     options = dict(processor_options)
     if image_size is not None:
         options |= _resized(options, *to_pair(image_size))
-    if num_channels is not None:
+    if num_channels not in (None, options.get("num_channels", 3)):
         options["num_channels"] = num_channels
         options |= {name: _for_channels(options[name], num_channels) for name in ("image_mean", "image_std")}
     return options
@@ -309,10 +307,6 @@ def _resized(options: Options, height: int, width: int) -> Options:
     """The sizes of options for another input."""
     size, target = options["size"], {"height": height, "width": width}
     if not options.get("do_center_crop"):
-        if {*size} != {*target}:
-            raise ValueError(
-                f"size={size} follows the image, so image_size={(height, width)} cannot be met. Give size."
-            )
         return {"size": target}
     ratios = {side: target[side] / options["crop_size"][side] for side in target}
     if {*size} != {*target}:  # the image must still cover the crop

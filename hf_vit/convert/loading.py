@@ -92,15 +92,9 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     Raises:
         ValueError: if it is of no family that is known, or its tensors do not fit its configuration.
     """
-    family = find_family(source)
-    check_fixed(family, source.config, source.name)
+    family, config = describe(source, **given)
     shapes = shapes_of(source, family)
-    theirs = source.config or given
-    try:
-        config = HfViTConfig(**family.configure(theirs, shapes))
-    except StrictDataclassError as error:
-        raise ValueError(f"The configuration of {source.name!r} does not fit: {error}") from error
-    keys = {**family.keys, **family.adapt(theirs, config, shapes)}
+    keys = {**family.keys, **family.adapt(source.config or given, config, shapes)}
     model_class = class_by_weights(keys, shapes)
     with torch.device("meta"):
         model = model_class(config)
@@ -111,6 +105,16 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     source.weights.release()
     named = {name: weights[name.removeprefix(prefix)] for name in state}
     return Converted(source.name, family, config, model_class, named)
+
+
+def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
+    """Returns the family of a checkpoint and its configuration in our terms; see `convert_checkpoint`."""
+    family = find_family(source)
+    check_fixed(family, source.config, source.name)
+    try:
+        return family, HfViTConfig(**family.configure(source.config or given, shapes_of(source, family)))
+    except StrictDataclassError as error:
+        raise ValueError(f"The configuration of {source.name!r} does not fit: {error}") from error
 
 
 def shapes_of(source: Source, family: Family) -> Shapes:

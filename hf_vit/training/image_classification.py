@@ -12,6 +12,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
 from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..convert import load_image_processor
 from ..data import (
     AugmentedDataset,
     DataRecord,
@@ -78,8 +79,7 @@ def tune(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassific
         weights = {name: weight for name, weight in model.state_dict().items() if "classifier." not in name}
         model = HfViTForImageClassification.from_pretrained(None, config=config, state_dict=weights)
     model.config.problem_type = "single_label_classification"
-    options = {} if args.image_size is None else {"size": args.image_size, "do_center_crop": False}
-    processor = HfViTImageProcessor.from_pretrained(args.model_name_or_path, **options)
+    processor = load_image_processor(args.model_name_or_path, args.image_size, model.config.num_channels)
     size, patch = input_size(processor), to_pair(model.config.patch_size)
     if size[0] % patch[0] or size[1] % patch[1]:
         raise ValueError(
