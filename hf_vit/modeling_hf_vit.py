@@ -4,8 +4,10 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P pre
 registers), L = P + N, D hidden size.
 """
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -140,7 +142,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
                     f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
                     f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
                 )
-            name_or_path, kwargs = None, cls._read_published(name_or_path, geometry, **kwargs)
+            with _without_collecting():
+                name_or_path, kwargs = None, cls._read_published(name_or_path, geometry, **kwargs)
         if kwargs.get("use_safetensors") is False:
             raise ValueError(
                 "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
@@ -149,7 +152,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         # The library's refusal of other shapes names none of them.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, info = super().from_pretrained(name_or_path, *args, **kwargs)
+        with _without_collecting():
+            model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if not ignores_mismatches:
             prefix = f"{cls.base_model_prefix}." if new_labels and model.base_model is not model else ""
             _check_shapes(info, prefix, pretrained_model_name_or_path)
@@ -224,6 +228,22 @@ class HfViTPreTrainedModel(PreTrainedModel):
     def is_remote_code(cls) -> bool:
         """Tells the library not to copy code when saving: `HfViTConfig.save_pretrained` does, also under FSDP2."""
         return False
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Pauses the search for reference cycles.
+
+    The thousands of objects of a new model set it off, it finds nothing, and going through all modules that have been
+    imported takes longer than loading does.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _is_ours(name_or_path: str | os.PathLike[str], **kwargs: Any) -> bool:

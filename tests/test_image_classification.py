@@ -254,7 +254,7 @@ def test_training_explains_mistakes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(photos.parent)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(SystemExit) as stopped:
         script.main([*SMALL_DATA, *arguments, "--output_dir", "output", "--use_cpu"])
     assert message in str(stopped.value.code)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from ..configuration_hf_vit import HfViTConfig
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
@@ -96,7 +97,7 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     shapes = shapes_of(source, family)
     keys = {**family.keys, **family.adapt(source.config or given, config, shapes)}
     model_class = class_by_weights(keys, shapes)
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():  # only names and shapes are wanted
         model = model_class(config)
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     state = model.state_dict()
