@@ -4,16 +4,14 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P pre
 registers), L = P + N, D hidden size.
 """
 
-import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
@@ -33,6 +31,7 @@ from .encoder_hf_vit import (
     make_norm,
 )
 from .geometry_hf_vit import ChannelMode, Size, apply_geometry
+from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
 from .task_classification import classification_loss
 
 
@@ -125,8 +124,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
         Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
         a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
-        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change the shape of a
-        weight.
+        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change which weights
+        the backbone has, or their shapes.
 
         Raises:
             ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
@@ -135,39 +134,42 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """
         name_or_path, new_labels = pretrained_model_name_or_path, {"num_labels", "id2label"} & kwargs.keys()
         ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
-        geometry = {} if name_or_path is None or "config" in kwargs else _take_geometry(kwargs)
-        if name_or_path is not None and not _is_ours(name_or_path, **kwargs):
-            if cls._read_published is None:
-                raise ValueError(
-                    f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
-                    f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
-                )
-            with _without_collecting():
-                name_or_path, kwargs = None, cls._read_published(name_or_path, geometry, **kwargs)
+        wants_info = kwargs.pop("output_loading_info", False)
+        geometry: dict[str, Any] = {}
+        if name_or_path is not None:
+            saved = read_config(name_or_path, **kwargs)
+            geometry = take_geometry(kwargs, saved)
+            if saved.get("model_type") != cls.config_class.model_type:
+                with without_collecting():
+                    kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
         if kwargs.get("use_safetensors") is False:
             raise ValueError(
                 "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
                 "as safetensors (model.save_pretrained) and leave use_safetensors alone."
             )
-        wants_info = kwargs.pop("output_loading_info", False)
         # The library's refusal of other shapes names none of them.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with _without_collecting():
+        with without_collecting():
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
-        if not ignores_mismatches:
-            prefix = f"{cls.base_model_prefix}." if new_labels and model.base_model is not model else ""
-            _check_shapes(info, prefix, pretrained_model_name_or_path)
-        encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
-        if pretrained_model_name_or_path is not None and encoder <= set(info["missing_keys"]):
-            raise ValueError(
-                f"Nothing in {str(pretrained_model_name_or_path)!r} fits the encoder of {cls.__name__}: it would have "
-                f"been drawn at random. The checkpoint holds {sorted(info['unexpected_keys'])[:3]}, … Open it with "
-                f"the transformers class it was saved from, or build a new model with {cls.__name__}(config)."
-            )
+        if pretrained_model_name_or_path is not None:
+            if not ignores_mismatches:
+                check_weights(model, info, pretrained_model_name_or_path, bool(new_labels))
+            model.config._name_or_path = str(pretrained_model_name_or_path)
         if geometry:
             apply_geometry(model, **geometry)
         loaded: Any = (model, info) if wants_info else model  # annotated as the library does
         return loaded
+
+    @classmethod
+    def _convert(cls, name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Returns the arguments that open a checkpoint of another library, `config` and `state_dict` among them."""
+        if cls._read_published is None:
+            raise ValueError(
+                f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
+                f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
+            )
+        arguments: dict[str, Any] = cls._read_published(name_or_path, geometry, **kwargs)
+        return arguments
 
     def get_position_embeddings(self) -> Tensor | None:
         """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""
@@ -228,52 +230,6 @@ class HfViTPreTrainedModel(PreTrainedModel):
     def is_remote_code(cls) -> bool:
         """Tells the library not to copy code when saving: `HfViTConfig.save_pretrained` does, also under FSDP2."""
         return False
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Pauses the search for reference cycles.
-
-    The thousands of objects of a new model set it off, it finds nothing, and going through all modules that have been
-    imported takes longer than loading does.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _is_ours(name_or_path: str | os.PathLike[str], **kwargs: Any) -> bool:
-    """Tells our own folders and repositories from those of other libraries and from lone files of weights."""
-    if os.path.isfile(name_or_path):
-        return False
-    config, _ = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)
-    return config.get("model_type") == HfViTConfig.model_type
-
-
-def _take_geometry(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Takes out of the arguments of `from_pretrained` what `apply_geometry` changes once the model is loaded."""
-    names = {"image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens"}
-    if kwargs.get("use_cls_token"):  # the pooling may have to wait for the token
-        names.add("pooling")
-    return {name: kwargs.pop(name) for name in names & kwargs.keys()}
-
-
-def _check_shapes(info: dict[str, Any], prefix: str, name_or_path: str | os.PathLike[str] | None) -> None:
-    """Raises `ValueError` if tensors whose names start with `prefix` had another shape in the checkpoint."""
-    wrong = [
-        f"{name} is {tuple(theirs)} there and {tuple(ours)} here"
-        for name, theirs, ours in sorted(info["mismatched_keys"])
-        if name.startswith(prefix)
-    ]
-    if wrong:
-        raise ValueError(
-            f"The weights of {str(name_or_path)!r} do not fit: {'; '.join(wrong[:6])}{', …' if wrong[6:] else ''}. "
-            "Leave out the fields that change these shapes, or have them drawn anew: ignore_mismatched_sizes=True."
-        )
 
 
 class HfViTPooler(nn.Module):

@@ -1,6 +1,7 @@
 """What every model keeps to: the invariants of the library's common model and backbone tests, restated for ours."""
 
 import copy
+import gc
 import json
 import logging
 import math
@@ -731,3 +732,60 @@ def test_classes_carry_what_the_library_reads() -> None:
         assert model_class._supports_attention_backend
         assert model_class._can_compile_fullgraph
         assert isinstance(build(model_class).get_input_embeddings(), nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"num_hidden_layers": 5}, "drawn at random: encoder.layers.3"),
+        ({"use_gated_mlp": True}, "drawn at random: encoder.layers.0.mlp.down"),
+        ({"use_pre_layernorm": True}, "drawn at random: pre_norm"),
+        ({"use_qk_norm": True}, "drawn at random: encoder.layers.0.attention.key_norm"),
+        ({"layerscale_value": 1.0}, "drawn at random: encoder.layers.0.layer_scale1"),
+        ({"key_bias": False}, "drawn at random: encoder.layers.0.attention.query_bias"),
+        ({"norm_type": "rmsnorm"}, "left out: encoder.layers.0.norm1.bias"),
+        ({"position_embedding_type": "none"}, "left out: embeddings.position_embeddings"),
+        ({"hidden_size": 64}, "of another shape: "),
+    ],
+)
+@all_classes
+def test_no_part_of_the_backbone_is_drawn_or_dropped_by_an_override(
+    model_class: type[Any], options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    model_class(small_config()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=problem.replace(": ", r": (model\.)?")):
+        model_class.from_pretrained(tmp_path, **options)
+    model_class.from_pretrained(tmp_path, **options, ignore_mismatched_sizes=True)
+
+
+@all_classes
+def test_what_an_override_may_add_or_drop(model_class: type[Any], tmp_path: Path) -> None:
+    model = model_class(small_config())
+    model.save_pretrained(tmp_path)
+    assert model_class.from_pretrained(tmp_path, use_mask_token=True).base_model.embeddings.mask_token is not None
+    shorter = model_class.from_pretrained(tmp_path, num_hidden_layers=2)
+    expected = model.base_model.encoder.layers[1].state_dict()
+    actual = shorter.base_model.encoder.layers[1].state_dict()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
+
+
+def test_auto_classes_change_the_geometry_too(tmp_path: Path) -> None:
+    model = HfViTForImageClassification(small_config()).eval()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path, image_size=64, num_channels=1)
+    model.resize_position_embeddings(64)
+    model.resize_input_channels(1)
+    images = torch.randn(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded(images).logits, model(images).logits)
+    assert loaded.config.image_size == 64
+
+
+def test_the_collector_of_cycles_is_as_it_was_after_loading(tmp_path: Path) -> None:
+    HfViTModel(small_config()).save_pretrained(tmp_path)
+    for switch in (gc.disable, gc.enable):
+        switch()
+        HfViTModel.from_pretrained(tmp_path)
+        assert gc.isenabled() == (switch is gc.enable)
+        with pytest.raises(OSError, match="nowhere"):
+            HfViTModel.from_pretrained(tmp_path / "nowhere")
+        assert gc.isenabled() == (switch is gc.enable)
