@@ -6,6 +6,7 @@ Annotations stay real objects in this file (no postponed evaluation): the strict
 import math
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -221,10 +222,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """
         if name not in PRESETS:
             raise ValueError(f"There is no preset {name!r}. Choose one of {', '.join(PRESETS)}.")
-        properties = {"num_labels", "out_features", "out_indices", "output_attentions", "attn_implementation"}
-        unknown = set(overrides) - {field.name for field in fields(cls)} - properties
-        if unknown:
-            raise ValueError(f"HfViTConfig has no field {', '.join(sorted(unknown))}. help(HfViTConfig) lists them.")
+        check_fields(overrides)
         preset = dict(PRESETS[name])
         if "id2label" in overrides:
             preset.pop("num_labels", None)
@@ -413,6 +411,14 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         names = self.id2label or {}
         if sorted(names) != list(range(len(names))):
             raise ValueError(f"id2label={names} must name the labels 0 to {len(names) - 1}, one each.")
+
+
+def check_fields(names: Iterable[str]) -> None:
+    """Raises `ValueError` if a name is no field of `HfViTConfig`, nor one of what else its constructor takes."""
+    properties = {"num_labels", "out_features", "out_indices", "output_attentions", "attn_implementation"}
+    unknown = set(names) - {field.name for field in fields(HfViTConfig)} - properties
+    if unknown:
+        raise ValueError(f"HfViTConfig has no field {', '.join(sorted(unknown))}. help(HfViTConfig) lists them.")
 
 
 def _travelling_files() -> tuple[Any, ...]:

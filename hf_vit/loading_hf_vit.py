@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -35,9 +36,16 @@ def without_collecting() -> Iterator[None]:
 
 
 def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
-    """Returns the config.json of a folder or repository; empty for a file."""
-    if os.path.isfile(name_or_path):
+    """Returns the config.json of a folder or repository; empty for a file.
+
+    Raises:
+        OSError: if there is no such folder or repository.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
         return {}
+    if not path.is_dir() and (path.is_absolute() or len(path.parts) > 2):  # names on the Hub have two parts at most
+        raise OSError(f"There is no folder or file {str(name_or_path)!r}, and it is no name on the Hub.")
     config: dict[str, Any] = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)[0]
     return config
 
@@ -52,10 +60,8 @@ def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str,
     """
     config = kwargs.get("config")
     given = kwargs if config is None else vars(config) if isinstance(config, PreTrainedConfig) else {}
-    # The pooling may have to wait for the token.
-    names = (
-        (*GEOMETRY, "pooling") if given.get("use_cls_token") not in (None, saved.get("use_cls_token")) else GEOMETRY
-    )
+    has_new_token = given.get("use_cls_token") and saved.get("use_cls_token") is not True
+    names = (*GEOMETRY, "pooling") if has_new_token else GEOMETRY  # the pooling may have to wait for the token
     if config is None:
         return {name: kwargs.pop(name) for name in names if name in kwargs}
     changed = {name: given[name] for name in names if name in saved and not is_same(given.get(name), saved[name])}
@@ -102,14 +108,14 @@ def check_weights(
     missing = [name for name in info["missing_keys"] if is_backbone(name.removeprefix(prefix), model.config)]
     left_out = [name for name in info["unexpected_keys"] if is_left_out(name, model.config)]
     problems = {
-        "of another shape": "; ".join(shapes[:6]) + ("; …" if shapes[6:] else ""),
-        "drawn at random": some(missing),
-        "left out": some(left_out),
+        "": "; ".join(shapes[:6]) + ("; …" if shapes[6:] else ""),
+        "drawn at random: ": some(missing),
+        "left out: ": some(left_out),
     }
-    if found := [f"{problem}: {names}" for problem, names in problems.items() if names]:
+    if found := [problem + names for problem, names in problems.items() if names]:
         raise ValueError(
-            f"The weights of {str(name_or_path)!r} do not fit the configuration ({'. '.join(found)}). Leave out the "
-            "fields that change the architecture, or accept it with ignore_mismatched_sizes=True."
+            f"The weights of {str(name_or_path)!r} do not fit: {'. '.join(found)}. Leave out the fields that change "
+            "the architecture, or accept it with ignore_mismatched_sizes=True."
         )
 
 

@@ -2,7 +2,7 @@
 
 Examples:
     python scripts/convert_checkpoint.py facebook/dinov2-base outputs/dinov2-base
-    python scripts/convert_checkpoint.py path/to/weights.npz outputs/vit --skip_parity
+    python scripts/convert_checkpoint.py path/to/B_16.npz outputs/vit
     python scripts/convert_checkpoint.py facebook/vit-mae-base outputs/mae-384 --config_overrides '{"image_size": 384}'
     python scripts/convert_checkpoint.py outputs/digits outputs/digits-vit --to vit
     python scripts/convert_checkpoint.py --list
@@ -11,12 +11,13 @@ Examples:
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, convert
+from hf_vit.configuration_hf_vit import check_fields
+from hf_vit.loading_hf_vit import read_config
 
 
 TASKS = {"features": HfViTModel, "image-classification": HfViTForImageClassification}
@@ -29,13 +30,30 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("output", nargs="?", type=Path, help="new folder")
     parser.add_argument("--to", choices=list(convert.LAYOUTS), help="layout to export one of our own models to")
     parser.add_argument("--task", choices=list(TASKS), help="what to save it for (default: what it was trained for)")
-    parser.add_argument("--config_overrides", type=json.loads, default={}, help="fields that differ, as JSON")
+    parser.add_argument(
+        "--config_overrides", type=fields, default={}, help="fields of HfViTConfig that differ, as JSON"
+    )
+    parser.add_argument("--architecture", help="timm's name of the model, for a file of its weights alone")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as is)")
     parser.add_argument("--revision", help="branch, tag or commit on the Hub")
     parser.add_argument("--skip_parity", action="store_true", help="do not run the source implementation beside it")
     parser.add_argument("--write_anyway", action="store_true", help="write although outputs differ")
     parser.add_argument("--list", action="store_true", help="print the families that are known, and end")
     return parser
+
+
+def fields(text: str) -> dict[str, Any]:
+    """Reads fields of the configuration from the command line."""
+    try:
+        given = json.loads(text)
+        if not isinstance(given, dict):
+            raise ValueError(f"it holds a {type(given).__name__}")
+        check_fields(given)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} must be a JSON object like {{"image_size": 384}}: {error}'
+        ) from error
+    return given
 
 
 def report_parity(source: convert.Source, converted: convert.Converted) -> list[convert.OutputParity]:
@@ -47,40 +65,46 @@ def report_parity(source: convert.Source, converted: convert.Converted) -> list[
             errors = f"absolute {row.absolute:.1e}  relative {row.relative:.1e}"
             verdict = "equal" if row.is_equal else "DIFFERENT"
             print(f"{row.size[0]}x{row.size[1]}  {row.output:<20} {errors}  {verdict}", flush=True)
-    except ImportError as error:
+    except convert.NoReferenceError as error:
         print(f"No parity report: {error}")
     return rows
 
 
 def bring_in(args: argparse.Namespace) -> None:
     """Converts a published checkpoint, checks it and saves it with its image processor, code and card."""
-    hub = {} if args.revision is None else {"revision": args.revision}
-    before = convert.peak_memory()
+    before, hub = convert.peak_memory(), {} if args.revision is None else {"revision": args.revision}
     source = convert.open_source(args.source, **hub)
+    if args.architecture is not None:
+        source = replace(source, config={"architecture": args.architecture, **source.config})
     converted = convert.convert_checkpoint(source, **args.config_overrides)
     print(f"{args.source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
     rows = [] if args.skip_parity else report_parity(source, converted)
     if not all(row.is_equal for row in rows) and not args.write_anyway:
         raise ValueError("Outputs differ from the source, so nothing was written. --write_anyway writes all the same.")
+    converted.weights.clear()  # the model below has its own
+    options = {name: vars(args)[name] for name in ("architecture", "dtype") if vars(args)[name] is not None}
+    changes = args.config_overrides | {name: vars(args)[name] for name in ("task", "dtype") if vars(args)[name]}
     model_class = converted.model_class if args.task is None else TASKS[args.task]
-    options: dict[str, Any] = hub | args.config_overrides
-    if args.dtype is not None:
-        options["dtype"] = getattr(torch, args.dtype)
     with convert.new_folder(args.output) as folder:
-        model = model_class.from_pretrained(args.source, **options)
+        model = model_class.from_pretrained(args.source, **hub, **args.config_overrides, **options)
         model.save_pretrained(folder)
         sizes = {name: args.config_overrides.get(name) for name in ("image_size", "num_channels")}
         convert.load_image_processor(args.source, **sizes, **hub).save_pretrained(folder)
-        convert.write_conversion_card(folder, args.output.name, model, converted, rows, args.config_overrides)
-    what, peak = "conversion" if not rows else "conversion and parity", convert.peak_memory()
+        convert.write_conversion_card(folder, args.output.name, model, converted, rows, changes)
+    what, peak = "conversion and parity" if rows else "conversion", convert.peak_memory()
     print(f"Saved {args.output}. Peak memory of {what}: {peak} MiB, {before} MiB of it before the start.")
 
 
-def take_out(args: argparse.Namespace) -> None:
-    """Exports one of our models."""
-    is_classifier = "ForImageClassification" in convert.open_source(args.source).config["architectures"][0]
-    model = TASKS["image-classification" if is_classifier else "features"].from_pretrained(args.source)
-    convert.export_checkpoint(model, args.output, args.to, HfViTImageProcessor.from_pretrained(args.source))
+def take_out(args: argparse.Namespace, config: dict[str, Any]) -> None:
+    """Exports one of our models as it is."""
+    unused = {name: vars(args)[name] for name in ("config_overrides", "architecture", "dtype", "task")}
+    if given := [f"--{name}" for name, value in unused.items() if value]:
+        raise ValueError(f"--to exports a model as it is. Leave out {', '.join(given)}.")
+    is_classifier = "ForImageClassification" in config["architectures"][0]
+    hub = {} if args.revision is None else {"revision": args.revision}
+    model = TASKS["image-classification" if is_classifier else "features"].from_pretrained(args.source, **hub)
+    image_processor = HfViTImageProcessor.from_pretrained(args.source, **hub)
+    convert.export_checkpoint(model, args.output, args.to, image_processor)
     print(f"Saved {args.output} in the layout {args.to!r}.")
 
 
@@ -94,7 +118,14 @@ def main(arguments: list[str] | None = None) -> None:
     if args.source is None or args.output is None:
         parser.error("say what to convert and where to: SOURCE OUTPUT")
     try:
-        take_out(args) if args.to is not None else bring_in(args)
+        convert.check_new_folder(args.output)
+        config = read_config(args.source, **({} if args.revision is None else {"revision": args.revision}))
+        is_ours = config.get("model_type") == "hf_vit"
+        if is_ours and args.to is None:
+            raise ValueError(f"{args.source} is one of ours already. Say with --to what to export it to.")
+        if not is_ours and args.to is not None:
+            raise ValueError(f"{args.source} is not one of ours. Bring it in first: the same command without --to.")
+        take_out(args, config) if is_ours else bring_in(args)
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
 

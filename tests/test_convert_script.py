@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -14,7 +15,7 @@ from hf_vit.convert import FAMILIES, families_table, parity
 from hf_vit.training import check_upload
 from scripts import convert_checkpoint
 
-from .fresh import run_without_package
+from .fresh import run_script, run_without_package
 from .helpers import small_config
 from .references import draw_weights
 
@@ -118,6 +119,63 @@ def test_out_and_in_again(layout: str, tmp_path: Path) -> None:
     convert(tmp_path / "theirs", tmp_path / "again")
     state = load_file(tmp_path / "again" / "model.safetensors")
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config_overrides", "image_size=384"], r"must be a JSON object like"),
+        (["--config_overrides", "[1]"], r"it holds a list"),
+        (["--config_overrides", '{"hiden_size": 3}'], r"HfViTConfig has no field hiden_size"),
+        (["--to", "timm"], r"is not one of ours. Bring it in first"),
+        (["--config_overrides", '{"num_hidden_layers": 9}'], r"drawn at random: .*encoder\.layers\.3"),
+    ],
+)
+def test_mistakes_are_explained(
+    arguments: list[str], message: str, vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        convert(vit, tmp_path / "deep" / "ours", "--skip_parity", *arguments)
+    assert re.search(message, f"{stopped.value.code} {capsys.readouterr().err}")
+    assert [path.name for path in tmp_path.iterdir()] == ["vit"]
+
+
+def test_own_models_go_out_as_they_are(tmp_path: Path) -> None:
+    model = HfViTForImageClassification(small_config())
+    model.save_pretrained(tmp_path / "ours")
+    with pytest.raises(SystemExit, match=r"is one of ours already. Say with --to"):
+        convert(tmp_path / "ours", tmp_path / "again")
+    with pytest.raises(SystemExit, match=r"Leave out --config_overrides, --dtype"):
+        convert(
+            tmp_path / "ours", tmp_path / "again", "--to", "vit",
+            "--config_overrides", '{"image_size": 64}', "--dtype", "bfloat16",
+        )  # fmt: skip
+
+
+def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = timm.create_model("vit_base_patch16_224", img_size=32, patch_size=8, embed_dim=64, depth=2, num_heads=1)
+    torch.save({"model": model.state_dict()}, tmp_path / "weights.pth")
+    convert(tmp_path / "weights.pth", tmp_path / "ours")
+    assert "No parity report: " in capsys.readouterr().out
+    assert "Not compared with the original implementation." in (tmp_path / "ours" / "README.md").read_text()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    actual = HfViTForImageClassification.from_pretrained(tmp_path / "ours").eval()(images).logits
+    torch.testing.assert_close(actual, model.eval()(images), atol=1e-5, rtol=1e-4)
+
+
+def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) -> None:
+    """In a process of its own; the checkpoint is large enough to stand out (100 MiB)."""
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
+    with torch.device("meta"):
+        model = transformers.ViTModel(transformers.ViTConfig(**shape))
+    model.to_empty(device="cpu").save_pretrained(tmp_path / "vit")
+    finished = run_script(
+        "convert_checkpoint", tmp_path, str(tmp_path / "vit"), str(tmp_path / "ours"), "--skip_parity"
+    )
+    found = re.search(r"Peak memory of conversion: (\d+) MiB, (\d+) MiB", finished.stdout)
+    assert found, finished.stderr
+    size = (tmp_path / "vit" / "model.safetensors").stat().st_size / 2**20
+    assert int(found[1]) - int(found[2]) <= 1.2 * size
 
 
 def test_errors_leave_nothing_behind(vit: Path, tmp_path: Path) -> None:

@@ -745,7 +745,7 @@ def test_classes_carry_what_the_library_reads() -> None:
         ({"key_bias": False}, "drawn at random: encoder.layers.0.attention.query_bias"),
         ({"norm_type": "rmsnorm"}, "left out: encoder.layers.0.norm1.bias"),
         ({"position_embedding_type": "none"}, "left out: embeddings.position_embeddings"),
-        ({"hidden_size": 64}, "of another shape: "),
+        ({"hidden_size": 64}, r"embeddings.cls_token is \(1, 1, 32\) there"),
     ],
 )
 @all_classes

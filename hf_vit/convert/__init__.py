@@ -7,9 +7,10 @@ from .layouts import LAYOUTS
 from .load_image_processor import load_image_processor
 from .loading import Converted, convert_checkpoint, read_published
 from .model_card import write_conversion_card
-from .new_folder import new_folder
+from .new_folder import check_new_folder, new_folder
 from .parity import OutputParity, compare_with_source
 from .peak_memory import peak_memory
+from .reference import NoReferenceError
 from .source import Source, open_source
 from .table import families_table
 
@@ -18,8 +19,10 @@ __all__ = [
     "FAMILIES",
     "LAYOUTS",
     "Converted",
+    "NoReferenceError",
     "OutputParity",
     "Source",
+    "check_new_folder",
     "compare_with_source",
     "convert_checkpoint",
     "export_checkpoint",

@@ -54,8 +54,8 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
         at another one that is not square.
 
     Raises:
-        ImportError: if the source implementation is not installed.
-        ValueError: if a lone file of weights does not say which it is, or nothing can be compared.
+        NoReferenceError: if the source implementation is not installed, or the checkpoint does not say which it is.
+        ValueError: if nothing can be compared.
     """
     run_source = open_reference(source)
     model = converted.model_class.from_pretrained(

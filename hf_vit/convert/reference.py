@@ -28,20 +28,21 @@ def named(outputs: Mapping[str, Any]) -> Outputs:
     return {**{f"hidden_states[{index}]": state for index, state in enumerate(states)}, **tensors}
 
 
+class NoReferenceError(ImportError):
+    """There is no source implementation to compare with."""
+
+
 def open_reference(source: Source) -> Run:
     """Opens a checkpoint with the library it was published for.
 
     Raises:
-        ImportError: if that is not installed.
-        ValueError: if a lone file of weights does not say which it is.
+        NoReferenceError: if that is not installed, or the checkpoint does not say which it is.
     """
-    if "architecture" in source.config:
+    if "architecture" in source.config and not Path(source.name).is_file():
         return open_timm(source)
-    if "model_type" in source.config:
+    if "model_type" in source.config and not Path(source.name).is_file():
         return open_transformers(source)
-    raise ValueError(
-        f"{source.name!r} is a file of weights without a config.json: it does not say what implementation it is for."
-    )
+    raise NoReferenceError(f"{source.name!r} holds weights alone, which no installed implementation opens by itself.")
 
 
 def open_transformers(source: Source) -> Run:
@@ -88,10 +89,15 @@ def run_siglip2(model: Any, images: Tensor) -> Outputs:
 def open_timm(source: Source) -> Run:
     """Opens a checkpoint with timm."""
     if find_spec("timm") is None:
-        raise ImportError("timm is not installed. Install it to compare: pip install timm")
+        raise NoReferenceError("timm is not installed. Install it to compare: pip install timm")
+    if "pretrained_cfg" not in source.config:
+        raise NoReferenceError(
+            f"config.json of {source.name!r} has no pretrained_cfg, without which timm does not open it."
+        )
     import timm
 
-    place = f"local-dir:{source.name}" if Path(source.name).is_dir() else f"hf-hub:{source.name}"
+    revision = f"@{source.hub['revision']}" if "revision" in source.hub else ""
+    place = f"local-dir:{source.name}" if Path(source.name).is_dir() else f"hf-hub:{source.name}{revision}"
     model: Any = timm.create_model(place, pretrained=True, dynamic_img_size=True).float().eval()
 
     def run(images: Tensor) -> Outputs:

@@ -52,8 +52,6 @@ def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
     if path.is_file():
         beside = next((file for file in map(path.with_name, CONFIGS) if file.is_file()), None)
         return Source(str(name_or_path), {} if beside is None else read_json(beside), Weights([path]))
-    if not path.is_dir() and (path.is_absolute() or len(path.parts) > 2):  # names on the Hub have two parts
-        raise OSError(f"There is no folder or file {str(name_or_path)!r}, and it is no name on the Hub.")
     config_file = cached_file(str(name_or_path), "config.json", **hub)
     if config_file is None:
         raise OSError(f"There is no config.json in {str(name_or_path)!r}. Give the folder or repository of a model.")
