@@ -58,7 +58,9 @@ def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str,
             those of the checkpoint.
         saved: The checkpoint's config.json.
     """
-    config = kwargs.get("config")
+    config = kwargs.pop("config", None)
+    if config is not None:
+        kwargs["config"] = config
     given = kwargs if config is None else vars(config) if isinstance(config, PreTrainedConfig) else {}
     has_new_token = given.get("use_cls_token") and saved.get("use_cls_token") is not True
     names = (*GEOMETRY, "pooling") if has_new_token else GEOMETRY  # the pooling may have to wait for the token

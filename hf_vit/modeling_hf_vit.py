@@ -168,6 +168,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
                 f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
             )
+        if kwargs.pop("variant", None) is not None:
+            raise ValueError(
+                f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=, and say dtype=torch."
+                "float16 for half precision."
+            )
         arguments: dict[str, Any] = cls._read_published(name_or_path, geometry, **kwargs)
         return arguments
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 import torch
 from transformers import ViTConfig, ViTModel
@@ -62,6 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=list(PRESETS), default="large")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--output", type=Path, help="JSON file for the medians")
     parser.add_argument("--measure", nargs=2, metavar=("LIBRARY", "FOLDER"), help="one measurement in this process")
     args = parser.parse_args()
     if args.measure is not None:
@@ -77,11 +79,20 @@ def main() -> None:
                     results[library].append(result)
                     print(library, result, flush=True)
     print(f"ViT {args.preset}, torch {torch.__version__}, median of {args.rounds} rounds; ratio: median of the rounds")
-    for name in MEASURES:
-        values = {library: [result[name] for result in results[library]] for library in LIBRARIES}
-        medians = "  ".join(f"{library} {statistics.median(values[library]):.2f}" for library in LIBRARIES)
-        ratio = statistics.median(a / b for a, b in zip(values["hf_vit"], values["transformers"], strict=True))
-        print(f"{name:<20} {medians}  ratio {ratio:.2f}")
+    summary = {name: summarise(name, results) for name in MEASURES}
+    for name, row in summary.items():
+        print(f"{name:<20} " + "  ".join(f"{column} {value:.2f}" for column, value in row.items()))
+    if args.output is not None:
+        args.output.write_text(json.dumps(summary, indent=2) + "\n")
+
+
+def summarise(name: str, results: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+    """Returns the median of each library and the median ratio of ours to theirs."""
+    values = {library: [result[name] for result in results[library]] for library in LIBRARIES}
+    ratios = [ours / theirs for ours, theirs in zip(values["hf_vit"], values["transformers"], strict=True)]
+    return {library: statistics.median(values[library]) for library in LIBRARIES} | {
+        "ratio": statistics.median(ratios)
+    }
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from hf_vit import convert, data, training
 class ScoredModel:
     """Which model to score, and on what."""
 
-    model_name_or_path: str = field(default="", metadata={"help": "Folder of a saved model, or its name on the Hub."})
+    model_name_or_path: str = field(
+        default="", metadata={"help": "Saved or published model: a folder, a file or a name on the Hub."}
+    )
     split: str | None = field(
         default=None,
         metadata={

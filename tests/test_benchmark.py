@@ -31,3 +31,10 @@ def test_benchmark_of_the_trainer_trains_both_ways(tmp_path: Path) -> None:
     result = run("benchmark_trainer", options, tmp_path / "result.json")
     assert result["images_per_second"].keys() == {"hf_vit", "bare loop"}
     assert result["ratio"] > 0
+
+
+def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:
+    result = run("benchmark_loading", "--preset mnist --rounds 1", tmp_path / "result.json")
+    for measure in ("load_s", "load_and_read_s", "peak_after_load_mib", "peak_after_read_mib"):
+        assert result[measure].keys() == {"transformers", "hf_vit", "ratio"}
+        assert all(value > 0 for value in result[measure].values())
