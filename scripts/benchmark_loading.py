@@ -72,12 +72,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_checkpoint(args.preset, folder)
         results: dict[str, list[dict[str, float]]] = {library: [] for library in LIBRARIES}
-        for round_number in range(args.rounds + 1):  # the first warms the file cache
+        for round_number in range(args.rounds):  # the file is in the system's cache, as it has just been written
             for library in LIBRARIES if round_number % 2 else reversed(LIBRARIES):
-                result = measure_fresh(library, folder)
-                if round_number:
-                    results[library].append(result)
-                    print(library, result, flush=True)
+                results[library].append(measure_fresh(library, folder))
+                print(library, results[library][-1], flush=True)
     print(f"ViT {args.preset}, torch {torch.__version__}, median of {args.rounds} rounds; ratio: median of the rounds")
     summary = {name: summarise(name, results) for name in MEASURES}
     for name, row in summary.items():

@@ -1,4 +1,4 @@
-"""Trains an image classifier, from scratch or from a saved or published model, and writes all that is needed to publish it.
+"""Trains an image classifier, from scratch or from a saved or published one, and writes all that publishing needs.
 
 The output folder then holds the model with its image processor and code, scores, curves, a confusion matrix and a
 model card. Killed, it goes on from its last checkpoint, to the same weights.
