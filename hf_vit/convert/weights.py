@@ -1,6 +1,7 @@
 """Weights in files of any published format, read tensor by tensor."""
 
 import argparse
+import re
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,16 +130,27 @@ def _readable(file: Path) -> Iterator[None]:
 
 def _open_pickled(file: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file that torch has pickled, without what training code wraps around them."""
+    is_zip = zipfile.is_zipfile(file)
+    if is_zip and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(file).namelist()):
+        raise OSError(
+            f"{str(file)!r} is a TorchScript archive, which holds code, and running code from a file is refused. Take "
+            'the same model from the Hub, such as "openai/clip-vit-base-patch32", or save its state_dict() where you '
+            "trust the file."
+        )
     try:
         # The command line that a model was trained with is often beside its weights; as data it is harmless.
         with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        if found is None:
+            raise OSError(f"{str(file)!r} is damaged, cut off or no file of torch. Download it again.") from error
         raise OSError(
-            f"{str(file)!r} holds more than weights, and running code from a file is refused: {error}"
-        ) from error
-    except (RuntimeError, EOFError) as error:
-        raise OSError(f"{str(file)!r} is damaged or cut off: {error}. Download it again.") from error
+            f"{str(file)!r} holds more than weights ({found[1]}), and running code from a file is refused. Save the "
+            "model's state_dict() alone, where you trust the file."
+        ) from None  # torch's own advice is to run it
+    except (RuntimeError, EOFError, KeyError, ValueError) as error:
+        raise OSError(f"{str(file)!r} is damaged, cut off or no file of torch. Download it again.") from error
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]

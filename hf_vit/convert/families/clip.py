@@ -45,8 +45,12 @@ OTHER_FIELDS = (
 
 
 def tower_of(config: Config) -> Config:
-    """Returns the configuration of the image tower, which is nested in that of a whole model."""
-    return config["vision_config"] if config.get("vision_config") is not None else config
+    """Returns the configuration of the image tower, which is nested in that of a whole model.
+
+    Older files say it twice, and then transformers goes by `vision_config_dict` alone.
+    """
+    names = ("vision_config_dict", "vision_config")
+    return next((config[name] for name in names if config.get(name) is not None), config)
 
 
 def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:

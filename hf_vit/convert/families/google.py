@@ -1,7 +1,7 @@
 """The `.npz` files of Google's vision_transformer and big_vision (https://arxiv.org/abs/2010.11929).
 
-JAX's GELU is the tanh approximation. As timm and transformers do, we take the exact one; `hidden_act=
-"gelu_pytorch_tanh"` given at loading takes theirs.
+JAX's GELU is the tanh approximation. For SigLIP that is what we take, as transformers does; for ViT and AugReg the
+exact one, as both timm and transformers do. `hidden_act=` given at loading takes another.
 """
 
 from typing import Any
@@ -127,6 +127,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
         "image_size": image_size,
         "use_cls_token": "cls" in shapes,
         "prefix_has_position": num_positions > 0,
+        "hidden_act": "gelu_pytorch_tanh" if "MAPHead_0/probe" in shapes else "gelu",
         "use_pooler": "pre_logits/kernel" in shapes,
         "pooling": "attention" if "MAPHead_0/probe" in shapes else "cls" if "cls" in shapes else "mean",
     }
