@@ -136,19 +136,19 @@ ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
 }
 
 
-def read_image_processor_file(content: Mapping[str, Any]) -> Options:
+def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit") -> Options:
     """Returns our options for what the file of another library's image processor holds.
 
     Args:
-        content: preprocessor_config.json of transformers, where files that name no class are taken for ViT's, or
-            config.json of timm.
+        content: preprocessor_config.json of transformers, or config.json of timm.
+        model_type: `model_type` of the checkpoint, which decides where the former does not name its class.
 
     Raises:
         ValueError: as `image_processor_options` and `timm_image_processor_options`.
     """
     if "pretrained_cfg" in content:
         return timm_image_processor_options(content["pretrained_cfg"])
-    return image_processor_options(content, model_type="vit")
+    return image_processor_options(content, model_type=model_type)
 
 
 def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
