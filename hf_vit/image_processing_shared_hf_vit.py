@@ -124,17 +124,22 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         a file does not name its class, the `model_type` in the config.json beside it decides, and without one ViT's.
 
         Raises:
-            OSError: if there is no file with such options.
+            OSError: if there is no file with such options, or it is one of weights.
             ValueError: if it belongs to another image processor that is not known or does what ours cannot, or the
                 package that translates it is not installed.
         """
         read, name = super().get_image_processor_dict, pretrained_model_name_or_path
+        if os.path.isfile(name) and Path(name).suffix != ".json":
+            raise OSError(
+                f"{str(name)!r} is no JSON file of options. hf_vit.convert.load_image_processor finds the image "
+                "processor that belongs to a file of weights."
+            )
         try:
             options, unused = read(name, **kwargs)
         except OSError as error:
             # timm has no file of its own for them
             options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
-            if "pretrained_cfg" not in options:
+            if not options.get("pretrained_cfg"):
                 raise error
         if _is_ours(options):
             return options, unused

@@ -114,6 +114,13 @@ def test_folder_without_options_is_refused(tmp_path, backend):
         backend.from_pretrained(tmp_path)
 
 
+def test_file_of_weights_is_refused_with_the_cure(tmp_path, backend):
+    for name in ("vit.pth", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"\x80\x81")
+        with pytest.raises(OSError, match=rf"{name}' is no JSON file.*hf_vit\.convert\.load_image_processor"):
+            backend.from_pretrained(tmp_path / name)
+
+
 def test_class_that_is_not_known_is_refused_by_name(tmp_path, backend):
     write(tmp_path, "preprocessor_config.json", {"image_processor_type": "SamImageProcessor"})
     with pytest.raises(ValueError, match="'SamImageProcessor' is not known"):

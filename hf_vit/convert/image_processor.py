@@ -117,6 +117,14 @@ TIMM_DEFAULTS: Options = {
     "std": IMAGENET["image_std"],
 }
 
+# What OpenCLIP does with keys that its file leaves out
+OPEN_CLIP_DEFAULTS: Options = {
+    "mean": OPENAI["image_mean"],
+    "std": OPENAI["image_std"],
+    "interpolation": "bicubic",
+    "resize_mode": "shortest",
+}
+
 # How files without any options are evaluated by the code that they come with: crop to resized edge (`None` resizes to
 # the exact size), filter, colours. All crop by torchvision.
 # DeiT: https://github.com/facebookresearch/deit, datasets.py
@@ -226,6 +234,35 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
         "image_mean": list(config["mean"]),
         "image_std": list(config["std"]),
     }
+
+
+def open_clip_image_processor_options(
+    preprocess_cfg: Mapping[str, Any], image_size: int | list[int] | tuple[int, int]
+) -> Options:
+    """Returns our options for the evaluation transform of a checkpoint of OpenCLIP.
+
+    Args:
+        preprocess_cfg: What stands under this key in its open_clip_config.json.
+        image_size: Height and width in pixels that the model takes.
+
+    Raises:
+        ValueError: if it resizes in a way that ours cannot.
+
+    Source: https://github.com/mlfoundations/open_clip, src/open_clip/transform.py.
+    """
+    config = OPEN_CLIP_DEFAULTS | {name: value for name, value in preprocess_cfg.items() if value is not None}
+    if config["resize_mode"] not in ("shortest", "squash"):
+        raise ValueError(
+            f"resize_mode={config['resize_mode']!r} has no counterpart: known are 'shortest' and 'squash'. Give the "
+            "options that come closest yourself, as in HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
+        )
+    height, width = to_pair(image_size)
+    options = original_image_processor_options("clip", image_size) | {
+        "resample": BILINEAR if config["interpolation"] == "bilinear" else BICUBIC,
+        "image_mean": list(config["mean"]),
+        "image_std": list(config["std"]),
+    }
+    return options | ({"size": {"height": height, "width": width}} if config["resize_mode"] == "squash" else {})
 
 
 def original_image_processor_options(family: str, image_size: int | list[int] | tuple[int, int] = 224) -> Options:
