@@ -13,13 +13,14 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
-from hf_vit.convert import load_image_processor
+from hf_vit.convert import FAMILIES, load_image_processor
 from hf_vit.convert.image_processor import (
     CLASS_DEFAULTS,
     HALF,
     IMAGENET,
     MODEL_CLASSES,
     OPENAI,
+    ORIGINALS,
     image_processor_options,
     open_clip_image_processor_options,
     original_image_processor_options,
@@ -257,12 +258,8 @@ def test_timm_file_that_cannot_be_honoured_is_refused_by_name(config, message):
 @pytest.mark.parametrize(
     ("family", "image_size", "resize"),
     [
-        ("deit", 224, Resize(256, InterpolationMode.BICUBIC)),
-        ("deit", 384, Resize(438, InterpolationMode.BICUBIC)),
-        ("dino", 224, Resize(256, InterpolationMode.BICUBIC)),
         ("dinov2", 224, Resize(256, InterpolationMode.BICUBIC)),
-        ("mae", 224, Resize(256, InterpolationMode.BICUBIC)),
-        ("mae", 448, Resize(448, InterpolationMode.BICUBIC)),
+        ("dinov2", 384, Resize(438, InterpolationMode.BICUBIC)),
         ("vit_jax", 384, Resize((384, 384), InterpolationMode.BILINEAR)),
     ],
 )
@@ -370,8 +367,12 @@ def test_images_get_whole_patches_where_the_patch_is_known(tmp_path, caplog, fil
     assert load_image_processor(tmp_path).size == file["size"]
 
 
+def test_originals_are_those_of_the_families():
+    assert ORIGINALS.keys() == {family.images for family in FAMILIES if family.images}
+
+
 def test_original_weights_of_an_unknown_family_are_refused():
-    with pytest.raises(ValueError, match=r"'sam'\. Known are: deit, dino"):
+    with pytest.raises(ValueError, match=r"'sam'\. Known are: dinov2, vit_jax, clip"):
         original_image_processor_options("sam")
 
 

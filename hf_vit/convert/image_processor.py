@@ -127,18 +127,13 @@ OPEN_CLIP_DEFAULTS: Options = {
 
 # How files without any options are evaluated by the code that they come with: crop to resized edge (`None` resizes to
 # the exact size), filter, colours. All crop by torchvision.
-# DeiT: https://github.com/facebookresearch/deit, datasets.py
-# DINO: https://github.com/facebookresearch/dino, eval_linear.py
-# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py
-# MAE: https://github.com/facebookresearch/mae, util/datasets.py
+# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py; at 224 pixels the same as in the code
+# of DeiT (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py), whose files look alike
 # CLIP: https://github.com/openai/CLIP, clip/clip.py
 # JAX: https://github.com/google-research/vision_transformer, vit_jax/input_pipeline.py, whose files timm evaluates in
 # another way (bicubic, crop 0.9)
 ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
-    "deit": (0.875, BICUBIC, IMAGENET),
-    "dino": (0.875, BICUBIC, IMAGENET),
     "dinov2": (0.875, BICUBIC, IMAGENET),
-    "mae": (0.875, BICUBIC, IMAGENET),
     "vit_jax": (None, BILINEAR, HALF),
     "clip": (1.0, BICUBIC, OPENAI),
 }
@@ -269,8 +264,8 @@ def original_image_processor_options(family: str, image_size: int | list[int] | 
     """Returns our options for weights that come without any: how their own code evaluates them.
 
     Args:
-        family: A key of `ORIGINALS`: "deit", "dino", "dinov2" and "mae" for the .pth files of facebookresearch,
-            "vit_jax" for the .npz files of google-research, "clip" for the files of OpenAI and OpenCLIP.
+        family: A key of `ORIGINALS`: "dinov2" for the .pth files of facebookresearch, "vit_jax" for the .npz files of
+            google-research, "clip" for the files of OpenAI and OpenCLIP.
         image_size: Height and width in pixels that the model takes.
 
     Raises:
@@ -283,8 +278,6 @@ def original_image_processor_options(family: str, image_size: int | list[int] | 
     options: Options = {"resample": resample, **{name: list(values) for name, values in colours.items()}}
     if crop_ratio is None:
         return options | {"size": {"height": height, "width": width}}
-    if family == "mae" and max(height, width) > 224:
-        crop_ratio = 1.0
     return options | {
         "size": {"shortest_edge": int(max(height, width) / crop_ratio)},
         "do_center_crop": True,
