@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.convert.families import FAMILIES
-from hf_vit.convert.family import Family
+from hf_vit.convert.family import Family, whole_patches
 from hf_vit.convert.key_map import convert_weights, strip_prefix
 from hf_vit.convert.loading import convert_checkpoint, is_configured
 from hf_vit.convert.source import open_source
@@ -297,6 +297,32 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
             assert_close(actual[output], value, 1e-9 if dtype == torch.float64 else 1e-4, f"{output} at {size}")
 
 
+# Models that take images of 36 pixels, of which patches of 8 leave a rest of 4.
+WITH_REST: dict[str, Callable[[], nn.Module]] = {
+    "ViT": lambda: hf.ViTModel(hf.ViTConfig(**SHAPE | {"image_size": 36})),
+    "DINOv2 with registers": lambda: hf.Dinov2WithRegistersModel(
+        hf.Dinov2WithRegistersConfig(**DINOV2 | {"image_size": 36})
+    ),
+    "CLIP": lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SHAPE | {"image_size": 36})),
+    "SigLIP": lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SHAPE | {"image_size": 36})),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", WITH_REST)
+def test_pixels_beyond_whole_patches_are_left_out(name: str, tmp_path: Path) -> None:
+    source = WITH_REST[name]().eval()
+    draw_weights(source)
+    source.save_pretrained(tmp_path)
+    model = HfViTModel.from_pretrained(tmp_path)
+    assert model.config.image_size == 32
+    images = draw_images((36, 36), torch.float32)
+    whole = images[:, :, :32, :32]
+    options = {} if "DINO" in name else {"interpolate_pos_encoding": True}
+    for seen, sizes in ((images, {}), (whole, options)):  # theirs takes another size only when told so
+        assert_close(model(whole).pooler_output, source(seen, **sizes).pooler_output, 1e-4, f"{seen.shape}")
+
+
 @cases
 def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -385,6 +411,14 @@ def test_defaults_are_those_of_the_source(model_type: str) -> None:
     family = family_of(full)
     ours = [HfViTConfig(**family.configure(config, {})).to_dict() for config in (full, {"model_type": model_type})]
     assert ours[0] == ours[1]
+
+
+@pytest.mark.parametrize(
+    ("image_size", "patch_size", "whole"),
+    [(384, 14, 378), (224, 16, 224), ([30, 50], 8, [24, 48]), (20, [4, 8], [20, 16]), ("384", 14, "384"), (32, 0, 32)],
+)
+def test_image_size_is_in_whole_patches(image_size: Any, patch_size: Any, whole: Any) -> None:
+    assert whole_patches(image_size, patch_size) == whole
 
 
 @torch.no_grad()

@@ -398,6 +398,35 @@ def test_image_size_that_does_not_explain_the_table_is_what_it_becomes(tmp_path:
     assert opened.embeddings.position_embeddings.shape == (1, 1 + 36, 128)
 
 
+PLAIN, CLIP = "vit_base_patch16_224", "vit_base_patch32_clip_224"
+# Architecture of timm, its options, how its weights stand in the file, and what the file does not tell.
+LONE_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], State], dict[str, Any]]] = {
+    "vit.pth": (PLAIN, {}, dict, {}),
+    "vit.npz": (PLAIN, {}, vision_transformer_npz, {}),
+    "big_vision.npz": (PLAIN, {"no_embed_class": True}, big_vision_npz, {}),
+    "clip.pth": (CLIP, NO_HEAD, openai, {"hidden_act": "gelu"}),
+    "timm.pth": (PLAIN, {}, dict, {"architecture": PLAIN}),
+}
+
+
+@pytest.mark.parametrize("name", LONE_FILES)
+def test_image_size_that_explains_the_table_by_chance_is_what_it_becomes(name: str, tmp_path: Path) -> None:
+    architecture, options, original, untold = LONE_FILES[name]
+    content, file = original(drawn(architecture, **options).state_dict()), tmp_path / name
+    write_npz(file, content) if file.suffix == ".npz" else torch.save(content, file)
+    expected = HfViTModel.from_pretrained(file, **untold)
+    expected.resize_position_embeddings((16, 64))  # as many patches as 32 x 32
+    opened = HfViTModel.from_pretrained(file, image_size=(16, 64), **untold)
+    assert opened.config.grid_size == (2, 8)
+    assert torch.equal(opened.embeddings.position_embeddings, expected.embeddings.position_embeddings)
+
+
+def test_lone_file_of_timm_takes_the_image_size_where_no_square_fits(tmp_path: Path) -> None:
+    torch.save(drawn("vit_base_patch16_224", img_size=(40, 48)).state_dict(), tmp_path / "vit.pth")
+    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", architecture="vit_base_patch16_224", image_size=(40, 48))
+    assert opened.config.grid_size == (5, 6)
+
+
 @pytest.mark.parametrize(
     ("architecture", "heads"),
     [

@@ -120,12 +120,33 @@ def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     """
     names = (*COMMON, *BEYOND_VIT)
     fields = {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
+    fields |= {"image_size": whole_patches(fields.get("image_size", 224), fields.get("patch_size", 16))}
     if fields.get("out_features") == [f"stage{fields.get('num_hidden_layers', 12)}"]:
         # The last stage is the default, which follows where a user takes fewer blocks.
         del fields["out_features"], fields["out_indices"]
     if "id2label" in fields:
         fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
     return fields
+
+
+def whole_patches(image_size: Any, patch_size: Any) -> Any:
+    """Returns an image size without what is left of it over whole patches: the source's convolution cuts it off.
+
+    Args:
+        image_size: Height and width in pixels, or one number for both. What is neither is left to `HfViTConfig`, which
+            refuses it by name.
+        patch_size: The same of a patch.
+    """
+    image, patch = ([size] * 2 if isinstance(size, int) else size for size in (image_size, patch_size))
+    if not (is_size(image) and is_size(patch)):
+        return image_size
+    height, width = (whole // part * part for whole, part in zip(image, patch, strict=True))
+    return height if height == width else [height, width]
+
+
+def is_size(pair: Any) -> bool:
+    """Whether `pair` is a height and a width."""
+    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(side, int) and side > 0 for side in pair)
 
 
 def common_fields(config: HfViTConfig) -> dict[str, Any]:

@@ -88,14 +88,14 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
 
     Args:
         source: The checkpoint.
-        **given: Fields of `HfViTConfig` to go by where a file comes without config.json.
+        **given: Fields of `HfViTConfig` to go by where files do not say as much as config.json of transformers.
 
     Raises:
         ValueError: if it is of no family that is known, or its tensors do not fit its configuration.
     """
     family, config = describe(source, **given)
     shapes = shapes_of(source, family)
-    keys = {**family.keys, **family.adapt(source.config or given, config, shapes)}
+    keys = {**family.keys, **family.adapt(said(source, family, given), config, shapes)}
     model_class = class_by_weights(keys, shapes)
     with torch.device("meta"), no_init_weights():  # only names and shapes are wanted
         model = model_class(config)
@@ -113,9 +113,15 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
     family = find_family(source)
     check_fixed(family, source.config, source.name)
     try:
-        return family, HfViTConfig(**family.configure(source.config or given, shapes_of(source, family)))
+        fields = family.configure(said(source, family, given), shapes_of(source, family))
+        return family, HfViTConfig(**fields)
     except StrictDataclassError as error:
         raise ValueError(f"The configuration of {source.name!r} does not fit: {error}") from error
+
+
+def said(source: Source, family: Family, given: Config) -> Config:
+    """Returns what is said about a checkpoint: its config.json alone if that is of transformers, which tells all."""
+    return source.config if family.model_types else {**given, **source.config}
 
 
 def shapes_of(source: Source, family: Family) -> Shapes:

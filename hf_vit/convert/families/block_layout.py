@@ -134,12 +134,13 @@ def _num_tokens(shapes: Shapes) -> int:
     return ("cls_token" in shapes) + ("dist_token" in shapes)
 
 
-def shape_fields(shapes: Shapes, image_size: Size | None) -> dict[str, Any]:
+def shape_fields(shapes: Shapes, native: Size | None = None, wanted: Size | None = None) -> dict[str, Any]:
     """Returns the fields of `HfViTConfig` that the shapes of the tensors tell.
 
     Args:
         shapes: Their shapes by name.
-        image_size: Height and width in pixels, where they are known; see `table_size`.
+        native: Height and width in pixels of the images that the weights are made for, where config.json says so.
+        wanted: The same as the user says; see `table_size`.
 
     Raises:
         ValueError: if the position table fits no image size, or the first block is not there.
@@ -174,28 +175,32 @@ def shape_fields(shapes: Shapes, image_size: Size | None) -> dict[str, Any]:
     }
     if "head.weight" in shapes:
         fields["num_labels"] = shapes["head.weight"][0]
-    return {**fields, **position_fields(shapes, patch, image_size)}
+    return {**fields, **position_fields(shapes, patch, native, wanted)}
 
 
-def position_fields(shapes: Shapes, patch: list[int], image_size: Size | None) -> dict[str, Any]:
+def position_fields(shapes: Shapes, patch: list[int], native: Size | None, wanted: Size | None) -> dict[str, Any]:
     """Returns the fields that say where the learned position table, if any, has rows; see `shape_fields`."""
     if "pos_embed" not in shapes:
-        return {"position_embedding_type": "none", "image_size": image_size or 224}
+        return {"position_embedding_type": "none", "image_size": native or wanted or 224}
     tokens = _num_tokens(shapes)
     counts = (0, tokens, tokens + shapes.get("reg_token", (1, 0))[1])
-    native_size, extra = table_size(shapes["pos_embed"][1], counts, patch, image_size)
-    return {"position_embedding_type": "learned", "image_size": native_size, "prefix_has_position": extra > 0}
+    image_size, extra = table_size(shapes["pos_embed"][1], counts, patch, native, wanted)
+    return {"position_embedding_type": "learned", "image_size": image_size, "prefix_has_position": extra > 0}
 
 
-def table_size(rows: int, counts: Sequence[int], patch: Sequence[int], image_size: Size | None) -> tuple[Size, int]:
+def table_size(
+    rows: int, counts: Sequence[int], patch: Sequence[int], native: Size | None = None, wanted: Size | None = None
+) -> tuple[Size, int]:
     """Returns which images a position table is made for, and how many of its rows are none of their patches.
 
     Args:
         rows: Rows of the table.
         counts: How many rows may come before those of the patches.
         patch: Height and width of a patch in pixels.
-        image_size: Height and width in pixels, as the configuration or the user says. Where they do not explain the
-            table, it is taken as square: they may be those that the model is to have in the end.
+        native: Height and width in pixels as the configuration says. Where they do not explain the table, it is taken
+            as square.
+        wanted: Height and width in pixels that the user gives. They may be those that the model is to have in the end,
+            and explain the table by chance only, so they count where no square does.
 
     Returns:
         Height and width in whole patches, and the count.
@@ -203,18 +208,23 @@ def table_size(rows: int, counts: Sequence[int], patch: Sequence[int], image_siz
     Raises:
         ValueError: if the rows fit no image size.
     """
-    sides = [isqrt(rows - count) for count in counts]
-    grids = [(side, side) for side in sides]
-    if image_size is not None:  # patches of 14 pixels leave a rest of 384, which is cut off
-        height, width = to_pair(image_size)
-        grids.insert(0, (height // patch[0], width // patch[1]))
-    for grid in grids:
+    squares = [(isqrt(rows - count),) * 2 for count in counts]
+    for grid in (*_grid(native, patch), *squares, *_grid(wanted, patch)):
         if rows - grid[0] * grid[1] in counts:
             return as_size([grid[0] * patch[0], grid[1] * patch[1]]), rows - grid[0] * grid[1]
     raise ValueError(
-        f"The position table has {rows} rows, which neither a square image nor image_size={image_size} in patches of "
-        f"{patch[0]} x {patch[1]} pixels explains. Give what the weights are made for as image_size=(height, width)."
+        f"The position table has {rows} rows, which neither a square image nor image_size={native or wanted} in "
+        f"patches of {patch[0]} x {patch[1]} pixels explains. Give what the weights are made for as "
+        "image_size=(height, width)."
     )
+
+
+def _grid(image_size: Size | None, patch: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows and columns of whole patches, if there is a size: those of 14 pixels leave a rest of 384, cut off."""
+    if image_size is None:
+        return []
+    height, width = to_pair(image_size)
+    return [(height // patch[0], width // patch[1])]
 
 
 def as_size(pair: Sequence[int]) -> Size:

@@ -25,9 +25,15 @@ KEYS: KeyMap = {
 }
 
 
-def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Dinov2Config; its classifier takes the CLS token and the mean of the patches."""
-    fields = transformers_fields(config, patch_size=14, layerscale_value=1.0)
+def configure(config: Config, shapes: Shapes, patch_size: int = 14) -> dict[str, Any]:
+    """Dinov2Config, whose classifier takes the CLS token and the mean of the patches.
+
+    Args:
+        config: Their config.json.
+        shapes: Shapes of their tensors.
+        patch_size: What their class assumes where config.json does not say.
+    """
+    fields = transformers_fields(config, patch_size=patch_size, layerscale_value=1.0)
     intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
     if config.get("use_swiglu_ffn", False):
         intermediate_size = (int(intermediate_size * 2 / 3) + 7) // 8 * 8
@@ -43,8 +49,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 def configure_with_registers(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Dinov2WithRegistersConfig."""
     return {
-        **configure(config, shapes),
-        "patch_size": config.get("patch_size", 16),
+        **configure(config, shapes, patch_size=16),
         "num_register_tokens": config.get("num_register_tokens", 4),
         "position_antialias": True,
     }

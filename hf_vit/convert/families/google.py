@@ -116,7 +116,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     hidden = shape_of(shapes, f"Transformer/encoderblock_0/MlpBlock_{0 if is_big_vision else 3}/Dense_0/kernel")[1]
     rows = shapes["pos_embedding" if is_big_vision else POSITIONS][1]
     num_positions = int("cls" in shapes and not is_big_vision)  # big_vision leaves CLS without one
-    image_size, _ = table_size(rows, (num_positions,), (height, breadth), given.get("image_size"))
+    image_size, _ = table_size(rows, (num_positions,), (height, breadth), wanted=given.get("image_size"))
     fields: dict[str, Any] = {
         "hidden_size": width,
         "num_attention_heads": num_heads,

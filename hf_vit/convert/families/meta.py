@@ -25,7 +25,7 @@ TRAINING = {
 
 def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str, Any]:
     """Returns the fields that shapes and the user tell; `heads` by width, 64 wide where it is not in there."""
-    fields = shape_fields(shapes, given.get("image_size"))
+    fields = shape_fields(shapes, wanted=given.get("image_size"))
     width = fields["hidden_size"]
     number = given.get("num_attention_heads", heads.get(width, width // 64))
     if width % 64 and "num_attention_heads" not in given:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..family import Config, Family, Shapes, shape_of
 from ..key_map import KeyMap, Reshaped, Zeros
-from .block_layout import as_size, table_size
+from .block_layout import Size, as_size, table_size
 
 
 BLOCK = "visual.transformer.resblocks.*"
@@ -28,12 +28,18 @@ KEYS: KeyMap = {
 HEADS = {1280: 16, 1408: 16, 1664: 16}
 
 
-def fields_of(hidden_act: str, given: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields that shapes and the user tell, for a model with the activation `hidden_act`."""
+def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | None = None) -> dict[str, Any]:
+    """Returns the fields that shapes and the user tell.
+
+    Args:
+        hidden_act: The activation.
+        given: Fields of `HfViTConfig`.
+        shapes: Shapes of their tensors.
+        native: Image size in pixels, where a configuration says so.
+    """
     width, channels, *patch = shapes["visual.conv1.weight"]
-    image_size, _ = table_size(
-        shape_of(shapes, "visual.positional_embedding")[0], (1,), patch, given.get("image_size")
-    )
+    rows = shape_of(shapes, "visual.positional_embedding")[0]
+    image_size, _ = table_size(rows, (1,), patch, native, given.get("image_size"))
     block = BLOCK.replace("*", "0")
     return {
         "hidden_size": width,
@@ -65,8 +71,8 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
     tower = model["vision_cfg"]
     if "visual.conv1.weight" not in shapes:
         raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.conv1.weight).")
-    given = {"num_attention_heads": tower["width"] // tower.get("head_width", 64), "image_size": tower["image_size"]}
-    return fields_of("quick_gelu" if model.get("quick_gelu") else "gelu", given, shapes)
+    heads = {"num_attention_heads": tower["width"] // tower.get("head_width", 64)}
+    return fields_of("quick_gelu" if model.get("quick_gelu") else "gelu", heads, shapes, tower["image_size"])
 
 
 CLIP_FILE = Family(

@@ -44,7 +44,7 @@ def name_of(config: Config) -> str:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Architecture by name, arguments it was built with, and shapes."""
+    """Architecture by name, arguments it was built with, shapes, and `image_size` where a user gives it."""
     architecture = name_of(config)
     check(architecture)
     check_classes(config, shapes)
@@ -52,7 +52,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     published = config.get("pretrained_cfg") or {}
     input_size = published.get("input_size") or config.get("input_size") or (3, None, None)
     image_size = given.get("img_size") or (list(input_size[1:]) if input_size[1] else None)
-    fields = shape_fields(shapes, image_size)
+    fields = shape_fields(shapes, image_size, config.get("image_size"))
     fields.update(facts(architecture, fields["hidden_size"]))
     fields.update(argument_fields(architecture, given))
     if "rope_coordinates" in fields:
