@@ -1,6 +1,6 @@
 """Training of image classifiers: model, trainer and report."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from transformers import BaseImageProcessor, EarlyStoppingCallback, EvalPredicti
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
-from ..configuration_hf_vit import HfViTConfig
+from ..configuration_hf_vit import HfViTConfig, check_fields
 from ..convert import load_image_processor
 from ..data import (
     AugmentedDataset,
@@ -101,9 +101,7 @@ def open_classifier(name_or_path: str, **overrides: Any) -> HfViTForImageClassif
         OSError: if there is no such saved model.
         ValueError: if it is of another kind, or an override changes the shape of its weights.
     """
-    known = {field.name for field in fields(HfViTConfig)}
-    if unknown := sorted(overrides.keys() - known):
-        raise ValueError(f"HfViTConfig has no field {', '.join(unknown)}. help(HfViTConfig) lists them.")
+    check_fields(overrides)
     try:
         return HfViTForImageClassification.from_pretrained(name_or_path, **overrides)
     except OSError as error:
