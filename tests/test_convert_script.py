@@ -125,7 +125,7 @@ def test_out_and_in_again(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config_overrides", "image_size=384"], r"must be a JSON object like"),
+        (["--config_overrides", "image_size=384"], r"must be a JSON object of fields"),
         (["--config_overrides", "[1]"], r"it holds a list"),
         (["--config_overrides", '{"hiden_size": 3}'], r"HfViTConfig has no field hiden_size"),
         (["--to", "timm"], r"is not one of ours. Bring it in first"),
@@ -144,7 +144,7 @@ def test_mistakes_are_explained(
 def test_own_models_go_out_as_they_are(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config())
     model.save_pretrained(tmp_path / "ours")
-    with pytest.raises(SystemExit, match=r"is one of ours already. Say with --to"):
+    with pytest.raises(SystemExit, match=r"is already one of ours. Say with --to"):
         convert(tmp_path / "ours", tmp_path / "again")
     with pytest.raises(SystemExit, match=r"Leave out --config_overrides, --dtype"):
         convert(
