@@ -422,6 +422,20 @@ def test_image_size_is_in_whole_patches(image_size: Any, patch_size: Any, whole:
 
 
 @torch.no_grad()
+def test_older_dictionary_of_clip_wins(tmp_path: Path) -> None:
+    save_source("CLIPModel", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    # Fields that it leaves out take the class's defaults, also where vision_config says something else.
+    old = {name: value for name, value in SHAPE.items() if name != "layer_norm_eps"} | {"hidden_act": "gelu"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "vision_config_dict": old}))
+    source = hf.CLIPModel.from_pretrained(tmp_path).eval().vision_model
+    assert (source.config.hidden_act, source.config.layer_norm_eps) == ("gelu", 1e-5)
+    images = draw_images(NATIVE, torch.float32)
+    expected = source(images).pooler_output
+    assert_close(HfViTModel.from_pretrained(tmp_path)(images).pooler_output, expected, 1e-4, "pooled")
+
+
+@torch.no_grad()
 def test_mae_with_a_mask_is_its_encoder_on_the_visible_patches(tmp_path: Path) -> None:
     source = save_source("ViTMAEModel", tmp_path)
     model = HfViTModel.from_pretrained(tmp_path)

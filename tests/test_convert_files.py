@@ -108,6 +108,7 @@ def encoder_of_mae(state: dict[str, Any], model: nn.Module) -> State:
 
 
 NO_HEAD = {"num_classes": 0}
+BY_NAME = ("DeiT III",)  # whose file has the names of timm's with rotary positions
 # Architecture of timm, its options, how its weights stand in the original file, and how they are read from there.
 META_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], Any], FilterFn]] = {
     "DINO": ("vit_small_patch16_224", NO_HEAD, dino, teacher_backbone),
@@ -137,10 +138,11 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
     theirs = timm.create_model(architecture, **{**FILE, **options}).double()
     theirs.load_state_dict(read(content, theirs))
     model_class = HfViTModel if options.get("num_classes") == 0 else HfViTForImageClassification
+    untold = {"architecture": architecture} if name in BY_NAME else {}
     # Other sizes: original code resamples each in its own way, as the configuration says.
     assert_equals_timm(
         theirs,
-        lambda dtype: model_class.from_pretrained(tmp_path / "published.pth", dtype=dtype),
+        lambda dtype: model_class.from_pretrained(tmp_path / "published.pth", dtype=dtype, **untold),
         resampled="DINOv3" in name,
     )
 
@@ -302,17 +304,35 @@ def test_clip_equals_timm(quick: bool, tmp_path: Path) -> None:
     assert HfViTModel.from_pretrained(file).config.hidden_act == hidden_act
 
 
-def test_lone_file_of_timm_opens_by_its_architecture(tmp_path: Path) -> None:
-    theirs = drawn("vit_small_patch16_rope_224")
-    save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match="of no layout that is known here"):
-        HfViTModel.from_pretrained(tmp_path / "weights.safetensors")
-    options = {"architecture": "vit_small_patch16_rope_224", "image_size": 32}
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("vit_small_patch16_rope_224", r"no layout that is known here"),
+        ("vit_small_patch16_rope_ape_224", r"\(blocks\.0\.gamma_1\).*Give timm's name"),
+        ("vit_base_patch16_siglip_224", r"\(attn_pool\.latent, no cls_token\).*Give timm's name"),
+        ("vit_medium_patch16_gap_256", r"\(no cls_token\).*Give timm's name"),
+        ("vit_base_patch32_clip_quickgelu_224", r"\(norm_pre\.weight\).*Give timm's name"),
+    ],
+)
+def test_lone_file_of_timm_opens_by_its_architecture(architecture: str, message: str, tmp_path: Path) -> None:
+    theirs, place = drawn(architecture), tmp_path / "weights.pth"
+    torch.save(theirs.state_dict(), place)
+    with pytest.raises(ValueError, match=rf"{message}.*architecture="):
+        HfViTModel.from_pretrained(place)
+    options = {"architecture": architecture, "image_size": 32}
 
     def open_ours(dtype: torch.dtype) -> HfViTForImageClassification:
-        return HfViTForImageClassification.from_pretrained(tmp_path / "weights.safetensors", dtype=dtype, **options)
+        return HfViTForImageClassification.from_pretrained(place, dtype=dtype, **options)
 
     assert_equals_timm(theirs, open_ours)
+
+
+def test_architecture_that_is_no_plain_vit_is_refused(tmp_path: Path) -> None:
+    torch.save(
+        drawn("vit_base_patch16_rpn_224", class_token=True, global_pool="token").state_dict(), tmp_path / "a.pth"
+    )
+    with pytest.raises(ValueError, match="its blocks normalise after attention and MLP"):
+        HfViTModel.from_pretrained(tmp_path / "a.pth", architecture="vit_base_patch16_rpn_224")
 
 
 def test_given_heads_win(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from transformers.activations import ACT2FN
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.configuration_hf_vit import to_pair
+from hf_vit.convert.families.meta import ALWAYS_THERE, META_FILE, NEEDS_NAME
 from hf_vit.convert.families.timm_architectures import COLUMNS_FIRST, REFUSED
 from hf_vit.convert.families.timm_vit import TIMM
 from hf_vit.convert.loading import convert_checkpoint
@@ -131,6 +132,28 @@ def assert_same_rotation(config: HfViTConfig, theirs: nn.Module, architecture: s
         assert (rope.grid_indexing == "xy") == (re.fullmatch(COLUMNS_FIRST, architecture) is not None)
         assert (rope.ref_feat_shape is not None) == (config.rope_coordinates == "scaled_index")
         assert rope.ref_feat_shape in (None, config.rotary_grid_size)
+
+
+# The heads of "test_vit" are 32 wide, which no file tells.
+@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"test_vit"}))
+def test_lone_file_is_opened_as_what_it_is_or_refused(architecture: str) -> None:
+    options = {} if architecture.endswith("sapiens2") else {"depth": 2}  # these refuse to be so short
+    with torch.device("meta"):
+        theirs = timm.create_model(architecture, **options)
+    names = theirs.state_dict().keys()
+    lone = Source(architecture, {}, Shapes(theirs))  # type: ignore[arg-type]
+    if names & {*NEEDS_NAME} or not names >= {*META_FILE.marks, *ALWAYS_THERE}:
+        with pytest.raises(ValueError, match=r"timm.*architecture="):
+            convert_checkpoint(lone)
+    elif architecture not in CONVERTED:
+        with pytest.raises(ValueError, match="do not fit"):
+            convert_checkpoint(lone)
+    else:
+        named = Source(architecture, published_config(theirs), Shapes(theirs))  # type: ignore[arg-type]
+        configs = [convert_checkpoint(source).config for source in (lone, named)]
+        for config in configs:
+            config.position_antialias = False  # the code of facebookresearch resamples in other ways
+        assert configs[0].to_dict() == configs[1].to_dict()
 
 
 # Every kind of model: an architecture, and arguments beside `SMALL`.

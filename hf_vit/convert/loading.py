@@ -44,8 +44,9 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
         geometry: Fields of `HfViTConfig` that will be changed in the loaded model; a file of weights alone may need
             them to be understood (`image_size`, …).
         **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
-            tell (`num_attention_heads`, …); `architecture`, timm's name of a file of its weights alone;
-            where the files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
+            tell (`num_attention_heads`, …); `architecture`, timm's name of the model
+            ("vit_base_patch16_siglip_224", …), for a file of weights alone that is timm's or DeiT III's; where the
+            files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
             `device_map`, …).
 
     Returns:

@@ -1,4 +1,7 @@
-"""The original files of DINO, DeiT, MAE, DINOv2 and DINOv3, and of timm where a file comes alone.
+"""The original files of DINO, DeiT, MAE, DINOv2 and DINOv3.
+
+A file of timm that comes alone has the same names, but does not tell activation, epsilon, rotary positions and more:
+with its architecture it is opened as timm's.
 
 Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
 """
@@ -16,6 +19,17 @@ from .block_layout import KEYS, shape_fields
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 DINOV3_HEADS = {4096: 32}
 MARKS = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+# What no file of facebookresearch has, or what one of timm has too whose model is another.
+NEEDS_NAME = (
+    "norm_pre.weight",
+    "attn_pool.latent",
+    "reg_token",
+    "blocks.0.attn.q_norm.weight",
+    "blocks.0.attn.q_bias",
+    "blocks.0.mlp.fc1_g.weight",
+    "blocks.0.gamma_1",
+)
+ALWAYS_THERE = ("cls_token", "blocks.0.norm1.bias")
 TRAINING = {
     r"decoder_.*": "the decoder of MAE",
     r"mask_token": "of the decoder of MAE",
@@ -42,8 +56,21 @@ def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str,
     }
 
 
+def check_origin(shapes: Shapes) -> None:
+    """Raises `ValueError` where the tensors do not tell which model they are of."""
+    signs = [name for name in NEEDS_NAME if name in shapes]
+    signs += [f"no {name}" for name in ALWAYS_THERE if name not in shapes]
+    if signs:
+        raise ValueError(
+            f"The file holds weights alone, and by its names ({', '.join(signs)}) they are of timm or DeiT III, where "
+            "such names stand for several models. Give timm's name of the model, such as "
+            'architecture="vit_base_patch16_siglip_224" or "deit3_base_patch16_224".'
+        )
+
+
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     """DINO, DeiT, MAE, DINOv2."""
+    check_origin(shapes)
     return {**fields_of(given, shapes, HEADS), "position_antialias": "register_tokens" in shapes}
 
 
@@ -76,8 +103,8 @@ DINOV3_FILE = Family(
     outputs="last hidden state, pooled",
 )
 META_FILE = Family(
-    name="DINO, DeiT, DeiT III, MAE, DINOv2",
-    source="`.pth` of facebookresearch, or of timm, without config.json",
+    name="DINO, DeiT, MAE, DINOv2",
+    source="`.pth` of facebookresearch",
     marks=(*MARKS, "pos_embed"),
     keys=KEYS,
     adapt=adapt,
