@@ -449,20 +449,3 @@ def test_mae_with_a_mask_is_its_encoder_on_the_visible_patches(tmp_path: Path) -
     )
     assert_close(model.norm(model.encoder(visible)), expected.last_hidden_state, 1e-4, "visible patches")
     assert expected.mask.sum() == 24
-
-
-def test_older_files_of_clip_that_say_the_tower_twice(tmp_path: Path) -> None:
-    """Transformers goes by `vision_config_dict` alone, and takes its defaults for what that leaves out."""
-    tower = {**SHAPE, "intermediate_size": 64, "hidden_act": "gelu"}
-    text = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-    model = hf.CLIPModel(hf.CLIPConfig(vision_config=tower, text_config=text)).eval()
-    draw_weights(model)
-    model.save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    content["vision_config_dict"] = {name: value for name, value in tower.items() if name != "hidden_act"}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    theirs = hf.CLIPModel.from_pretrained(tmp_path).eval().vision_model
-    assert theirs.config.hidden_act == "quick_gelu"
-    ours = HfViTModel.from_pretrained(tmp_path).eval()
-    assert_close(ours(images).pooler_output, theirs(images).pooler_output, 1e-5, "pooled")

@@ -62,9 +62,7 @@ def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """CLIPConfig, in older files with the tower in `vision_config_dict`, which wins; or CLIPVisionConfig."""
-    if config.get("vision_config_dict") is not None:
-        config = {**config, "vision_config": config["vision_config_dict"]}
+    """CLIPConfig or CLIPVisionConfig."""
     fields = tower_fields(config, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5)
     return {**fields, "use_pre_layernorm": True}
 
