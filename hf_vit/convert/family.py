@@ -124,6 +124,8 @@ def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     if fields.get("out_features") == [f"stage{fields.get('num_hidden_layers', 12)}"]:
         # The last stage is the default, which follows where a user takes fewer blocks.
         del fields["out_features"], fields["out_indices"]
+    if "id2label" not in fields and config.get("num_labels") is not None:
+        fields["num_labels"] = config["num_labels"]
     if "id2label" in fields:
         fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
     return fields

@@ -6,6 +6,8 @@ from ..family import LABELS, Config, Family, Shapes, transformers_fields
 from ..key_map import Joined, KeyMap, Reshaped, Zeros
 
 
+logger = logging.get_logger(__name__)
+
 BLOCK: KeyMap = {
     "encoder.layers.*.norm1": "encoder.layers.*.layer_norm1",
     "encoder.layers.*.attention.qkv": Joined(
@@ -64,6 +66,11 @@ def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """CLIPConfig or CLIPVisionConfig."""
     fields = tower_fields(config, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5)
+    if "classifier.weight" in shapes:
+        logger.warning(
+            "The classifier of CLIPForImageClassification is left out: it takes patches without the last norm."
+        )
+        fields = {name: value for name, value in fields.items() if name not in LABELS}
     return {**fields, "use_pre_layernorm": True}
 
 
