@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from transformers.utils import logging
+
 from ..family import LABELS, Config, Family, Shapes, transformers_fields
 from ..key_map import Joined, KeyMap, Reshaped, Zeros
 
