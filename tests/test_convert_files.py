@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import random
 import re
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from hf_vit import HfViTForImageClassification, HfViTModel
 from hf_vit.convert.families.meta import DINOV3_HEADS, HEADS, fields_of
+from hf_vit.convert.weights import Weights
 
 from .references import assert_close, draw_weights
 from .timm_models import SMALL, assert_equals_timm
@@ -396,9 +399,50 @@ class Code:
 
 def test_code_in_a_file_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"model": drawn("vit_base_patch16_224").state_dict(), "args": Code()}, tmp_path / "vit.pth")
-    with pytest.raises(OSError, match="running code from a file is refused"):
+    with pytest.raises(
+        OSError, match=r"vit\.pth' holds more than weights \(print\), and running code from a file is refused"
+    ) as refusal:
         HfViTModel.from_pretrained(tmp_path / "vit.pth")
     assert "ran" not in capsys.readouterr().out
+    assert "weights_only" not in "".join(traceback.format_exception(refusal.value))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_torchscript_archive_is_refused_with_its_cure(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "ViT-B-32.pt")
+    with pytest.raises(OSError, match=r"ViT-B-32\.pt' is a TorchScript archive.*openai/clip-vit-base-patch32"):
+        HfViTModel.from_pretrained(tmp_path / "ViT-B-32.pt")
+
+
+@pytest.mark.parametrize("content", [b"hello world", b"<html>404</html>", b"version https://git-lfs", b"", b"{}"])
+def test_file_that_is_none_of_torch_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "vit.pth").write_bytes(content)
+    with pytest.raises(OSError, match=r"vit\.pth' begins with b.*no file of weights does"):
+        HfViTModel.from_pretrained(tmp_path / "vit.pth")
+
+
+def complaint(file: Path) -> str | None:
+    try:
+        Weights([file])
+    except OSError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_any_damage_is_reported_with_the_file(is_zip: bool, tmp_path: Path) -> None:
+    file, draw = tmp_path / "vit.pth", random.Random(0)
+    torch.save({"weight": torch.zeros(1)}, file, _use_new_zipfile_serialization=is_zip)
+    whole, complaints = file.read_bytes(), []
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(1, len(whole))] = draw.randrange(256)
+        file.write_bytes(damaged)
+        complaints.append(complaint(file))
+    found = [words for words in complaints if words is not None]
+    assert len(found) > 30
+    assert all("vit.pth" in words and "weights_only" not in words for words in found)
 
 
 def test_pickled_arrays_are_refused(tmp_path: Path) -> None:

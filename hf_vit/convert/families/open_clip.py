@@ -77,7 +77,7 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 CLIP_FILE = Family(
     name="CLIP",
-    source="files of OpenAI and OpenCLIP",
+    source="state dict of OpenAI's and OpenCLIP's models",
     marks=("visual.conv1.weight", "visual.transformer.resblocks.0.ln_1.weight"),
     keys=KEYS,
     configure=configure,
