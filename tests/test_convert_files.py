@@ -21,6 +21,8 @@ from hf_vit import HfViTForImageClassification, HfViTModel
 from hf_vit.convert.families.meta import DINOV3_HEADS, HEADS, fields_of
 from hf_vit.convert.weights import Weights
 
+from .fresh import run_with_package
+from .hub import serve
 from .references import assert_close, draw_weights
 from .timm_models import SMALL, assert_equals_timm
 
@@ -298,9 +300,73 @@ def test_clip_equals_timm(quick: bool, tmp_path: Path) -> None:
     assert_equals_timm(
         theirs, lambda dtype: HfViTModel.from_pretrained(file, dtype=dtype, hidden_act=hidden_act), resampled=False
     )
-    model = {"quick_gelu": quick, "vision_cfg": {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8}}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
+    write_open_clip_config(tmp_path, quick)
     assert HfViTModel.from_pretrained(file).config.hidden_act == hidden_act
+
+
+def write_open_clip_config(folder: Path, quick: bool = False, **changes: Any) -> None:
+    tower = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8, **changes}
+    model = {"embed_dim": 64, "quick_gelu": quick, "vision_cfg": tower}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
+
+
+def open_clip_state() -> State:
+    state = openai(drawn("vit_base_patch32_clip_224", **NO_HEAD).state_dict())
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+READ_FROM_HUB = """
+import sys
+from hf_vit import HfViTModel
+expected = HfViTModel.from_pretrained(sys.argv[1]).state_dict()
+state = HfViTModel.from_pretrained("user/clip").state_dict()
+assert all(tensor.equal(state[name]) for name, tensor in expected.items())
+"""
+
+
+def test_repository_of_open_clip_opens(tmp_path: Path) -> None:
+    folder, state = tmp_path / "repositories" / "user" / "clip", open_clip_state()
+    folder.mkdir(parents=True)
+    write_open_clip_config(folder)
+    with pytest.raises(OSError, match=r"There are no weights in.*open_clip_pytorch_model\.bin"):
+        HfViTModel.from_pretrained(folder)
+    torch.save(state, folder / "open_clip_pytorch_model.bin")
+    pickled = HfViTModel.from_pretrained(folder).state_dict()
+    save_file({name: 2 * tensor for name, tensor in state.items()}, folder / "open_clip_model.safetensors")
+    safe = HfViTModel.from_pretrained(folder).state_dict()  # which comes first
+    assert all(torch.equal(tensor, 2 * pickled[name]) for name, tensor in safe.items())
+    with serve(tmp_path / "repositories") as hub:
+        run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool_type": "avg"},
+        {"norm_kwargs": {"eps": 1e-6}},
+        {"act_kwargs": {"approximate": "tanh"}},
+        {"attentional_pool": True},
+        {"final_ln_after_pool": True},
+        {"timm_model_name": "vit_base_patch16_siglip_224"},
+        {"qk_norm": True},
+        {"layers": 3},
+        {"width": 192},
+        {"patch_size": 16},
+        {"layers": [1, 1, 1, 1]},
+    ],
+    ids=str,
+)
+def test_tower_of_open_clip_that_is_not_known_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    save_file(open_clip_state(), tmp_path / "open_clip_model.safetensors")
+    write_open_clip_config(tmp_path, **changes)
+    with pytest.raises(ValueError, match=rf"open_clip_config\.json.*{next(iter(changes))}"):
+        HfViTModel.from_pretrained(tmp_path)
+
+
+def test_fields_of_open_clip_without_effect_are_taken(tmp_path: Path) -> None:
+    save_file(open_clip_state(), tmp_path / "open_clip_model.safetensors")
+    write_open_clip_config(tmp_path, patch_dropout=0.5, pool_type="tok", norm_kwargs={}, attn_pooler_heads=8)
+    assert HfViTModel.from_pretrained(tmp_path).config.num_hidden_layers == 2
 
 
 @pytest.mark.parametrize(
