@@ -233,7 +233,7 @@ NPZ_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], State]]] = {
     "ViT without head": ("vit_base_patch16_224", NO_HEAD, vision_transformer_npz),
     "big_vision": ("vit_base_patch16_224", {"no_embed_class": True}, big_vision_npz),
     "big_vision mean": ("vit_base_patch16_siglip_gap_224", {}, big_vision_npz),
-    "SigLIP": ("vit_base_patch16_siglip_224", NO_HEAD, siglip_npz),
+    "SigLIP": ("vit_base_patch16_siglip_224", {**NO_HEAD, "act_layer": "gelu_tanh"}, siglip_npz),
 }
 
 

@@ -1,7 +1,8 @@
 """The `.npz` files of Google's vision_transformer and big_vision (https://arxiv.org/abs/2010.11929).
 
-JAX's GELU is the tanh approximation. As timm and transformers do, we take the exact one; `hidden_act=
-"gelu_pytorch_tanh"` given at loading takes theirs.
+The GELU of their code is flax's, the tanh approximation. Each file gets the one that its conversion in the field has:
+SigLIP, known by its attention pooling, the approximation, as in transformers (convert_siglip_to_hf.py); ViT the exact
+one, as in transformers and timm. `hidden_act="gelu_pytorch_tanh"` or `"gelu"` given at loading takes the other.
 """
 
 from typing import Any
@@ -122,6 +123,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_hidden_layers": len(blocks),
         "intermediate_size": hidden,
+        "hidden_act": "gelu_pytorch_tanh" if "MAPHead_0/probe" in shapes else "gelu",
         "patch_size": as_size((height, breadth)),
         "num_channels": channels,
         "image_size": image_size,
