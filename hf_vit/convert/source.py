@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,16 @@ from .weights import Weights
 
 # Arguments of `from_pretrained` that say where on the Hub files are.
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-# What may stand beside a file of weights.
-CONFIGS = ("config.json", "open_clip_config.json")
-# Names of weights in a folder or repository, the safest first.
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+# Names of configurations, and of the weights that go with each, the safest first.
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "config.json": (
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+    ),
+    "open_clip_config.json": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Source:
 
     Args:
         name: Folder, file, or name on the Hub, as the user gave it.
-        config: Its config.json; empty for a lone file of weights.
+        config: Its configuration; empty for a lone file of weights.
         weights: Its tensors.
         hub: Where on the Hub it is: `HUB_ARGUMENTS`.
     """
@@ -42,39 +48,50 @@ def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
     """Opens a published checkpoint without reading its tensors.
 
     Args:
-        name_or_path: Folder, file of weights, or name on the Hub. Beside a file, `CONFIGS` are looked for.
+        name_or_path: Folder, file of weights, or name on the Hub. Of the configurations in `NAMES` the first that is
+            there counts, also beside a file.
         **hub: `HUB_ARGUMENTS`.
 
     Raises:
         OSError: if there is no such checkpoint, it has no weights, or its files are damaged.
     """
-    path = Path(name_or_path)
+    path, place = Path(name_or_path), str(name_or_path)
     if path.is_file():
-        beside = next((file for file in map(path.with_name, CONFIGS) if file.is_file()), None)
-        return Source(str(name_or_path), {} if beside is None else read_json(beside), Weights([path]))
-    config_file = cached_file(str(name_or_path), "config.json", **hub)
-    if config_file is None:
-        raise OSError(f"There is no config.json in {str(name_or_path)!r}. Give the folder or repository of a model.")
-    weights = Weights(find_weights(str(name_or_path), **hub))
-    return Source(str(name_or_path), read_json(Path(config_file)), weights, hub)
+        beside = next((file for file in map(path.with_name, NAMES) if file.is_file()), None)
+        return Source(place, {} if beside is None else read_json(beside), Weights([path]))
+    for config, weights in NAMES.items():
+        config_file = find_file(place, config, **hub)
+        if config_file is not None:
+            return Source(place, read_json(config_file), Weights(find_weights(place, weights, **hub)), hub)
+    raise OSError(f"There is no {' or '.join(NAMES)} in {place!r}. Give the folder or repository of a model.")
 
 
-def find_weights(name_or_path: str, **hub: Any) -> list[Path]:
+def find_file(name_or_path: str, name: str, **hub: Any) -> Path | None:
+    """Returns the file `name` of a folder or repository, if there is one."""
+    file = cached_file(name_or_path, name, **hub, _raise_exceptions_for_missing_entries=False)
+    return None if file is None else Path(file)
+
+
+def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Path]:
     """Returns the files of weights of a folder or repository, all shards of them.
+
+    Args:
+        name_or_path: Folder, or name on the Hub.
+        names: What they may be called; the first that is there counts.
+        **hub: `HUB_ARGUMENTS`.
 
     Raises:
         OSError: if there are none, or a shard is missing.
     """
-    options = {**hub, "_raise_exceptions_for_missing_entries": False}
-    for name in WEIGHTS:
-        file = cached_file(name_or_path, name, **options)
+    for name in names:
+        file = find_file(name_or_path, name, **hub)
         if file is None:
             continue
         if not name.endswith(".index.json"):
-            return [Path(file)]
-        shards, _ = get_checkpoint_shard_files(name_or_path, file, **hub)
+            return [file]
+        shards, _ = get_checkpoint_shard_files(name_or_path, str(file), **hub)
         return [Path(shard) for shard in shards]
-    raise OSError(f"There are no weights in {name_or_path!r}: none of {', '.join(WEIGHTS)}.")
+    raise OSError(f"There are no weights in {name_or_path!r}: none of {', '.join(names)}.")
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -124,36 +124,58 @@ def _open_npz(file: Path) -> Iterator[tuple[str, tuple[int, ...], Any]]:
 def _readable(file: Path) -> Iterator[None]:
     try:
         yield
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
         raise OSError(f"{str(file)!r} is damaged or cut off: {error}. Download it again.") from error
 
 
 def _open_pickled(file: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file that torch has pickled, without what training code wraps around them."""
-    is_zip = zipfile.is_zipfile(file)
-    if is_zip and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(file).namelist()):
-        raise OSError(
-            f"{str(file)!r} is a TorchScript archive, which holds code, and running code from a file is refused. Take "
-            'the same model from the Hub, such as "openai/clip-vit-base-patch32", or save its state_dict() where you '
-            "trust the file."
-        )
-    try:
-        # The command line that a model was trained with is often beside its weights; as data it is harmless.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
-    except UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        if found is None:
-            raise OSError(f"{str(file)!r} is damaged, cut off or no file of torch. Download it again.") from error
-        raise OSError(
-            f"{str(file)!r} holds more than weights ({found[1]}), and running code from a file is refused. Save the "
-            "model's state_dict() alone, where you trust the file."
-        ) from None  # torch's own advice is to run it
-    except (RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise OSError(f"{str(file)!r} is damaged, cut off or no file of torch. Download it again.") from error
+    content = _unpickle(file)
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise OSError(f"{str(file)!r} holds no dictionary of tensors. Save the model's state_dict().")
     return content
+
+
+def _unpickle(file: Path) -> Any:
+    """Returns what torch has pickled, but for code.
+
+    Raises:
+        OSError: if the file is damaged, no such file, or holds code.
+    """
+    check_pickled(file)
+    try:
+        # The command line that a model was trained with is often beside its weights; as data it is harmless.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except UnpicklingError as error:  # torch's own words, which would follow, advise to let the code run
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        if code is None:
+            raise OSError(f"{str(file)!r} is damaged or cut off. Download it again.") from None
+        raise OSError(
+            f"{str(file)!r} holds more than weights ({code[1]}), and running code from a file is refused. Save the "
+            "model's state_dict() alone."
+        ) from None
+    except Exception as error:  # the unpickler fails on damaged files in many ways
+        raise OSError(
+            f"{str(file)!r} is damaged or cut off: {type(error).__name__}: {error}. Download it again."
+        ) from error
+
+
+def check_pickled(file: Path) -> None:
+    """Raises `OSError` if a file is none that `torch.save` writes, going by how it begins."""
+    if zipfile.is_zipfile(file):
+        with _readable(file), zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+        if any(name.endswith("/constants.pkl") for name in names):
+            raise OSError(
+                f"{str(file)!r} is a TorchScript archive, which holds code besides weights. Use the same model from "
+                "the Hub (OpenAI's ViT-B-32.pt is openai/clip-vit-base-patch32), or save its state_dict() as a file."
+            )
+        return
+    with file.open("rb") as stream:
+        start = stream.read(16)
+    if not start.startswith((b"PK", b"\x80")):  # a zip archive that is cut off, or a bare pickle of older releases
+        raise OSError(f"{str(file)!r} begins with {start!r}, which no file of weights does. Download it again.")

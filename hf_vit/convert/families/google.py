@@ -1,7 +1,8 @@
 """The `.npz` files of Google's vision_transformer and big_vision (https://arxiv.org/abs/2010.11929).
 
-JAX's GELU is the tanh approximation. For SigLIP that is what we take, as transformers does; for ViT and AugReg the
-exact one, as both timm and transformers do. `hidden_act=` given at loading takes another.
+The GELU of their code is flax's, the tanh approximation. Each file gets the one that its conversion in the field has:
+SigLIP, known by its attention pooling, the approximation, as in transformers (convert_siglip_to_hf.py); ViT the exact
+one, as in transformers and timm. `hidden_act="gelu_pytorch_tanh"` or `"gelu"` given at loading takes the other.
 """
 
 from typing import Any
@@ -122,12 +123,12 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_hidden_layers": len(blocks),
         "intermediate_size": hidden,
+        "hidden_act": "gelu_pytorch_tanh" if "MAPHead_0/probe" in shapes else "gelu",
         "patch_size": as_size((height, breadth)),
         "num_channels": channels,
         "image_size": image_size,
         "use_cls_token": "cls" in shapes,
         "prefix_has_position": num_positions > 0,
-        "hidden_act": "gelu_pytorch_tanh" if "MAPHead_0/probe" in shapes else "gelu",
         "use_pooler": "pre_logits/kernel" in shapes,
         "pooling": "attention" if "MAPHead_0/probe" in shapes else "cls" if "cls" in shapes else "mean",
     }

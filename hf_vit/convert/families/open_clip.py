@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from ...configuration_hf_vit import to_pair
 from ..family import Config, Family, Shapes, shape_of
 from ..key_map import KeyMap, Reshaped, Zeros
 from .block_layout import Size, as_size, table_size
@@ -24,6 +25,38 @@ KEYS: KeyMap = {
     "encoder.layers.*.mlp.fc2": f"{BLOCK}.mlp.c_proj",
     "norm": "visual.ln_post",
 }
+# What CLIPVisionCfg assumes for fields that are left out, and what they are here
+DEFAULTS = {"layers": 12, "width": 768, "head_width": 64, "patch_size": 16, "image_size": 224}
+SIZES = {"layers": "num_hidden_layers", "width": "hidden_size", "patch_size": "patch_size"}
+# Its fields that we have for one value only; None stands for all that means no.
+FIXED = {
+    "pool_type": "tok",
+    "pos_embed_type": "learnable",
+    "timm_model_name": None,
+    "attentional_pool": None,
+    "global_average_pool": None,
+    "final_ln_after_pool": None,
+    "no_ln_pre": None,
+    "input_patchnorm": None,
+    "ls_init_value": None,
+    "norm_kwargs": None,
+    "act_kwargs": None,
+}
+# Those that the weights tell, that act in training alone, or that say more about what is fixed above
+WITHOUT_EFFECT = (
+    "mlp_ratio",
+    "patch_dropout",
+    "output_tokens",
+    "attn_pooler_queries",
+    "attn_pooler_heads",
+    "n_queries",
+    "timm_model_pretrained",
+    "timm_pool",
+    "timm_proj",
+    "timm_proj_bias",
+    "timm_drop",
+    "timm_drop_path",
+)
 # Heads by width, where they are not 64 wide.
 HEADS = {1280: 16, 1408: 16, 1664: 16}
 
@@ -66,18 +99,42 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """A file with open_clip_config.json beside it."""
+    """Files with open_clip_config.json, whose sizes are checked against the weights."""
     model = config["model_cfg"]
-    tower = model["vision_cfg"]
-    if "visual.conv1.weight" not in shapes:
-        raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.conv1.weight).")
-    heads = {"num_attention_heads": tower["width"] // tower.get("head_width", 64)}
-    return fields_of("quick_gelu" if model.get("quick_gelu") else "gelu", heads, shapes, tower["image_size"])
+    tower = {**DEFAULTS, **model["vision_cfg"]}
+    check_tower(tower)
+    if "visual.class_embedding" not in shapes:
+        raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.class_embedding).")
+    heads = {"num_attention_heads": tower["width"] // tower["head_width"]}
+    fields = fields_of("quick_gelu" if model.get("quick_gelu") else "gelu", heads, shapes, tower["image_size"])
+    wrong = [
+        f"{theirs}={tower[theirs]}, but the weights {fields[ours]}"
+        for theirs, ours in SIZES.items()
+        if to_pair(tower[theirs]) != to_pair(fields[ours])
+    ]
+    if wrong:
+        raise ValueError(f"open_clip_config.json says {'; '.join(wrong)}. The files are of two models, or incomplete.")
+    return fields
+
+
+def check_tower(tower: Config) -> None:
+    """Raises `ValueError` if an image tower has what no `HfViTConfig` describes, or is not known here."""
+    known = {*DEFAULTS, *FIXED, *WITHOUT_EFFECT}
+    foreign = {
+        name: value
+        for name, value in tower.items()
+        if name not in known or (name in FIXED and (value or None) != FIXED[name])
+    }
+    if foreign:
+        raise ValueError(
+            f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
+            "OpenCLIP."
+        )
 
 
 CLIP_FILE = Family(
     name="CLIP",
-    source="files of OpenAI and OpenCLIP",
+    source="state dict of OpenAI's and OpenCLIP's models",
     marks=("visual.conv1.weight", "visual.transformer.resblocks.0.ln_1.weight"),
     keys=KEYS,
     configure=configure,

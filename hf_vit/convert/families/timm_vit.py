@@ -160,5 +160,5 @@ TIMM = Family(
     adapt=adapt,
     configure=configure,
     dropped={r"attn_pool\..*": "the attention pooling of SigLIP, where the model takes the mean instead"},
-    outputs="last hidden state, pooled (of distilled models CLS alone), logits",
+    outputs="last hidden state, pooled (distilled: CLS only, not the mean), logits",
 )
