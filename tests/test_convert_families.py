@@ -415,7 +415,7 @@ def test_defaults_are_those_of_the_source(model_type: str) -> None:
 
 @pytest.mark.parametrize(
     ("image_size", "patch_size", "whole"),
-    [(384, 14, 378), (224, 16, 224), ([30, 50], 8, [24, 48]), (20, [4, 8], [20, 16]), ("384", 14, "384"), (32, 0, 32)],
+    [(384, 14, 378), (224, 16, 224), ([30, 50], 8, [24, 48]), (20, [4, 8], [20, 16]), (32, 0, 32)],
 )
 def test_image_size_is_in_whole_patches(image_size: Any, patch_size: Any, whole: Any) -> None:
     assert whole_patches(image_size, patch_size) == whole

@@ -2,8 +2,13 @@
 
 from typing import Any
 
-from ..family import LABELS, Config, Family, Shapes, transformers_fields
+from transformers.utils import logging
+
+from ..family import Config, Family, Shapes, architecture_fields, is_classifier
 from ..key_map import Joined, KeyMap, Reshaped, Zeros
+
+
+logger = logging.get_logger(__name__)
 
 
 BLOCK: KeyMap = {
@@ -50,17 +55,22 @@ def tower_of(config: Config) -> Config:
 
 
 def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields of an image tower; the labels are those of the whole model."""
+    """Returns the fields of an image tower, without labels, which are those of the whole model."""
     tower = tower_of(config)
-    unlabelled = {name: value for name, value in transformers_fields(tower, **defaults).items() if name not in LABELS}
-    labels = {name: value for name, value in transformers_fields(config).items() if name in LABELS}
-    return {**unlabelled, **labels, "attention_probs_dropout_prob": tower.get("attention_dropout") or 0.0}
+    dropout = tower.get("attention_dropout") or 0.0
+    return {**architecture_fields(tower, **defaults), "attention_probs_dropout_prob": dropout}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """CLIPConfig, in older files with the tower in `vision_config_dict`, which wins; or CLIPVisionConfig."""
     if config.get("vision_config_dict") is not None:
         config = {**config, "vision_config": config["vision_config_dict"]}
+    if is_classifier(shapes):
+        logger.warning(
+            "The classifier of CLIPForImageClassification is left out, and its labels with it: it takes the mean of "
+            "the patches without the final norm, which ours cannot. A model for classification starts with a fresh "
+            "head."
+        )
     fields = tower_fields(config, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5)
     return {**fields, "use_pre_layernorm": True}
 

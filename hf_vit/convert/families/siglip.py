@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ..family import Config, Family, Shapes, is_classifier
+from ..family import Config, Family, Shapes, is_classifier, label_fields
 from ..key_map import KeyMap, Reshaped, Rows
 from .clip import BLOCK, OTHER_FIELDS, OTHER_PARTS, tower_fields, tower_of
 
@@ -37,6 +37,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     has_attention = tower_of(config).get("vision_use_head", True) and not is_classifier(shapes)
     return {
         **tower_fields(config, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
+        **label_fields(config),
         "use_cls_token": False,
         "pooling": "attention" if has_attention else "mean",
     }
