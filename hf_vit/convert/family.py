@@ -60,7 +60,6 @@ class Family:
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         fixed: Fields of their configuration that we have for one value only, and that value.
-        without_effect: Fields of their configuration that change no output: of other parts, or of training.
         images: For files that come without options of an image processor: whose they are like, in `ORIGINALS`.
         outputs: What is equal to the source, as in the README.
     """
@@ -76,7 +75,6 @@ class Family:
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    without_effect: tuple[str, ...] = ()
     images: str = ""
     outputs: str = ""
 

@@ -40,13 +40,6 @@ OTHER_PARTS = {
     r"logit_(scale|bias)": "of the comparison with text",
     r"embeddings\.position_ids": "the numbers 0, 1, 2, …",
 }
-OTHER_FIELDS = (
-    "text_config",
-    "projection_dim",
-    "logit_scale_init_value",
-    "initializer_factor",
-    "tie_word_embeddings",
-)
 
 
 def tower_of(config: Config) -> Config:
@@ -83,6 +76,5 @@ CLIP = Family(
     configure=configure,
     prefixes=("vision_model.",),
     dropped={**OTHER_PARTS, r"classifier\..*": "it takes the mean of patches without the final norm"},
-    without_effect=OTHER_FIELDS,
     outputs="hidden states, pooled",
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..family import Config, Family, Shapes, is_classifier, label_fields
 from ..key_map import KeyMap, Reshaped, Rows
-from .clip import BLOCK, OTHER_FIELDS, OTHER_PARTS, tower_fields, tower_of
+from .clip import BLOCK, OTHER_PARTS, tower_fields, tower_of
 
 
 KEYS: KeyMap = {
@@ -62,7 +62,6 @@ SIGLIP = Family(
     configure=configure,
     prefixes=("vision_model.",),
     dropped=DROPPED,
-    without_effect=OTHER_FIELDS,
     outputs="hidden states, pooled, logits",
 )
 SIGLIP_2 = Family(
@@ -73,6 +72,5 @@ SIGLIP_2 = Family(
     configure=configure_2,
     prefixes=("vision_model.",),
     dropped=DROPPED,
-    without_effect=OTHER_FIELDS,
     outputs="hidden states, pooled",
 )
