@@ -150,6 +150,22 @@ def test_labels_come_along(folder: Path) -> None:
     assert HfViTForImageClassification.from_pretrained(folder).config.id2label == names
 
 
+def test_a_number_of_labels_is_enough(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    unnamed = {name: value for name, value in config.items() if name not in ("id2label", "label2id")}
+    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))
+    model = HfViTForImageClassification.from_pretrained(folder)
+    assert (model.config.num_labels, model.classifier.out_features) == (5, 5)
+
+
+def test_the_classifier_of_clip_is_left_out_with_its_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = hf.CLIPConfig(vision_config=SHAPE, text_config={"num_hidden_layers": 1}, num_labels=5)
+    hf.CLIPForImageClassification(config).save_pretrained(tmp_path)
+    model = HfViTForImageClassification.from_pretrained(tmp_path)
+    assert "classifier of CLIPForImageClassification is left out" in caplog.text
+    assert (model.config.num_labels, model.config.id2label) == (2, {0: "LABEL_0", 1: "LABEL_1"})
+
+
 @pytest.mark.parametrize(
     "labels", [{"num_labels": 7}, {"id2label": dict(enumerate("abcdefg"))}], ids=["number", "names"]
 )
@@ -238,6 +254,13 @@ def test_tensors_that_do_not_fit_are_named(folder: Path) -> None:
         HfViTModel.from_pretrained(folder)
 
 
+def test_a_wrong_type_beside_a_pooler_is_blamed(tmp_path: Path) -> None:
+    hf.ViTModel(hf.ViTConfig(**SHAPE)).save_pretrained(tmp_path)
+    reconfigure(tmp_path, hidden_size="32")
+    with pytest.raises(ValueError, match=r"(?s)does not fit: .*hidden_size"):
+        HfViTModel.from_pretrained(tmp_path)
+
+
 def test_weights_of_another_family_are_refused(folder: Path, tmp_path: Path) -> None:
     hf.CLIPVisionModel(hf.CLIPVisionConfig(**SHAPE)).save_pretrained(tmp_path / "clip")
     shutil.copy(tmp_path / "clip" / WEIGHTS, folder)
@@ -252,6 +275,12 @@ def test_weights_of_another_family_are_refused(folder: Path, tmp_path: Path) -> 
         ('{"hidden_size": 32}', ValueError, "model type None"),
         ('{"model_type": "vit", "hidden_size": "wide"}', ValueError, r"does not fit: .*hidden_size"),
         ('{"model_type": "vit", "num_attention_heads": 5}', ValueError, "num_attention_heads=5"),
+        ('{"model_type": "vit", "image_size": "384"}', ValueError, r"does not fit: .*image_size"),
+        (
+            '{"model_type": "dinov2", "hidden_size": "32", "mlp_ratio": 2.0}',
+            ValueError,
+            r"does not fit: .*hidden_size",
+        ),
     ],
 )
 def test_a_bad_configuration_is_named(content: str, error: type[Exception], message: str, folder: Path) -> None:

@@ -572,6 +572,16 @@ def test_heads_of_published_widths(architecture: str, heads: dict[int, int]) -> 
     assert fields_of({}, shapes, heads)["num_attention_heads"] == theirs.blocks[0].attn.num_heads
 
 
+def test_file_with_fewer_blocks_than_given_is_refused(tmp_path: Path) -> None:
+    state = drawn("vit_base_patch16_224").state_dict()
+    whole = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.1.")}
+    torch.save(whole, tmp_path / "vit.pth")
+    with pytest.raises(ValueError, match=r"vit\.pth' holds 1 blocks, not num_hidden_layers=2"):
+        HfViTModel.from_pretrained(tmp_path / "vit.pth", num_hidden_layers=2, ignore_mismatched_sizes=True)
+    torch.save(state, tmp_path / "vit.pth")
+    assert len(HfViTModel.from_pretrained(tmp_path / "vit.pth", num_hidden_layers=1).encoder.layers) == 1
+
+
 @pytest.mark.parametrize("missing", ["blocks.0.mlp.fc2.weight", "blocks.1.norm2.bias", "norm.weight"])
 def test_missing_tensor_is_named(missing: str, tmp_path: Path) -> None:
     state = drawn("vit_base_patch16_224").state_dict()

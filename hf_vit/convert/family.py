@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import fields as fields_of
+from typing import Any, TypedDict
+
+from huggingface_hub.dataclasses import validate_typed_dict
 
 from ..configuration_hf_vit import HfViTConfig
 from .key_map import KeyMap
@@ -10,6 +13,7 @@ from .key_map import KeyMap
 
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
+Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
 LABELS = ("id2label", "label2id", "problem_type")
 
 
@@ -56,7 +60,6 @@ class Family:
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         fixed: Fields of their configuration that we have for one value only, and that value.
-        without_effect: Fields of their configuration that change no output: of other parts, or of training.
         images: For files that come without options of an image processor: whose they are like, in `ORIGINALS`.
         outputs: What is equal to the source, as in the README.
     """
@@ -72,7 +75,6 @@ class Family:
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    without_effect: tuple[str, ...] = ()
     images: str = ""
     outputs: str = ""
 
@@ -111,44 +113,57 @@ BEYOND_VIT = (
 )
 
 
+# The types of our own fields
+TYPES: Any = TypedDict("TYPES", {own.name: own.type for own in fields_of(HfViTConfig)}, total=False)  # type: ignore[misc]
+
+
 def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     """Returns the fields that `HfViTConfig` shares with the configurations of transformers.
 
     Args:
         config: Their config.json.
         **defaults: What their class assumes for fields that the file leaves out, where it differs from ours.
+
+    Raises:
+        StrictDataclassError: if one is of another type, before anything is reckoned with it.
     """
-    names = (*COMMON, *BEYOND_VIT)
+    return {**architecture_fields(config, **defaults), **label_fields(config)}
+
+
+def architecture_fields(config: Config, **defaults: Any) -> dict[str, Any]:
+    """Returns the same without the labels."""
+    names = [name for name in (*COMMON, *BEYOND_VIT) if name not in LABELS]
     fields = {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
-    fields |= {"image_size": whole_patches(fields.get("image_size", 224), fields.get("patch_size", 16))}
+    validate_typed_dict(TYPES, {name: value for name, value in fields.items() if name in TYPES.__annotations__})
+    fields["image_size"] = whole_patches(fields.get("image_size", 224), fields.get("patch_size", 16))
     if fields.get("out_features") == [f"stage{fields.get('num_hidden_layers', 12)}"]:
         # The last stage is the default, which follows where a user takes fewer blocks.
         del fields["out_features"], fields["out_indices"]
-    if "id2label" not in fields and config.get("num_labels") is not None:
-        fields["num_labels"] = config["num_labels"]
-    if "id2label" in fields:
-        fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
     return fields
 
 
-def whole_patches(image_size: Any, patch_size: Any) -> Any:
+def label_fields(config: Config) -> dict[str, Any]:
+    """Returns what a config.json of transformers says about labels: their names, or at least their number."""
+    fields = {name: config[name] for name in LABELS if config.get(name) is not None}
+    if "id2label" in fields:
+        fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
+    elif config.get("num_labels") is not None:
+        fields["num_labels"] = config["num_labels"]
+    return fields
+
+
+def whole_patches(image_size: Size, patch_size: Size) -> Size:
     """Returns an image size without what is left of it over whole patches: the source's convolution cuts it off.
 
     Args:
-        image_size: Height and width in pixels, or one number for both. What is neither is left to `HfViTConfig`, which
-            refuses it by name.
+        image_size: Height and width in pixels, or one number for both.
         patch_size: The same of a patch.
     """
-    image, patch = ([size] * 2 if isinstance(size, int) else size for size in (image_size, patch_size))
-    if not (is_size(image) and is_size(patch)):
+    image, patch = ([size] * 2 if isinstance(size, int) else list(size) for size in (image_size, patch_size))
+    if len(image) != 2 or len(patch) != 2 or min(patch) < 1:  # which `HfViTConfig` refuses by name
         return image_size
     height, width = (whole // part * part for whole, part in zip(image, patch, strict=True))
     return height if height == width else [height, width]
-
-
-def is_size(pair: Any) -> bool:
-    """Whether `pair` is a height and a width."""
-    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(side, int) and side > 0 for side in pair)
 
 
 def common_fields(config: HfViTConfig) -> dict[str, Any]:

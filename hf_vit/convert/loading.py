@@ -89,7 +89,8 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
 
     Args:
         source: The checkpoint.
-        **given: Fields of `HfViTConfig` to go by where files do not say as much as config.json of transformers.
+        **given: Fields of `HfViTConfig` to go by where files do not say as much as config.json of transformers;
+            `num_hidden_layers` is how many blocks they hold at least.
 
     Raises:
         ValueError: if it is of no family that is known, or its tensors do not fit its configuration.
@@ -114,10 +115,15 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
     family = find_family(source)
     check_fixed(family, source.config, source.name)
     try:
-        fields = family.configure(said(source, family, given), shapes_of(source, family))
-        return family, HfViTConfig(**fields)
+        config = HfViTConfig(**family.configure(said(source, family, given), shapes_of(source, family)))
     except StrictDataclassError as error:
         raise ValueError(f"The configuration of {source.name!r} does not fit: {error}") from error
+    if not family.model_types and given.get("num_hidden_layers", 0) > config.num_hidden_layers:
+        raise ValueError(
+            f"{source.name!r} holds {config.num_hidden_layers} blocks, not num_hidden_layers="
+            f"{given['num_hidden_layers']}. The file is incomplete, or of another model."
+        )
+    return family, config
 
 
 def said(source: Source, family: Family, given: Config) -> Config:

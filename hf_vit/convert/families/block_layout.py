@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from ...configuration_hf_vit import HfViTConfig, to_pair
-from ..family import Shapes, shape_of
+from ..family import Shapes, Size, shape_of
 from ..key_map import KeyMap, Made, Zeros
 
 
-# Height and width in pixels, or one number for both
-Size = int | list[int] | tuple[int, int]
 BLOCK = "encoder.layers.*"
 
 

@@ -4,11 +4,12 @@ from typing import Any
 
 from transformers.utils import logging
 
-from ..family import LABELS, Config, Family, Shapes, transformers_fields
+from ..family import Config, Family, Shapes, architecture_fields, is_classifier
 from ..key_map import Joined, KeyMap, Reshaped, Zeros
 
 
 logger = logging.get_logger(__name__)
+
 
 BLOCK: KeyMap = {
     "encoder.layers.*.norm1": "encoder.layers.*.layer_norm1",
@@ -39,40 +40,31 @@ OTHER_PARTS = {
     r"logit_(scale|bias)": "of the comparison with text",
     r"embeddings\.position_ids": "the numbers 0, 1, 2, …",
 }
-OTHER_FIELDS = (
-    "text_config",
-    "projection_dim",
-    "logit_scale_init_value",
-    "initializer_factor",
-    "tie_word_embeddings",
-)
 
 
 def tower_of(config: Config) -> Config:
-    """Returns the configuration of the image tower, which is nested in that of a whole model.
-
-    Older files say it twice, and then transformers goes by `vision_config_dict` alone.
-    """
-    names = ("vision_config_dict", "vision_config")
-    return next((config[name] for name in names if config.get(name) is not None), config)
+    """Returns the configuration of the image tower, which is nested in that of a whole model."""
+    return config["vision_config"] if config.get("vision_config") is not None else config
 
 
 def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields of an image tower; the labels are those of the whole model."""
+    """Returns the fields of an image tower, without labels, which are those of the whole model."""
     tower = tower_of(config)
-    unlabelled = {name: value for name, value in transformers_fields(tower, **defaults).items() if name not in LABELS}
-    labels = {name: value for name, value in transformers_fields(config).items() if name in LABELS}
-    return {**unlabelled, **labels, "attention_probs_dropout_prob": tower.get("attention_dropout") or 0.0}
+    dropout = tower.get("attention_dropout") or 0.0
+    return {**architecture_fields(tower, **defaults), "attention_probs_dropout_prob": dropout}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """CLIPConfig or CLIPVisionConfig."""
-    fields = tower_fields(config, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5)
-    if "classifier.weight" in shapes:
+    """CLIPConfig, in older files with the tower in `vision_config_dict`, which wins; or CLIPVisionConfig."""
+    if config.get("vision_config_dict") is not None:
+        config = {**config, "vision_config": config["vision_config_dict"]}
+    if is_classifier(shapes):
         logger.warning(
-            "The classifier of CLIPForImageClassification is left out: it takes patches without the last norm."
+            "The classifier of CLIPForImageClassification is left out, and its labels with it: it takes the mean of "
+            "the patches without the final norm, which ours cannot. A model for classification starts with a fresh "
+            "head."
         )
-        fields = {name: value for name, value in fields.items() if name not in LABELS}
+    fields = tower_fields(config, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5)
     return {**fields, "use_pre_layernorm": True}
 
 
@@ -84,6 +76,5 @@ CLIP = Family(
     configure=configure,
     prefixes=("vision_model.",),
     dropped={**OTHER_PARTS, r"classifier\..*": "it takes the mean of patches without the final norm"},
-    without_effect=OTHER_FIELDS,
     outputs="hidden states, pooled",
 )

@@ -60,7 +60,6 @@ DEIT_ONE_HEAD = Family(
     keys=ONE_HEAD_KEYS,
     configure=configure_one_head,
     prefixes=("deit.",),
-    without_effect=("encoder_stride",),
     outputs="hidden states, logits",
 )
 DEIT = Family(
@@ -71,6 +70,5 @@ DEIT = Family(
     configure=configure_distilled,
     prefixes=("deit.",),
     dropped=PIXEL_DECODER,
-    without_effect=("encoder_stride",),
     outputs="hidden states, pooled, logits of both heads and their mean",
 )

@@ -62,7 +62,6 @@ DINOV2 = Family(
     keys=KEYS,
     configure=configure,
     prefixes=("dinov2.",),
-    without_effect=("use_mask_token",),  # the weights tell
     outputs="hidden states, pooled, logits, feature maps",
 )
 DINOV2_WITH_REGISTERS = Family(

@@ -68,6 +68,5 @@ DINOV3 = Family(
     dropped={r"rope_embeddings\..*": "computed from the configuration"},
     # DINOv3ViTBackbone normalises the last map in any case, and leaves the prefix out of sequences.
     fixed={"apply_layernorm": True, "reshape_hidden_states": True, "return_class_token": False},
-    without_effect=("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"),
     outputs="hidden states, pooled, feature maps",
 )

@@ -23,6 +23,5 @@ IJEPA = Family(
     keys={name: rule for name, rule in KEYS.items() if not name.startswith("pooler")},  # theirs takes the first patch
     configure=configure,
     prefixes=("ijepa.",),
-    without_effect=("pooler_output_size", "pooler_act"),
     outputs="hidden states, logits",
 )

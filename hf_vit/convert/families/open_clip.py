@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...configuration_hf_vit import to_pair
-from ..family import Config, Family, Shapes, shape_of
+from ..family import Config, Family, Shapes, Size, shape_of
 from ..key_map import KeyMap, Reshaped, Zeros
-from .block_layout import Size, as_size, table_size
+from .block_layout import as_size, table_size
 
 
 BLOCK = "visual.transformer.resblocks.*"

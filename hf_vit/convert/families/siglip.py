@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from ..family import Config, Family, Shapes, is_classifier
+from ..family import Config, Family, Shapes, is_classifier, label_fields
 from ..key_map import KeyMap, Reshaped, Rows
-from .clip import BLOCK, OTHER_FIELDS, OTHER_PARTS, tower_fields, tower_of
+from .clip import BLOCK, OTHER_PARTS, tower_fields, tower_of
 
 
 KEYS: KeyMap = {
@@ -37,6 +37,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     has_attention = tower_of(config).get("vision_use_head", True) and not is_classifier(shapes)
     return {
         **tower_fields(config, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
+        **label_fields(config),
         "use_cls_token": False,
         "pooling": "attention" if has_attention else "mean",
     }
@@ -61,7 +62,6 @@ SIGLIP = Family(
     configure=configure,
     prefixes=("vision_model.",),
     dropped=DROPPED,
-    without_effect=OTHER_FIELDS,
     outputs="hidden states, pooled, logits",
 )
 SIGLIP_2 = Family(
@@ -72,6 +72,5 @@ SIGLIP_2 = Family(
     configure=configure_2,
     prefixes=("vision_model.",),
     dropped=DROPPED,
-    without_effect=OTHER_FIELDS,
     outputs="hidden states, pooled",
 )

@@ -53,6 +53,11 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     input_size = published.get("input_size") or config.get("input_size") or (3, None, None)
     image_size = given.get("img_size") or (list(input_size[1:]) if input_size[1] else None)
     fields = shape_fields(shapes, image_size, config.get("image_size"))
+    if given.get("depth", fields["num_hidden_layers"]) != fields["num_hidden_layers"]:
+        raise ValueError(
+            f"config.json says depth={given['depth']}, but the weights hold {fields['num_hidden_layers']} blocks. The "
+            "files are of two models, or incomplete."
+        )
     fields.update(facts(architecture, fields["hidden_size"]))
     fields.update(argument_fields(architecture, given))
     if "rope_coordinates" in fields:

@@ -71,6 +71,5 @@ VIT = Family(
     configure=configure,
     prefixes=("vit.",),
     dropped=PIXEL_DECODER,
-    without_effect=("encoder_stride",),
     outputs="hidden states, pooled, logits",
 )

@@ -14,13 +14,5 @@ VIT_MAE = Family(
     configure=configure,
     prefixes=("vit.",),
     dropped={r"decoder\..*": "the decoder, which the encoder does without"},
-    without_effect=(
-        "decoder_num_attention_heads",
-        "decoder_hidden_size",
-        "decoder_num_hidden_layers",
-        "decoder_intermediate_size",
-        "mask_ratio",  # what the model drops while it is trained; every patch is seen here
-        "norm_pix_loss",
-    ),
     outputs="hidden states of all patches, or of the visible ones",
 )
