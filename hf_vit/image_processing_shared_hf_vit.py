@@ -4,6 +4,7 @@ A backend adds only how images are resized smoothly. Shapes: B batch, C channels
 """
 
 import copy
+import json
 import math
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.image_utils import ChannelDimension, PILImageResampling, SizeDict, torch_pil_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_hf_vit import copy_code, to_pair
 from .image_inputs_hf_vit import named_images, open_image, read_image
@@ -102,9 +103,9 @@ class HfViTImageProcessorBase(BaseImageProcessor):
     num_channels = 3
     crop_rounding = "down"
 
-    # From the file of another image processor to options of this one. The package sets it: this file also goes where
-    # the package is not.
-    _converter: ClassVar[Callable[[dict[str, Any]], dict[str, Any]] | None] = None
+    # From the file of another image processor and the model type beside it to options of this one. The package sets
+    # it: this file also goes where the package is not.
+    _converter: ClassVar[Callable[[dict[str, Any], str], dict[str, Any]] | None] = None
 
     @classmethod
     def for_model(cls, config: PreTrainedConfig, **overrides: Any) -> Self:
@@ -119,20 +120,26 @@ class HfViTImageProcessorBase(BaseImageProcessor):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the options of a folder or repository, for `from_pretrained`, and the arguments that are left.
 
-        The files of transformers' own image processors and timm's config.json are read as what they mean there.
+        The files of transformers' own image processors and timm's config.json are read as what they mean there. Where
+        a file does not name its class, the `model_type` in the config.json beside it decides, and without one ViT's.
 
         Raises:
-            OSError: if there is no file with such options.
+            OSError: if there is no file with such options, or it is one of weights.
             ValueError: if it belongs to another image processor that is not known or does what ours cannot, or the
                 package that translates it is not installed.
         """
         read, name = super().get_image_processor_dict, pretrained_model_name_or_path
+        if os.path.isfile(name) and Path(name).suffix != ".json":
+            raise OSError(
+                f"{str(name)!r} is no JSON file of options. hf_vit.convert.load_image_processor finds the image "
+                "processor that belongs to a file of weights."
+            )
         try:
             options, unused = read(name, **kwargs)
         except OSError as error:
             # timm has no file of its own for them
             options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
-            if "pretrained_cfg" not in options:
+            if not options.get("pretrained_cfg"):
                 raise error
         if _is_ours(options):
             return options, unused
@@ -143,7 +150,8 @@ class HfViTImageProcessorBase(BaseImageProcessor):
                 "them translated, `pip install hf-vit` and take the class from there: "
                 f"`from hf_vit import {cls.__name__}`."
             )
-        return cls._converter(options), unused
+        is_named = options.get("image_processor_type") or options.get("feature_extractor_type")
+        return cls._converter(options, "vit" if is_named else _model_type(name, kwargs)), unused
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options, and which class reads them under each backend."""
@@ -281,6 +289,16 @@ def _is_ours(options: dict[str, Any]) -> bool:
     """Whether a file was written by one of our classes, or by one that is derived from them."""
     kind = str(options.get("image_processor_type"))
     return kind.startswith("HfViTImageProcessor") or options.get("auto_map") == IMAGE_PROCESSOR_AUTO_MAP
+
+
+def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
+    """Returns the `model_type` in the config.json of a folder or repository, or beside a file; "vit" without one."""
+    names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+    place = Path(name_or_path).parent if os.path.isfile(name_or_path) else name_or_path
+    hub = {name: kwargs[name] for name in names if name in kwargs}
+    file = cached_file(str(place), CONFIG_NAME, **hub, _raise_exceptions_for_missing_entries=False)
+    config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    return str(config.get("model_type", "vit"))
 
 
 def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:

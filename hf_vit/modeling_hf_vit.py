@@ -137,7 +137,12 @@ class HfViTPreTrainedModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         geometry: dict[str, Any] = {}
         if name_or_path is not None:
-            saved = read_config(name_or_path, **kwargs)
+            try:
+                saved = read_config(name_or_path, **kwargs)
+            except OSError:
+                if cls._read_published is None:
+                    raise
+                saved = {}  # of another library, or nothing at all: what opens those tells
             geometry = take_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with without_collecting():

@@ -2,7 +2,6 @@
 
 Examples:
     python scripts/convert_checkpoint.py facebook/dinov2-base outputs/dinov2-base
-    python scripts/convert_checkpoint.py path/to/B_16.npz outputs/vit
     python scripts/convert_checkpoint.py facebook/vit-mae-base outputs/mae-384 --config_overrides '{"image_size": 384}'
     python scripts/convert_checkpoint.py outputs/digits outputs/digits-vit --to vit
     python scripts/convert_checkpoint.py --list
@@ -30,12 +29,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("output", nargs="?", type=Path, help="new folder")
     parser.add_argument("--to", choices=list(convert.LAYOUTS), help="layout to export one of our own models to")
     parser.add_argument("--task", choices=list(TASKS), help="what to save it for (default: what it was trained for)")
-    parser.add_argument(
-        "--config_overrides", type=fields, default={}, help="fields of HfViTConfig that differ, as JSON"
-    )
+    parser.add_argument("--config_overrides", type=fields, default={}, help="fields that differ, as JSON")
     parser.add_argument("--architecture", help="timm's name of the model, for a file of its weights alone")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as is)")
-    parser.add_argument("--revision", help="branch, tag or commit on the Hub")
+    parser.add_argument("--revision", default="main", help="branch, tag or commit on the Hub (default: main)")
     parser.add_argument("--skip_parity", action="store_true", help="do not run the source implementation beside it")
     parser.add_argument("--write_anyway", action="store_true", help="write although outputs differ")
     parser.add_argument("--list", action="store_true", help="print the families that are known, and end")
@@ -50,9 +47,7 @@ def fields(text: str) -> dict[str, Any]:
             raise ValueError(f"it holds a {type(given).__name__}")
         check_fields(given)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f'{text!r} must be a JSON object like {{"image_size": 384}}: {error}'
-        ) from error
+        raise argparse.ArgumentTypeError(f"{text!r} must be a JSON object of fields: {error}") from error
     return given
 
 
@@ -72,7 +67,7 @@ def report_parity(source: convert.Source, converted: convert.Converted) -> list[
 
 def bring_in(args: argparse.Namespace) -> None:
     """Converts a published checkpoint, checks it and saves it with its image processor, code and card."""
-    before, hub = convert.peak_memory(), {} if args.revision is None else {"revision": args.revision}
+    before, hub = convert.peak_memory(), {"revision": args.revision}
     source = convert.open_source(args.source, **hub)
     if args.architecture is not None:
         source = replace(source, config={"architecture": args.architecture, **source.config})
@@ -89,21 +84,22 @@ def bring_in(args: argparse.Namespace) -> None:
         model = model_class.from_pretrained(args.source, **hub, **args.config_overrides, **options)
         model.save_pretrained(folder)
         sizes = {name: args.config_overrides.get(name) for name in ("image_size", "num_channels")}
+        sizes |= {"patch_size": model.config.patch_size, "given": args.config_overrides | options}
         convert.load_image_processor(args.source, **sizes, **hub).save_pretrained(folder)
         convert.write_conversion_card(folder, args.output.name, model, converted, rows, changes)
-    what, peak = "conversion and parity" if rows else "conversion", convert.peak_memory()
-    print(f"Saved {args.output}. Peak memory of {what}: {peak} MiB, {before} MiB of it before the start.")
+    what = "conversion and parity" if rows else "conversion"
+    memory = f"{convert.peak_memory()} MiB, {before} MiB of it before the start"
+    print(f"Saved {args.output}. Peak memory of {what}: {memory}.")
 
 
 def take_out(args: argparse.Namespace, config: dict[str, Any]) -> None:
     """Exports one of our models as it is."""
-    unused = {name: vars(args)[name] for name in ("config_overrides", "architecture", "dtype", "task")}
-    if given := [f"--{name}" for name, value in unused.items() if value]:
+    if given := [f"--{name}" for name in ("config_overrides", "architecture", "dtype", "task") if vars(args)[name]]:
         raise ValueError(f"--to exports a model as it is. Leave out {', '.join(given)}.")
     is_classifier = "ForImageClassification" in config["architectures"][0]
-    hub = {} if args.revision is None else {"revision": args.revision}
-    model = TASKS["image-classification" if is_classifier else "features"].from_pretrained(args.source, **hub)
-    image_processor = HfViTImageProcessor.from_pretrained(args.source, **hub)
+    model_class = HfViTForImageClassification if is_classifier else HfViTModel
+    model = model_class.from_pretrained(args.source, revision=args.revision)
+    image_processor = HfViTImageProcessor.from_pretrained(args.source, revision=args.revision)
     convert.export_checkpoint(model, args.output, args.to, image_processor)
     print(f"Saved {args.output} in the layout {args.to!r}.")
 
@@ -115,16 +111,15 @@ def main(arguments: list[str] | None = None) -> None:
     if args.list:
         print(convert.families_table())
         return
-    if args.source is None or args.output is None:
+    if args.output is None:
         parser.error("say what to convert and where to: SOURCE OUTPUT")
     try:
         convert.check_new_folder(args.output)
-        config = read_config(args.source, **({} if args.revision is None else {"revision": args.revision}))
+        config = read_config(args.source, revision=args.revision)
         is_ours = config.get("model_type") == "hf_vit"
-        if is_ours and args.to is None:
-            raise ValueError(f"{args.source} is one of ours already. Say with --to what to export it to.")
-        if not is_ours and args.to is not None:
-            raise ValueError(f"{args.source} is not one of ours. Bring it in first: the same command without --to.")
+        if is_ours == (args.to is None):
+            cure = "Say with --to what to export it to" if is_ours else "Bring it in first: the same without --to"
+            raise ValueError(f"{args.source} is {'already' if is_ours else 'not'} one of ours. {cure}.")
         take_out(args, config) if is_ours else bring_in(args)
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")

@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
             (ScoredModel, training.DataArguments, EvaluationArguments), arguments, description=__doc__
         )
         model = training.open_classifier(scored.model_name_or_path)
-        processor = convert.load_image_processor(scored.model_name_or_path)
+        processor = convert.load_image_processor(scored.model_name_or_path, patch_size=model.config.patch_size)
         split, images = training.load_scored_split(data_args, scored.split, model.config.label2id, args)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")

@@ -17,6 +17,7 @@ from hf_vit.convert.loading import convert_checkpoint
 from hf_vit.convert.source import open_source
 
 from .fresh import run_with_package, run_without_package
+from .helpers import small_config
 from .hub import serve
 from .references import draw_weights
 
@@ -345,3 +346,9 @@ def test_the_architecture_of_the_source_is_recognised(folder: Path) -> None:
     converted = convert_checkpoint(open_source(folder))
     assert converted.model_class is HfViTForImageClassification
     assert converted.family.name == "ViT"
+
+
+def test_own_weights_are_opened_by_their_folder(tmp_path: Path) -> None:
+    HfViTModel(small_config()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.safetensors' holds weights of one of our own.* Give its folder"):
+        HfViTModel.from_pretrained(tmp_path / "model.safetensors")

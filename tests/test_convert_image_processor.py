@@ -8,23 +8,28 @@ import torch
 import transformers
 from PIL import Image
 from PIL.Image import Resampling
+from safetensors.torch import save_file
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
+from hf_vit.convert import FAMILIES, load_image_processor
 from hf_vit.convert.image_processor import (
     CLASS_DEFAULTS,
     HALF,
     IMAGENET,
     MODEL_CLASSES,
     OPENAI,
+    ORIGINALS,
     image_processor_options,
+    open_clip_image_processor_options,
     original_image_processor_options,
     resize_image_processor,
     timm_image_processor_options,
 )
 
 from .image_helpers import BACKENDS
+from .test_convert_files import drawn, openai
 
 
 STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 0.00392156862745098}
@@ -253,12 +258,8 @@ def test_timm_file_that_cannot_be_honoured_is_refused_by_name(config, message):
 @pytest.mark.parametrize(
     ("family", "image_size", "resize"),
     [
-        ("deit", 224, Resize(256, InterpolationMode.BICUBIC)),
-        ("deit", 384, Resize(438, InterpolationMode.BICUBIC)),
-        ("dino", 224, Resize(256, InterpolationMode.BICUBIC)),
         ("dinov2", 224, Resize(256, InterpolationMode.BICUBIC)),
-        ("mae", 224, Resize(256, InterpolationMode.BICUBIC)),
-        ("mae", 448, Resize(448, InterpolationMode.BICUBIC)),
+        ("dinov2", 384, Resize(438, InterpolationMode.BICUBIC)),
         ("vit_jax", 384, Resize((384, 384), InterpolationMode.BILINEAR)),
     ],
 )
@@ -269,8 +270,109 @@ def test_original_weights_get_the_pixels_of_their_own_evaluation(photos, family,
     assert_same_pixels(processor, photos, [Compose(steps)(photo) for photo in photos])
 
 
+OPEN_CLIP = {
+    "nothing said": ({}, Resize(64, InterpolationMode.BICUBIC), OPENAI),
+    "siglip": (
+        {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"},
+        Resize((64, 64), InterpolationMode.BILINEAR),
+        HALF,
+    ),
+    "shortest": (
+        {"mean": None, "std": IMAGENET["image_std"], "interpolation": "random", "resize_mode": "shortest"},
+        Resize(64, InterpolationMode.BICUBIC),
+        {**OPENAI, "image_std": IMAGENET["image_std"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPEN_CLIP)
+def test_open_clip_file_gives_the_pixels_of_its_transform(photos, name):
+    file, resize, colours = OPEN_CLIP[name]
+    steps = [resize, CenterCrop(64), ToTensor(), Normalize(colours["image_mean"], colours["image_std"])]
+    processor = BACKENDS["pil"](**open_clip_image_processor_options(file, 64))
+    assert_same_pixels(processor, photos, [Compose(steps)(photo) for photo in photos])
+
+
+def test_open_clip_file_that_cannot_be_honoured_is_refused_by_name():
+    with pytest.raises(ValueError, match="resize_mode='longest' has no counterpart"):
+        open_clip_image_processor_options({"resize_mode": "longest"}, 64)
+
+
+def test_open_clip_weights_are_processed_as_the_file_beside_them_says(tmp_path):
+    weights = openai(drawn("vit_base_patch32_clip_224", num_classes=0).float().state_dict())
+    torch.save(weights, tmp_path / "open_clip_pytorch_model.bin")
+    vision = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8}
+    for preprocess, mean, size in (
+        ({"preprocess_cfg": {"mean": [0.5] * 3, "resize_mode": "squash"}}, 0.5, {"height": 32, "width": 32}),
+        ({}, OPENAI["image_mean"][0], {"shortest_edge": 32}),
+    ):
+        file = {"model_cfg": {"vision_cfg": vision}, **preprocess}
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(file))
+        processor = load_image_processor(tmp_path / "open_clip_pytorch_model.bin")
+        assert (processor.image_mean[0], processor.size) == (mean, size)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, (36, Resampling.BICUBIC, 0.485)),
+        ({"pretrained_cfg": None}, (36, Resampling.BICUBIC, 0.485)),
+        ({"interpolation": "bilinear", "crop_pct": 1.0, "mean": [0.5] * 3}, (32, Resampling.BILINEAR, 0.5)),
+    ],
+    ids=["nothing", "null", "beside the architecture"],
+)
+def test_timm_folder_without_options_gets_those_of_timm(tmp_path, caplog, said, expected):
+    save_file(drawn("vit_base_patch16_224").state_dict(), tmp_path / "model.safetensors")
+    config = {"architecture": "vit_base_patch16_224", "model_args": {"img_size": 32, "num_heads": 2}, **said}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with caplog.at_level("WARNING", "hf_vit"):
+        processor = load_image_processor(tmp_path)
+    assert "does not say how its images are processed" in caplog.text
+    assert (processor.size["shortest_edge"], processor.resample, processor.image_mean[0]) == expected
+    assert processor.crop_size == {"height": 32, "width": 32}
+
+
+def test_lone_file_is_understood_by_what_is_given(tmp_path):
+    file = tmp_path / "vit.safetensors"
+    save_file(drawn("vit_small_patch16_rope_224").state_dict(), file)
+    processor = load_image_processor(file, 64, given={"architecture": "vit_small_patch16_rope_224"})
+    assert (processor.crop_size, processor.image_mean[0]) == ({"height": 64, "width": 64}, 0.485)
+
+
+def test_lone_file_of_grey_images_gets_one_channel(tmp_path):
+    torch.save(drawn("vit_base_patch16_224", in_chans=1).state_dict(), tmp_path / "vit.pth")
+    assert load_image_processor(tmp_path / "vit.pth").num_channels == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ({"size": {"height": 384, "width": 384}}, {"size": {"height": 378, "width": 378}}),
+        ({"size": {"height": 28, "width": 384}}, {"size": {"height": 28, "width": 378}}),
+        ({"size": {"height": 8, "width": 14}}, {"size": {"height": 14, "width": 14}}),
+        (
+            {"size": {"shortest_edge": 438}, "do_center_crop": True, "crop_size": {"height": 384, "width": 384}},
+            {"size": {"shortest_edge": 431}, "crop_size": {"height": 378, "width": 378}},
+        ),
+        ({"size": {"shortest_edge": 384}}, {"size": {"shortest_edge": 384}}),
+    ],
+)
+def test_images_get_whole_patches_where_the_patch_is_known(tmp_path, caplog, file, expected):
+    file = {"image_processor_type": "BitImageProcessor", "do_center_crop": False, **file}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(file))
+    with caplog.at_level("WARNING", "hf_vit"):
+        processor = load_image_processor(tmp_path, patch_size=14)
+    assert {name: processor.to_dict()[name] for name in expected} == expected
+    assert ("make no whole number of patches of 14" in caplog.text) == (file["size"] != expected["size"])
+    assert load_image_processor(tmp_path).size == file["size"]
+
+
+def test_originals_are_those_of_the_families():
+    assert ORIGINALS.keys() == {family.images for family in FAMILIES if family.images}
+
+
 def test_original_weights_of_an_unknown_family_are_refused():
-    with pytest.raises(ValueError, match=r"'sam'\. Known are: deit, dino"):
+    with pytest.raises(ValueError, match=r"'sam'\. Known are: dinov2, vit_jax, clip"):
         original_image_processor_options("sam")
 
 

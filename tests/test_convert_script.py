@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
@@ -124,7 +125,7 @@ def test_out_and_in_again(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config_overrides", "image_size=384"], r"must be a JSON object like"),
+        (["--config_overrides", "image_size=384"], r"must be a JSON object of fields"),
         (["--config_overrides", "[1]"], r"it holds a list"),
         (["--config_overrides", '{"hiden_size": 3}'], r"HfViTConfig has no field hiden_size"),
         (["--to", "timm"], r"is not one of ours. Bring it in first"),
@@ -143,7 +144,7 @@ def test_mistakes_are_explained(
 def test_own_models_go_out_as_they_are(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config())
     model.save_pretrained(tmp_path / "ours")
-    with pytest.raises(SystemExit, match=r"is one of ours already. Say with --to"):
+    with pytest.raises(SystemExit, match=r"is already one of ours. Say with --to"):
         convert(tmp_path / "ours", tmp_path / "again")
     with pytest.raises(SystemExit, match=r"Leave out --config_overrides, --dtype"):
         convert(
@@ -161,6 +162,19 @@ def test_weights_alone_are_converted_without_a_report(tmp_path: Path, capsys: py
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     actual = HfViTForImageClassification.from_pretrained(tmp_path / "ours").eval()(images).logits
     torch.testing.assert_close(actual, model.eval()(images), atol=1e-5, rtol=1e-4)
+
+
+def test_images_that_are_no_whole_patches_are_made_to_fit(tmp_path: Path) -> None:
+    """As for SigLIP with patches of 14 pixels at 384."""
+    shape = {name: value for name, value in SHAPE.items() if name in transformers.SiglipVisionConfig().to_dict()}
+    config = transformers.SiglipVisionConfig(**{**shape, "image_size": 36})
+    transformers.SiglipVisionModel(config).save_pretrained(tmp_path / "theirs")
+    transformers.SiglipImageProcessor(size={"height": 36, "width": 36}).save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    model = HfViTModel.from_pretrained(tmp_path / "ours")
+    processor = HfViTImageProcessor.from_pretrained(tmp_path / "ours")
+    assert (model.config.image_size, dict(processor.size)) == (32, {"height": 32, "width": 32})
+    model(**processor(Image.new("RGB", (50, 40)), return_tensors="pt"))
 
 
 def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path) -> None:

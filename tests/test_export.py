@@ -55,6 +55,12 @@ EXPRESSIBLE: dict[str, list[tuple[type[HfViTPreTrainedModel], dict[str, Any]]]] 
         (HfViTForImageClassification, {"use_distillation_token": True}),
         (HfViTForImageClassification, {"pooling": "attention", "hidden_act": "quick_gelu"}),
         (HfViTModel, {"num_register_tokens": 2, "prefix_has_position": False, "layerscale_value": 0.5}),
+        (HfViTForImageClassification, {"num_register_tokens": 4}),
+        (HfViTModel, {"num_register_tokens": 4, "pooling": "attention", "image_size": (16, 32)}),
+        (
+            HfViTForImageClassification,
+            {"num_register_tokens": 3, "use_cls_token": False, "pooling": "mean", "image_size": (16, 32)},
+        ),
         (HfViTModel, {"norm_type": "rmsnorm", "qkv_bias": False, "proj_bias": False, "mlp_bias": False}),
     ],
 }
@@ -111,7 +117,13 @@ def test_opens_elsewhere_with_the_same_outputs_and_comes_back(
         ("vit", {"position_embedding_type": "sincos2d"}, "position_embedding_type='sincos2d' \\(there 'learned'\\)"),
         ("vit", {"key_bias": False}, "no place for .*query_bias"),
         ("deit", {}, "cannot express use_distillation_token=False|no place"),
-        ("dinov2", {"layerscale_value": None, "intermediate_size": 64}, "cannot express layerscale_value"),
+        (
+            "dinov2",
+            {"layerscale_value": None, "intermediate_size": 64, "pooling": "cls_mean"},
+            r"cannot express layerscale_value=None \(there 1.0\)",
+        ),
+        ("dinov2", {"image_size": (16, 32)}, r"fail with image_size=\(16, 32\), .*load the model with image_size=32"),
+        ("dinov2_with_registers", {"patch_size": (8, 16)}, r"fail with patch_size=\(8, 16\)"),
         ("dinov2", {"layerscale_value": 1.0}, "cannot express intermediate_size=48"),
         ("timm", {"layer_norm_eps": 1e-12}, "cannot express layer_norm_eps"),
         ("timm", {"use_pre_layernorm": True}, "cannot express use_pre_layernorm=True"),
@@ -120,6 +132,13 @@ def test_opens_elsewhere_with_the_same_outputs_and_comes_back(
         ("timm", {"key_bias": False}, "cannot express key_bias=False"),
         ("timm", {"mlp_bias": False}, "cannot express"),
         ("timm", {"pooling": "cls_mean"}, "cls_mean"),
+        (
+            "timm",
+            {"use_distillation_token": True, "num_register_tokens": 2},
+            "cannot express num_register_tokens=2 with use_distillation_token=True",
+        ),
+        ("timm", {"use_distillation_token": True, "pooling": "mean"}, "cannot express pooling='mean' with use_dist"),
+        ("timm", {"use_distillation_token": True, "prefix_has_position": False}, "cannot express prefix_has_position"),
         ("timm", {"hidden_act": "relu"}, "cannot express hidden_act='relu'"),
         ("swin", {}, "no layout 'swin'.* vit, deit"),
     ],
@@ -130,6 +149,30 @@ def test_what_a_layout_cannot_express_is_refused(
     with pytest.raises(ValueError, match=reason):
         export_checkpoint(build(HfViTForImageClassification, **options), tmp_path / "exported", layout)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_distilled_model_without_classifiers_is_refused_where_timm_takes_the_mean_of_both_tokens(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ValueError, match=r"mean of both tokens.*Export an HfViTForImageClassification"):
+        export_checkpoint(build(HfViTModel, use_distillation_token=True), tmp_path / "exported", "timm")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layout", ["vit", "deit", "timm"])
+def test_a_mask_token_is_left_out_where_there_is_no_place_for_it(
+    layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**EXPRESSIBLE[layout][-1][1], "use_distillation_token": layout == "deit"}
+    model, folder = build(HfViTForImageClassification, use_mask_token=True, **options), tmp_path / "exported"
+    with caplog.at_level("WARNING", "hf_vit"):
+        export_checkpoint(model, folder, layout)
+    assert "has no mask token: it is left out" in caplog.text
+    images = pixels(model.config)
+    with torch.no_grad():
+        logits = run_theirs(layout, folder, images)["logits"]
+        torch.testing.assert_close(logits, model(images).logits, atol=1e-5 * float(logits.abs().max()), rtol=0)
+    assert not HfViTForImageClassification.from_pretrained(folder).config.use_mask_token
 
 
 def test_a_backbone_is_refused_with_the_cure(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from datasets import DatasetDict
+from safetensors.torch import save_file
 from torch import nn
 from transformers import (
     BitImageProcessor,
@@ -29,6 +31,7 @@ from hf_vit.training import (
 from hf_vit.training.image_classification import input_size
 
 from .data_helpers import write_class_folders
+from .test_convert_files import drawn, openai, vision_transformer_npz, write_npz
 from .test_demo import load_script
 
 
@@ -95,6 +98,34 @@ def test_a_saved_model_gets_a_fresh_classifier_for_other_classes_and_sees_anothe
         assert torch.equal(model.eval().model(images)[0], expected.eval().model(images)[0])
 
 
+@pytest.mark.parametrize(
+    "sized", [{"image_size": 48}, {"config_overrides": '{"image_size": 48}'}], ids=["argument", "override"]
+)
+def test_model_and_image_processor_take_the_same_size(
+    sized: dict[str, Any], saved: tuple[Path, HfViTForImageClassification], published: tuple[Path, nn.Module]
+) -> None:
+    for folder in (saved[0], published[0]):
+        model, processor = load_classifier(ModelArguments(model_name_or_path=str(folder), **sized), NAMES)
+        assert (model.config.image_size, input_size(processor)) == (48, (48, 48))
+    twice = ModelArguments(model_name_or_path=str(folder), image_size=48, config_overrides='{"image_size": 48}')
+    with pytest.raises(ValueError, match="--image_size is given twice"):
+        load_classifier(twice, NAMES)
+
+
+def test_model_and_image_processor_take_the_same_channels(published: tuple[Path, nn.Module]) -> None:
+    arguments = ModelArguments(model_name_or_path=str(published[0]), config_overrides='{"num_channels": 1}')
+    model, processor = load_classifier(arguments, NAMES)
+    images = processor(torch.zeros(40, 40, 3, dtype=torch.uint8).numpy(), return_tensors="pt").pixel_values
+    assert model.eval()(images).logits.shape == (1, 3)
+
+
+def test_images_of_a_saved_model_get_whole_patches(saved: tuple[Path, HfViTForImageClassification]) -> None:
+    folder, model = saved
+    HfViTImageProcessor(size=39).save_pretrained(folder)
+    tuned, processor = load_classifier(ModelArguments(model_name_or_path=str(folder)), NAMES)
+    assert (tuned.config.image_size, input_size(processor)) == (model.config.image_size, (32, 32))
+
+
 def test_overrides_that_change_shapes_of_a_saved_model_are_refused(
     saved: tuple[Path, HfViTForImageClassification],
 ) -> None:
@@ -136,6 +167,43 @@ def test_a_published_model_is_tuned(published: tuple[Path, nn.Module]) -> None:
         torch.testing.assert_close(model.eval().model(images)[0], source(images)[0], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["vit.pth", "vit.safetensors", "vit.npz"])
+def test_a_lone_file_of_weights_is_tuned(name: str, tmp_path: Path) -> None:
+    weights = {key: tensor.float() for key, tensor in drawn("vit_base_patch16_224").state_dict().items()}
+    file = tmp_path / name
+    match file.suffix:
+        case ".pth":
+            torch.save(weights, file)
+        case ".safetensors":
+            save_file(weights, file)
+        case ".npz":
+            write_npz(file, vision_transformer_npz(weights))
+    model, processor = load_classifier(ModelArguments(model_name_or_path=str(file)), NAMES)
+    assert (model.config.image_size, input_size(processor)) == (32, (32, 32))
+    assert bool(processor.do_center_crop) == (name != "vit.npz")
+    assert processor.image_mean[0] == (0.5 if name == "vit.npz" else 0.485)
+
+
+def test_a_lone_file_that_needs_to_be_told_more_is_tuned(tmp_path: Path) -> None:
+    theirs = drawn("vit_base_patch32_clip_quickgelu_224", num_classes=0).float()
+    torch.save(openai(theirs.state_dict()), tmp_path / "clip.pt")
+    arguments = ModelArguments(
+        model_name_or_path=str(tmp_path / "clip.pt"), config_overrides='{"hidden_act": "quick_gelu"}'
+    )
+    model, processor = load_classifier(arguments, NAMES)
+    assert (model.config.hidden_act, processor.image_mean[0]) == ("quick_gelu", 0.48145466)
+
+
+def test_a_file_of_weights_in_a_folder_is_tuned_as_the_folder(published: tuple[Path, nn.Module]) -> None:
+    folder, _ = published
+    (by_folder, processor), (by_file, same) = (
+        load_classifier(ModelArguments(model_name_or_path=str(place)), NAMES)
+        for place in (folder, folder / "model.safetensors")
+    )
+    assert same.to_dict() == processor.to_dict()
+    assert all(torch.equal(tensor, by_file.state_dict()[name]) for name, tensor in by_folder.state_dict().items())
+
+
 def test_a_published_model_is_trained_and_scored_by_the_scripts(
     published: tuple[Path, nn.Module], photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,8 +217,23 @@ def test_a_published_model_is_trained_and_scored_by_the_scripts(
     assert model.classifier.weight.any()
 
 
+def test_a_lone_file_of_weights_is_trained_and_scored_by_the_scripts(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    weights = drawn("vit_base_patch16_224", num_classes=len(NAMES)).float().state_dict()
+    torch.save(weights, "vit.pth")
+    arguments = ["--dataset_name", "photos", "--use_cpu", "--model_name_or_path", "vit.pth"]
+    load_script("train_image_classification").main(
+        [*arguments, *SMALL_DATA, "--output_dir", "output", "--max_steps", "1"]
+    )
+    assert HfViTForImageClassification.from_pretrained("output").config.id2label == dict(enumerate(NAMES))
+    with pytest.raises(SystemExit, match="LABEL_0"):  # the file itself names no classes
+        load_script("evaluate_image_classification").main(arguments)
+
+
 def test_a_saved_model_sees_whole_patches_only(saved: tuple[Path, HfViTForImageClassification]) -> None:
-    with pytest.raises(ValueError, match="20x20 pixels make no whole number of patches of 8x8"):
+    with pytest.raises(ValueError, match="height 20 is not a multiple of the patch height 8"):
         load_classifier(ModelArguments(model_name_or_path=str(saved[0]), image_size=20), NAMES)
 
 

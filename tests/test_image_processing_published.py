@@ -8,6 +8,7 @@ import torch
 from transformers import AutoImageProcessor, CLIPImageProcessor, ViTImageProcessor
 
 from hf_vit import HfViTImageProcessor
+from hf_vit.convert import load_image_processor
 from hf_vit.convert.image_processor import image_processor_options, timm_image_processor_options
 
 from .fresh import run_with_package, run_without_package
@@ -47,6 +48,23 @@ def test_int_size_of_clip_is_the_shortest_edge(tmp_path):
         for kind in (HfViTImageProcessor, CLIPImageProcessor)
     )
     assert (ours - theirs).abs().mean() < 0.01
+
+
+def test_file_without_a_class_has_that_of_the_model_beside_it(tmp_path, backend):
+    for model_type, name in (("clip", "openai/clip-vit-base-patch32"), ("dinov2", "facebook/dinov2-base")):
+        folder = write(tmp_path / model_type, "config.json", {"model_type": model_type})
+        write(folder, "preprocessor_config.json", {"size": 224})
+        named = {"image_processor_type": PUBLISHED[name].get("image_processor_type", "CLIPImageProcessor")}
+        expected = options_of(backend(**image_processor_options({**named, "size": 224}, model_type="vit")))
+        assert expected["size"] == {"shortest_edge": 224}
+        for place in (folder, folder / "preprocessor_config.json"):
+            assert options_of(backend.from_pretrained(place)) == expected
+        assert options_of(load_image_processor(folder)) == options_of(HfViTImageProcessor.from_pretrained(folder))
+    write(tmp_path / "alone", "preprocessor_config.json", {"size": 224})
+    assert backend.from_pretrained(tmp_path / "alone").size == {"height": 224, "width": 224}
+    write(folder, "config.json", {"model_type": "sam"})
+    with pytest.raises(ValueError, match="model type 'sam' is not known"):
+        backend.from_pretrained(folder)
 
 
 def test_what_is_translated_is_ours_once_saved(tmp_path, backend):
@@ -96,6 +114,13 @@ def test_folder_without_options_is_refused(tmp_path, backend):
         backend.from_pretrained(tmp_path)
 
 
+def test_file_of_weights_is_refused_with_the_cure(tmp_path, backend):
+    for name in ("vit.pth", "model.safetensors"):
+        (tmp_path / name).write_bytes(b"\x80\x81")
+        with pytest.raises(OSError, match=rf"{name}' is no JSON file.*hf_vit\.convert\.load_image_processor"):
+            backend.from_pretrained(tmp_path / name)
+
+
 def test_class_that_is_not_known_is_refused_by_name(tmp_path, backend):
     write(tmp_path, "preprocessor_config.json", {"image_processor_type": "SamImageProcessor"})
     with pytest.raises(ValueError, match="'SamImageProcessor' is not known"):
@@ -105,14 +130,16 @@ def test_class_that_is_not_known_is_refused_by_name(tmp_path, backend):
 def test_repositories_on_the_hub_are_read_like_folders(tmp_path):
     write(tmp_path / "hub/user/dinov2", "preprocessor_config.json", PUBLISHED["facebook/dinov2-base"])
     write(tmp_path / "hub/user/timm", "config.json", {"architecture": "vit", "pretrained_cfg": TIMM["augreg"]})
+    write(tmp_path / "hub/user/clip", "config.json", {"model_type": "clip"})
+    write(tmp_path / "hub/user/clip", "preprocessor_config.json", {"size": 192})
     code = """
         import hf_vit
-        for name in ("dinov2", "timm"):
+        for name in ("dinov2", "timm", "clip"):
             print(hf_vit.HfViTImageProcessor.from_pretrained(f"user/{name}").size["shortest_edge"])
     """
     with serve(tmp_path / "hub") as server:
         printed = run_with_package(code, tmp_path / "work", **server.client).stdout
-    assert printed.split() == ["256", "248"]
+    assert printed.split() == ["256", "248", "192"]
 
 
 def test_without_the_package_foreign_options_are_refused(tmp_path):

@@ -51,7 +51,8 @@ def export_checkpoint(
     """Saves a model in the layout of another library, which opens it without us; the weights stay bit by bit.
 
     Args:
-        model: `HfViTModel` or `HfViTForImageClassification`.
+        model: `HfViTModel` or `HfViTForImageClassification`. A mask token for which the layout has no place is left
+            out, with a warning.
         save_directory: New or empty folder.
         layout: "vit", "deit", "dinov2" or "dinov2_with_registers" of transformers, or "timm".
         image_processor: Goes along, where the layout can express it.
@@ -67,9 +68,11 @@ def export_checkpoint(
             f"{type(model).__name__} has no counterpart in other libraries. Export its backbone: model.base_model."
         )
     target, is_classifier = LAYOUTS[layout], isinstance(model, HfViTForImageClassification)
-    exported = rename(model, target, layout)
-    config = target.configure(model.config, is_classifier)
-    check_expressible(model.config, config, exported, layout, is_classifier)
+    own, weights = without_mask_token(model, target, layout)
+    check_required(own, target, layout)
+    config = target.configure(own, is_classifier)
+    exported = rename(model, own, weights, target, layout)
+    check_expressible(own, config, exported, layout, is_classifier)
     files = {"config.json": config}
     if image_processor is not None:
         options = export_image_processor(image_processor, layout)
@@ -83,22 +86,45 @@ def export_checkpoint(
             (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def rename(model: HfViTPreTrainedModel, target: Layout, layout: str) -> dict[str, Tensor]:
+def without_mask_token(
+    model: HfViTPreTrainedModel, target: Layout, layout: str
+) -> tuple[HfViTConfig, dict[str, Tensor]]:
+    """Returns configuration and weights of a model, without a mask token for which a layout has no place."""
+    config: HfViTConfig = model.config
+    if target.has_mask_token or not config.use_mask_token:
+        return config, model.state_dict()
+    logger.warning(f"The layout {layout!r} has no mask token: it is left out. Only bool_masked_pos uses it.")
+    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("mask_token")}
+    return HfViTConfig.from_dict({**config.to_dict(), "use_mask_token": False}), weights
+
+
+def check_required(config: HfViTConfig, target: Layout, layout: str) -> None:
+    """Raises `ValueError` unless the fields have the values that a layout requires."""
+    values = config.to_dict()
+    for name, value in target.requires.items():
+        if values[name] != value:
+            raise ValueError(f"The layout {layout!r} cannot express {name}={values[name]!r}, only {value!r}.")
+
+
+def rename(
+    model: HfViTPreTrainedModel, config: HfViTConfig, weights: Mapping[str, Tensor], target: Layout, layout: str
+) -> dict[str, Tensor]:
     """Returns the weights of a model under the names of a layout.
 
     Raises:
         ValueError: if it has no place for one of them.
     """
-    keys = {**target.family.keys, **target.adapt(model.config)}
-    body = model.base_model.state_dict()
-    inner = {f"{model.base_model_prefix}.{name}" for name in body}
-    heads = {} if model.base_model is model else {n: t for n, t in model.state_dict().items() if n not in inner}
+    keys = {**target.family.keys, **target.adapt(config)}
+    inner = "" if model.base_model is model else f"{model.base_model_prefix}."
+    body = {name.removeprefix(inner): tensor for name, tensor in weights.items() if name.startswith(inner)}
+    heads = {name: tensor for name, tensor in weights.items() if not name.startswith(inner)}
     try:
         exported, exported_heads = export_weights(body, keys), export_weights(heads, keys)
     except ValueError as error:
         raise ValueError(f"{type(model).__name__} does not fit the layout {layout!r}: {error}") from error
     prefix = target.head_prefix if heads else ""
-    return {**{prefix + name: tensor for name, tensor in exported.items()}, **exported_heads}
+    named = {prefix + name: tensor for name, tensor in target.complete(config, exported).items()}
+    return {**named, **exported_heads}
 
 
 def check_expressible(
@@ -106,17 +132,15 @@ def check_expressible(
 ) -> None:
     """Raises `ValueError` unless the exported configuration reads back as ours; warns of what gets lost."""
     family = LAYOUTS[layout].family
-    values = config.to_dict()
-    for name, value in LAYOUTS[layout].requires.items():
-        if values[name] != value:
-            raise ValueError(f"The layout {layout!r} cannot express {name}={values[name]!r}, only {value!r}.")
     shapes = {strip_prefix(name, family.prefixes): tuple(tensor.shape) for name, tensor in weights.items()}
-    own, back = (comparable(fields) for fields in (config, HfViTConfig(**family.configure(exported, shapes))))
+    read = HfViTConfig(**family.configure(exported, shapes))
+    own, back = comparable(config), comparable(read)
     changed = {name for name in own.keys() | back.keys() if own.get(name) != back.get(name)}
     if not is_classifier:
         changed.discard("id2label")
     if lost := sorted(changed - NOT_CARRIED):
-        described = ", ".join(f"{name}={own.get(name)!r} (there {back.get(name)!r})" for name in lost)
+        ours, theirs = config.to_dict(), read.to_dict()
+        described = ", ".join(f"{name}={ours.get(name)!r} (there {theirs.get(name)!r})" for name in lost)
         raise ValueError(f"The layout {layout!r} cannot express {described}.")
     if resampled := sorted(changed & {"position_interpolation", "position_antialias"}):
         logger.warning(

@@ -117,38 +117,41 @@ TIMM_DEFAULTS: Options = {
     "std": IMAGENET["image_std"],
 }
 
+# What OpenCLIP does with keys that its file leaves out
+OPEN_CLIP_DEFAULTS: Options = {
+    "mean": OPENAI["image_mean"],
+    "std": OPENAI["image_std"],
+    "interpolation": "bicubic",
+    "resize_mode": "shortest",
+}
+
 # How files without any options are evaluated by the code that they come with: crop to resized edge (`None` resizes to
 # the exact size), filter, colours. All crop by torchvision.
-# DeiT: https://github.com/facebookresearch/deit, datasets.py
-# DINO: https://github.com/facebookresearch/dino, eval_linear.py
-# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py
-# MAE: https://github.com/facebookresearch/mae, util/datasets.py
+# DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py; at 224 pixels the same as in the code
+# of DeiT (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py), whose files look alike
 # CLIP: https://github.com/openai/CLIP, clip/clip.py
 # JAX: https://github.com/google-research/vision_transformer, vit_jax/input_pipeline.py, whose files timm evaluates in
 # another way (bicubic, crop 0.9)
 ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
-    "deit": (0.875, BICUBIC, IMAGENET),
-    "dino": (0.875, BICUBIC, IMAGENET),
     "dinov2": (0.875, BICUBIC, IMAGENET),
-    "mae": (0.875, BICUBIC, IMAGENET),
     "vit_jax": (None, BILINEAR, HALF),
     "clip": (1.0, BICUBIC, OPENAI),
 }
 
 
-def read_image_processor_file(content: Mapping[str, Any]) -> Options:
+def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit") -> Options:
     """Returns our options for what the file of another library's image processor holds.
 
     Args:
-        content: preprocessor_config.json of transformers, where files that name no class are taken for ViT's, or
-            config.json of timm.
+        content: preprocessor_config.json of transformers, or config.json of timm.
+        model_type: `model_type` of the checkpoint, which decides where the former does not name its class.
 
     Raises:
         ValueError: as `image_processor_options` and `timm_image_processor_options`.
     """
     if "pretrained_cfg" in content:
         return timm_image_processor_options(content["pretrained_cfg"])
-    return image_processor_options(content, model_type="vit")
+    return image_processor_options(content, model_type=model_type)
 
 
 def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
@@ -228,12 +231,41 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
     }
 
 
+def open_clip_image_processor_options(
+    preprocess_cfg: Mapping[str, Any], image_size: int | list[int] | tuple[int, int]
+) -> Options:
+    """Returns our options for the evaluation transform of a checkpoint of OpenCLIP.
+
+    Args:
+        preprocess_cfg: What stands under this key in its open_clip_config.json.
+        image_size: Height and width in pixels that the model takes.
+
+    Raises:
+        ValueError: if it resizes in a way that ours cannot.
+
+    Source: https://github.com/mlfoundations/open_clip, src/open_clip/transform.py.
+    """
+    config = OPEN_CLIP_DEFAULTS | {name: value for name, value in preprocess_cfg.items() if value is not None}
+    if config["resize_mode"] not in ("shortest", "squash"):
+        raise ValueError(
+            f"resize_mode={config['resize_mode']!r} has no counterpart: known are 'shortest' and 'squash'. Give the "
+            "options that come closest yourself, as in HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
+        )
+    height, width = to_pair(image_size)
+    options = original_image_processor_options("clip", image_size) | {
+        "resample": BILINEAR if config["interpolation"] == "bilinear" else BICUBIC,
+        "image_mean": list(config["mean"]),
+        "image_std": list(config["std"]),
+    }
+    return options | ({"size": {"height": height, "width": width}} if config["resize_mode"] == "squash" else {})
+
+
 def original_image_processor_options(family: str, image_size: int | list[int] | tuple[int, int] = 224) -> Options:
     """Returns our options for weights that come without any: how their own code evaluates them.
 
     Args:
-        family: A key of `ORIGINALS`: "deit", "dino", "dinov2" and "mae" for the .pth files of facebookresearch,
-            "vit_jax" for the .npz files of google-research, "clip" for the files of OpenAI and OpenCLIP.
+        family: A key of `ORIGINALS`: "dinov2" for the .pth files of facebookresearch, "vit_jax" for the .npz files of
+            google-research, "clip" for the files of OpenAI and OpenCLIP.
         image_size: Height and width in pixels that the model takes.
 
     Raises:
@@ -246,8 +278,6 @@ def original_image_processor_options(family: str, image_size: int | list[int] | 
     options: Options = {"resample": resample, **{name: list(values) for name, values in colours.items()}}
     if crop_ratio is None:
         return options | {"size": {"height": height, "width": width}}
-    if family == "mae" and max(height, width) > 224:
-        crop_ratio = 1.0
     return options | {
         "size": {"shortest_edge": int(max(height, width) / crop_ratio)},
         "do_center_crop": True,

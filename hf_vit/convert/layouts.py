@@ -4,14 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..configuration_hf_vit import HfViTConfig, to_pair
 from .families import DEIT, DINOV2, DINOV2_WITH_REGISTERS, TIMM, VIT
+from .families.timm_vit import ACTIVATIONS, POOLINGS
 from .family import Family, common_fields
 from .key_map import KeyMap
 
 
-TIMM_POOLINGS = {"cls": "token", "mean": "avg", "attention": "map"}
-TIMM_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
+Weights = Mapping[str, Tensor]
+TIMM_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()}
+TIMM_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class Layout:
         configure: Their config.json from our configuration; the second argument tells whether there is a classifier.
         head_prefix: What stands before the names of the base model in a model with a classifier.
         adapt: What our configuration changes in the key map.
+        complete: Gives the weights in their names what they need beyond the key map.
+        has_mask_token: Whether there is a place for one; without, it is left out.
         requires: Fields that must have these values, beyond what reading the result back tells.
     """
 
@@ -30,6 +37,8 @@ class Layout:
     configure: Callable[[HfViTConfig, bool], dict[str, Any]]
     head_prefix: str = ""
     adapt: Callable[[HfViTConfig], KeyMap] = lambda config: {}
+    complete: Callable[[HfViTConfig, Weights], Weights] = lambda config, weights: weights
+    has_mask_token: bool = False
     requires: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -46,7 +55,18 @@ def configure_deit(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
 
 
 def configure_dinov2(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Dinov2Config."""
+    """Dinov2Config.
+
+    Raises:
+        ValueError: if image or patch is not square, by which that class fails.
+    """
+    for name, size in (("image_size", config.image_size), ("patch_size", config.patch_size)):
+        height, width = to_pair(size)
+        if height != width:
+            raise ValueError(
+                f"The DINOv2 classes of transformers fail with {name}={size}, which is not square. Export another "
+                f"layout, or load the model with {name}={width} first, which resamples its weights."
+            )
     fields = common_fields(config)
     # Of SwiGLU they take two thirds, rounded up to a multiple of 8.
     factor = 1.5 if config.use_gated_mlp else 1
@@ -76,8 +96,11 @@ def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
     """config.json of timm: a model of its plain class, with every argument given.
 
     Raises:
-        ValueError: if only one of `proj_bias` and `mlp_bias` is on, which are one argument there.
+        ValueError: if only one of `proj_bias` and `mlp_bias` is on, which are one argument there; or if its class with
+            a distillation token would compute something else.
     """
+    if config.use_distillation_token:
+        check_distilled(config, is_classifier)
     if config.proj_bias != config.mlp_bias:
         raise ValueError(f"timm cannot express proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}.")
     pool = TIMM_POOLINGS.get(config.pooling, config.pooling)
@@ -95,7 +118,7 @@ def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
         "qk_norm": config.use_qk_norm,
         "init_values": config.layerscale_value,
         "class_token": config.use_cls_token,
-        "no_embed_class": not config.prefix_has_position,
+        "no_embed_class": config.num_prefix_positions == 0,
         "reg_tokens": config.num_register_tokens,
         "global_pool": pool,
         "fc_norm": config.norm_after_pooling,
@@ -114,6 +137,30 @@ def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
     }
 
 
+def check_distilled(config: HfViTConfig, is_classifier: bool) -> None:
+    """Raises `ValueError` unless timm's class with a distillation token computes what ours does."""
+    for name, value in {"num_register_tokens": 0, "prefix_has_position": True, "pooling": "cls"}.items():
+        if vars(config)[name] != value:
+            raise ValueError(
+                f"timm cannot express {name}={vars(config)[name]!r} with use_distillation_token=True, only {value!r}."
+            )
+    if not is_classifier:
+        raise ValueError(
+            "timm cannot express use_distillation_token=True without classifiers: its output is then the mean of both "
+            "tokens, not pooler_output. Export an HfViTForImageClassification."
+        )
+
+
+def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
+    """Where CLS has a position, timm has one for the registers too: zeros, which the way back adds to them."""
+    first = config.num_prefix_positions
+    if first == 0 or config.num_register_tokens == 0:
+        return weights
+    before, patches = weights["pos_embed"].tensor_split((first,), dim=1)
+    nothing = patches.new_zeros(1, config.num_register_tokens, config.hidden_size)
+    return {**weights, "pos_embed": torch.cat((before, nothing, patches), dim=1)}
+
+
 def adapt_timm(config: HfViTConfig) -> KeyMap:
     """Where timm has the last norm."""
     return {"norm": "fc_norm"} if config.norm_after_pooling else {}
@@ -122,14 +169,18 @@ def adapt_timm(config: HfViTConfig) -> KeyMap:
 LAYOUTS = {
     "vit": Layout(VIT, configure_vit, head_prefix="vit."),
     "deit": Layout(DEIT, configure_deit, head_prefix="deit."),
-    "dinov2": Layout(DINOV2, configure_dinov2, head_prefix="dinov2."),
+    "dinov2": Layout(DINOV2, configure_dinov2, head_prefix="dinov2.", has_mask_token=True),
     "dinov2_with_registers": Layout(
-        DINOV2_WITH_REGISTERS, configure_dinov2_with_registers, head_prefix="dinov2_with_registers."
+        DINOV2_WITH_REGISTERS,
+        configure_dinov2_with_registers,
+        head_prefix="dinov2_with_registers.",
+        has_mask_token=True,
     ),
     "timm": Layout(
         TIMM,
         configure_timm,
         adapt=adapt_timm,
+        complete=complete_timm,
         # Its plain class has no argument for the others, or, for the norm before the blocks, no bias in the patches.
         requires={"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True},
     ),

@@ -161,6 +161,8 @@ def find_family(source: Source) -> Family:
             f"{', '.join(list(source.weights.shapes)[:6])}, … Known by these names are: {'; '.join(known)}. For a "
             'file of timm give architecture="vit_base_patch16_224" or the like.'
         )
+    if source.config.get("model_type") == HfViTConfig.model_type:
+        raise ValueError(f"{source.name!r} holds weights of one of our own models. Give its folder.")
     known = sorted({model_type for family in FAMILIES for model_type in family.model_types})
     raise ValueError(
         f"{source.name!r} has model type {source.config.get('model_type')!r} "

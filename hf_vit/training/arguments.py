@@ -23,7 +23,11 @@ class ModelArguments:
     """Which model to train."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Saved model to start from: a folder or a name on the Hub."}
+        default=None,
+        metadata={
+            "help": "Model to start from, saved by this package or published for another library: a folder, a name on "
+            "the Hub, or a file of published weights."
+        },
     )
     preset: str | None = field(
         default=None,
@@ -48,10 +52,10 @@ class ModelArguments:
             )
 
     def overrides(self) -> dict[str, Any]:
-        """Returns the fields of `config_overrides`.
+        """Returns the fields of `config_overrides`, and with them `image_size`.
 
         Raises:
-            ValueError: if they are no JSON object.
+            ValueError: if they are no JSON object, or name the image size once more.
         """
         try:
             fields = json.loads(self.config_overrides or "{}")
@@ -62,7 +66,11 @@ class ModelArguments:
                 f"config_overrides={self.config_overrides!r} is no JSON object ({fields}). Write it like "
                 "'{\"patch_size\": 8}'."
             )
-        return fields
+        if self.image_size is None:
+            return fields
+        if "image_size" in fields:
+            raise ValueError("--image_size is given twice: leave it out of --config_overrides.")
+        return {**fields, "image_size": self.image_size}
 
 
 @dataclass

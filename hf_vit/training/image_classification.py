@@ -1,6 +1,6 @@
 """Training of image classifiers: model, trainer and report."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from transformers import BaseImageProcessor, EarlyStoppingCallback, EvalPredicti
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
-from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..configuration_hf_vit import HfViTConfig, check_fields
 from ..convert import load_image_processor
 from ..data import (
     AugmentedDataset,
@@ -57,19 +57,15 @@ def load_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForIma
 
 def new_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Returns a model with fresh weights and its image processor."""
-    overrides = args.overrides() | name_labels(names)
-    if args.image_size is not None:
-        if "image_size" in overrides:
-            raise ValueError("--image_size is given twice: leave it out of --config_overrides.")
-        overrides["image_size"] = args.image_size
-    config = HfViTConfig.from_preset(args.preset or "small", **overrides)
+    config = HfViTConfig.from_preset(args.preset or "small", **(args.overrides() | name_labels(names)))
     return HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
 
 
 def tune(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
     """Returns a saved model, with a fresh classifier if it knows other classes, and its image processor."""
     assert args.model_name_or_path is not None
-    model = open_classifier(args.model_name_or_path, **args.overrides())
+    overrides = args.overrides()
+    model = open_classifier(args.model_name_or_path, **overrides)
     known = list(model.config.id2label.values())
     if known != names:
         logger.warning(
@@ -79,14 +75,9 @@ def tune(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassific
         weights = {name: weight for name, weight in model.state_dict().items() if "classifier." not in name}
         model = HfViTForImageClassification.from_pretrained(None, config=config, state_dict=weights)
     model.config.problem_type = "single_label_classification"
-    processor = load_image_processor(args.model_name_or_path, args.image_size, model.config.num_channels)
-    size, patch = input_size(processor), to_pair(model.config.patch_size)
-    if size[0] % patch[0] or size[1] % patch[1]:
-        raise ValueError(
-            f"Images of {size[0]}x{size[1]} pixels make no whole number of patches of {patch[0]}x{patch[1]}. Choose "
-            "another --image_size."
-        )
-    return model, processor
+    channels, patch = model.config.num_channels, model.config.patch_size
+    size = overrides.get("image_size")
+    return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides)
 
 
 def name_labels(names: list[str]) -> dict[str, Any]:
@@ -103,21 +94,19 @@ def open_classifier(name_or_path: str, **overrides: Any) -> HfViTForImageClassif
     """Opens a saved classifier.
 
     Args:
-        name_or_path: Folder, or name on the Hub.
+        name_or_path: Folder, file of published weights, or name on the Hub.
         **overrides: Fields of the configuration that differ.
 
     Raises:
         OSError: if there is no such saved model.
         ValueError: if it is of another kind, or an override changes the shape of its weights.
     """
-    known = {field.name for field in fields(HfViTConfig)}
-    if unknown := sorted(overrides.keys() - known):
-        raise ValueError(f"HfViTConfig has no field {', '.join(unknown)}. help(HfViTConfig) lists them.")
+    check_fields(overrides)
     try:
         return HfViTForImageClassification.from_pretrained(name_or_path, **overrides)
     except OSError as error:
         raise OSError(
-            f"No model can be read from {name_or_path!r}, be it a folder or a name on the Hub: {error}"
+            f"No model can be read from {name_or_path!r}, be it a folder, a file or a name on the Hub: {error}"
         ) from error
 
 
