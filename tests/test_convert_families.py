@@ -474,28 +474,3 @@ def test_mae_with_a_mask_is_its_encoder_on_the_visible_patches(tmp_path: Path) -
     )
     assert_close(model.norm(model.encoder(visible)), expected.last_hidden_state, 1e-4, "visible patches")
     assert expected.mask.sum() == 24
-
-
-def test_labels_of_a_classifier_that_is_left_out_go_with_it(tmp_path: Path) -> None:
-    text = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-    config = hf.CLIPConfig(vision_config={**SHAPE, "intermediate_size": 64}, text_config=text)
-    config.id2label = {0: "cat", 1: "dog", 2: "elk"}
-    hf.CLIPForImageClassification(config).save_pretrained(tmp_path)
-    assert HfViTModel.from_pretrained(tmp_path).config.id2label != config.id2label
-
-
-def test_a_wrong_type_is_named_as_such(tmp_path: Path) -> None:
-    save_source("ViTModel", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": "32"}))
-    with pytest.raises(ValueError, match="hidden_size"):
-        HfViTModel.from_pretrained(tmp_path)
-
-
-def test_number_of_labels_without_their_names(tmp_path: Path) -> None:
-    save_source("ViTForImageClassification", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    number = len(config.pop("id2label"))
-    del config["label2id"]
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_labels": number}))
-    assert HfViTForImageClassification.from_pretrained(tmp_path).config.num_labels == number

@@ -55,7 +55,7 @@ def has_pooler(config: Config, shapes: Shapes) -> bool:
     sizes = config.get("hidden_size"), config.get("pooler_output_size")
     if "pooler.dense.weight" not in shapes:
         return False
-    if activation != "tanh" or str(sizes[1]) not in ("None", str(sizes[0])):
+    if activation != "tanh" or sizes[1] not in (None, sizes[0]):
         raise ValueError(
             f"The pooler has pooler_act={activation!r} and pooler_output_size={sizes[1]}, but only 'tanh' and "
             f"hidden_size={sizes[0]} are known here. Save the model without it (add_pooling_layer=False)."
