@@ -120,7 +120,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Loads a model as `transformers` does, our own from safetensors only.
 
         Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
-        on the Hub, a folder or a file of weights. The table in the README says which.
+        on the Hub, a folder or a file of weights. The table in the README says which. A file of timm's alone needs its
+        name too: `architecture="vit_base_patch16_224"`.
 
         Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
         a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
