@@ -9,6 +9,16 @@ import torch
 from torch import Tensor, nn
 
 
+# The smallest model with which every source library is compared
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
 # How the names of transformers' and timm's plain ViTs read in ours, one substitution after the other.
 RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),

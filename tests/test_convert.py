@@ -19,17 +19,9 @@ from hf_vit.convert.source import open_source
 from .fresh import run_with_package, run_without_package
 from .helpers import small_config
 from .hub import serve
-from .references import draw_weights
+from .references import SHAPE, draw_weights
 
 
-SHAPE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
 WEIGHTS = "model.safetensors"
 
 

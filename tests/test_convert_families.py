@@ -21,20 +21,13 @@ from hf_vit.convert.loading import convert_checkpoint, is_configured
 from hf_vit.convert.source import open_source
 from hf_vit.convert.weights import Weights
 
+from . import references
 from .helpers import MODEL_CLASSES
 from .references import assert_close, draw_weights
 
 
 # The epsilon is large, so that another one would show.
-SHAPE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-    "layer_norm_eps": 1e-3,
-}
+SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 DINOV2 = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
 SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
 TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 9}

@@ -23,17 +23,9 @@ from hf_vit.embeddings_hf_vit import (
 )
 from hf_vit.encoder_hf_vit import HfViTDropPath
 
-from .references import Parity, hidden_states
+from .references import SHAPE, Parity, hidden_states
 
 
-SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
 DINOV2_SHAPE = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {
     "mlp_ratio": 2,
     "layerscale_value": 0.5,

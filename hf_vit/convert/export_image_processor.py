@@ -5,23 +5,7 @@ from typing import Any
 from transformers import BaseImageProcessor
 from transformers.image_utils import PILImageResampling
 
-from .image_processor import read_image_processor_file
-
-
-# Options that they have too, by the same names
-SHARED = (
-    "do_resize",
-    "size",
-    "resample",
-    "do_center_crop",
-    "crop_size",
-    "do_rescale",
-    "rescale_factor",
-    "do_normalize",
-    "image_mean",
-    "image_std",
-    "num_channels",
-)
+from .image_processor import SHARED, read_image_processor_file
 
 
 def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:

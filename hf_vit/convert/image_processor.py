@@ -74,13 +74,11 @@ MODEL_CLASSES = {
     "depth_anything": "DPT",
 }
 
-HONOURED = {
-    "num_channels",  # of ours, where one was exported
+# Options by the same names and with the same meaning there and here
+SHARED = (
     "do_resize",
     "size",
-    "default_to_square",
     "resample",
-    "ensure_multiple_of",
     "do_center_crop",
     "crop_size",
     "do_rescale",
@@ -88,8 +86,9 @@ HONOURED = {
     "do_normalize",
     "image_mean",
     "image_std",
-    "do_convert_rgb",
-}
+    "num_channels",  # of ours, where one was exported
+)
+HONOURED = {*SHARED, "default_to_square", "ensure_multiple_of", "do_convert_rgb"}
 # Keys that leave the pixels of an image as they are
 WITHOUT_EFFECT = {
     "image_processor_type",
