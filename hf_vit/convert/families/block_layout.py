@@ -10,27 +10,17 @@ from torch import Tensor
 
 from ...configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Shapes, Size, shape_of
-from ..key_map import KeyMap, Made, Zeros
+from ..key_map import KeyMap, Made, Reshaped, Rows, Zeros
 
 
 BLOCK = "encoder.layers.*"
 
 
-def part(index: int, count: int, tensor: Tensor) -> Tensor:
-    """Returns part number `index` of `count` equal parts of `tensor` along the first dimension, in its own memory."""
-    return tensor.chunk(count)[index].clone()
-
-
-def as_token(tensor: Tensor) -> Tensor:
-    """Returns a token (D,) or (1, D) as (1, 1, D)."""
-    return tensor.reshape(1, 1, -1)
-
-
 def halves(name: str) -> KeyMap:
     """Our two branches of a gated MLP from their one layer `name`, the gate first."""
     return {
-        f"{BLOCK}.mlp.gate": Made((f"blocks.*.mlp.{name}",), partial(part, 0, 2)),
-        f"{BLOCK}.mlp.up": Made((f"blocks.*.mlp.{name}",), partial(part, 1, 2)),
+        f"{BLOCK}.mlp.gate": Rows((f"blocks.*.mlp.{name}",), 0, 1, 2),
+        f"{BLOCK}.mlp.up": Rows((f"blocks.*.mlp.{name}",), 1, 2, 2),
     }
 
 
@@ -38,7 +28,7 @@ KEYS: KeyMap = {
     "embeddings.cls_token": "cls_token",
     "embeddings.distillation_token": "dist_token",
     "embeddings.register_tokens": "reg_token",
-    "embeddings.mask_token": Made(("mask_token",), as_token),
+    "embeddings.mask_token": Reshaped(("mask_token",)),
     "embeddings.position_embeddings": "pos_embed",
     "embeddings.patch_embeddings.projection": "patch_embed.proj",
     "pre_norm": "norm_pre",
@@ -76,8 +66,8 @@ DIALECTS: Mapping[str, KeyMap] = {
     },
     # The bias of the key is there, but masked.
     "blocks.0.attn.qkv.bias_mask": {
-        f"{BLOCK}.attention.query_bias": Made(("blocks.*.attn.qkv.bias",), partial(part, 0, 3)),
-        f"{BLOCK}.attention.value_bias": Made(("blocks.*.attn.qkv.bias",), partial(part, 2, 3)),
+        f"{BLOCK}.attention.query_bias": Rows(("blocks.*.attn.qkv.bias",), 0, 1, 3),
+        f"{BLOCK}.attention.value_bias": Rows(("blocks.*.attn.qkv.bias",), 2, 3, 3),
     },
     "blocks.0.mlp.fc1.weight": {**halves("fc1"), f"{BLOCK}.mlp.down": "blocks.*.mlp.fc2"},
     "blocks.0.mlp.fc1_g.weight": {
