@@ -10,7 +10,6 @@ Examples:
 import argparse
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +67,7 @@ def report_parity(source: convert.Source, converted: convert.Converted) -> list[
 def bring_in(args: argparse.Namespace) -> None:
     """Converts a published checkpoint, checks it and saves it with its image processor, code and card."""
     before, hub = convert.peak_memory(), {"revision": args.revision}
-    source = convert.open_source(args.source, **hub)
-    if args.architecture is not None:
-        source = replace(source, config={"architecture": args.architecture, **source.config})
+    source = convert.open_source(args.source, args.architecture, **hub)
     converted = convert.convert_checkpoint(source, **args.config_overrides)
     print(f"{args.source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
     rows = [] if args.skip_parity else report_parity(source, converted)

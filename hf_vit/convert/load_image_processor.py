@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +56,11 @@ def load_image_processor(
         place = path.parent if path.is_file() else name_or_path
         options, _ = HfViTImageProcessor.get_image_processor_dict(place, **hub)
     except OSError:
-        source = open_source(name_or_path, **hub)
+        known = {"image_size": image_size, **(given or {})}
+        source = open_source(name_or_path, known.pop("architecture", None), **hub)
         if source.config.get("model_type") == HfViTConfig.model_type:
             raise
-        options = usual_options(source, **{"image_size": image_size, **(given or {})})
+        options = usual_options(source, **known)
     options = resize_image_processor(options, image_size, num_channels)
     if patch_size is not None:
         options = in_whole_patches(options, patch_size)
@@ -72,10 +72,8 @@ def usual_options(source: Source, **given: Any) -> dict[str, Any]:
 
     Args:
         source: The checkpoint.
-        **given: As in `describe`, or timm's `architecture`.
+        **given: As in `describe`.
     """
-    if "architecture" in given:
-        source = replace(source, config={"architecture": given.pop("architecture"), **source.config})
     family, native = describe(source, **given)
     if source.config.get("preprocess_cfg"):
         options = open_clip_image_processor_options(source.config["preprocess_cfg"], native.image_size)

@@ -1,7 +1,7 @@
 """Published checkpoints as our models."""
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -66,9 +66,7 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
     known = {field.name for field in fields(HfViTConfig)} | properties
     known -= {"dtype"}  # as an argument it is that of the weights
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
-    source = open_source(name_or_path, **hub)
-    if "architecture" in kwargs:
-        source = replace(source, config={"architecture": kwargs.pop("architecture"), **source.config})
+    source = open_source(name_or_path, kwargs.pop("architecture", None), **hub)
     converted = convert_checkpoint(source, **overrides, **geometry)
     return {"config": override(converted.config, overrides), "state_dict": converted.weights, **kwargs}
 

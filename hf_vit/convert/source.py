@@ -44,25 +44,28 @@ class Source:
     hub: Mapping[str, Any] = field(default_factory=dict)
 
 
-def open_source(name_or_path: str | os.PathLike[str], **hub: Any) -> Source:
+def open_source(name_or_path: str | os.PathLike[str], architecture: str | None = None, **hub: Any) -> Source:
     """Opens a published checkpoint without reading its tensors.
 
     Args:
         name_or_path: Folder, file of weights, or name on the Hub. Of the configurations in `NAMES` the first that is
             there counts, also beside a file.
+        architecture: timm's name of the model, where no configuration says it.
         **hub: `HUB_ARGUMENTS`.
 
     Raises:
         OSError: if there is no such checkpoint, it has no weights, or its files are damaged.
     """
     path, place = Path(name_or_path), str(name_or_path)
+    told = {} if architecture is None else {"architecture": architecture}
     if path.is_file():
         beside = next((file for file in map(path.with_name, NAMES) if file.is_file()), None)
-        return Source(place, {} if beside is None else read_json(beside), Weights([path]))
+        return Source(place, told if beside is None else {**told, **read_json(beside)}, Weights([path]))
     for config, weights in NAMES.items():
         config_file = find_file(place, config, **hub)
         if config_file is not None:
-            return Source(place, read_json(config_file), Weights(find_weights(place, weights, **hub)), hub)
+            content = {**told, **read_json(config_file)}
+            return Source(place, content, Weights(find_weights(place, weights, **hub)), hub)
     raise OSError(f"There is no {' or '.join(NAMES)} in {place!r}. Give the folder or repository of a model.")
 
 
