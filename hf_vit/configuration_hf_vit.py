@@ -62,6 +62,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+# What the constructor takes beside fields, and gives back as properties
+PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions")
+
+
 def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
     """Returns `(height, width)` of a size given as one int for both or as a pair."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -415,8 +419,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
 def check_fields(names: Iterable[str]) -> None:
     """Raises `ValueError` if a name is no field of `HfViTConfig`, nor one of what else its constructor takes."""
-    properties = {"num_labels", "out_features", "out_indices", "output_attentions", "attn_implementation"}
-    unknown = set(names) - {field.name for field in fields(HfViTConfig)} - properties
+    unknown = set(names) - {field.name for field in fields(HfViTConfig)} - {*PROPERTIES, "attn_implementation"}
     if unknown:
         raise ValueError(f"HfViTConfig has no field {', '.join(sorted(unknown))}. help(HfViTConfig) lists them.")
 

@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
-from ..configuration_hf_vit import HfViTConfig
+from ..configuration_hf_vit import PROPERTIES, HfViTConfig
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
@@ -62,8 +62,7 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
             "as arguments, such as image_size=384."
         )
     hub = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
-    properties = {"num_labels", "out_features", "out_indices", "output_attentions"}
-    known = {field.name for field in fields(HfViTConfig)} | properties
+    known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}
     known -= {"dtype"}  # as an argument it is that of the weights
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, kwargs.pop("architecture", None), **hub)
