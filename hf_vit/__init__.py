@@ -7,7 +7,10 @@ from transformers import (
     AutoBackbone,
     AutoConfig,
     AutoModel,
+    AutoModelForDepthEstimation,
     AutoModelForImageClassification,
+    AutoModelForSemanticSegmentation,
+    AutoModelForUniversalSegmentation,
 )
 
 # `transformers` itself exports a placeholder where torchvision is missing, in its older releases
@@ -15,16 +18,26 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
+from .configuration_tasks_hf_vit import (
+    HfViTDepthConfig,
+    HfViTSegmentationConfig,
+    HfViTUniversalSegmentationConfig,
+)
 from .convert import read_image_processor_file, read_published
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase
 from .modeling_hf_vit import (
     HfViTBackbone,
+    HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
     HfViTModel,
     HfViTPreTrainedModel,
+    HfViTSemanticSegmenterOutput,
 )
 from .task_classification import soften_labels
 
@@ -37,6 +50,9 @@ AutoConfig.register("hf_vit", HfViTConfig, exist_ok=True)
 AutoModel.register(HfViTConfig, HfViTModel, exist_ok=True)
 AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
 AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
+AutoModelForSemanticSegmentation.register(HfViTConfig, HfViTForSemanticSegmentation, exist_ok=True)
+AutoModelForUniversalSegmentation.register(HfViTConfig, HfViTForUniversalSegmentation, exist_ok=True)
+AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -48,11 +64,19 @@ __version__ = "0.1.0"
 __all__ = [
     "HfViTBackbone",
     "HfViTConfig",
+    "HfViTDepthConfig",
+    "HfViTForDepthEstimation",
     "HfViTForImageClassification",
+    "HfViTForSemanticSegmentation",
+    "HfViTForUniversalSegmentation",
+    "HfViTForUniversalSegmentationOutput",
     "HfViTImageClassifierOutput",
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
     "HfViTModel",
     "HfViTPreTrainedModel",
+    "HfViTSegmentationConfig",
+    "HfViTSemanticSegmenterOutput",
+    "HfViTUniversalSegmentationConfig",
     "soften_labels",
 ]

@@ -16,6 +16,14 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 
+from .configuration_tasks_hf_vit import (
+    TASK_CONFIGS,
+    HfViTDepthConfig,
+    HfViTSegmentationConfig,
+    HfViTTaskConfig,
+    HfViTUniversalSegmentationConfig,
+)
+
 
 # Every Auto class a saved folder opens under when `hf_vit` is not installed.
 AUTO_MAP = {
@@ -23,6 +31,9 @@ AUTO_MAP = {
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
     "AutoModelForImageClassification": "modeling_hf_vit.HfViTForImageClassification",
+    "AutoModelForSemanticSegmentation": "modeling_hf_vit.HfViTForSemanticSegmentation",
+    "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
+    "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -142,6 +153,10 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         reshape_hidden_states: Whether `HfViTBackbone` gives maps (B, D, h, w) or token sequences (B, L, D).
         out_features: Stages that `HfViTBackbone` returns, among "stem", "stage1", …; the last one by default.
         out_indices: The same as numbers, 0 for the stem.
+        segmentation_config: Options of `HfViTForSemanticSegmentation`, a `HfViTSegmentationConfig` or a dictionary;
+            `None` means its defaults, as for the following.
+        universal_segmentation_config: Options of `HfViTForUniversalSegmentation`.
+        depth_config: Options of `HfViTForDepthEstimation`.
 
     Raises:
         ValueError: if the values do not fit together. The checks run again when a model is built and at saving.
@@ -154,6 +169,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         "attentions",
         "cls_logits",
         "distillation_logits",
+        "auxiliary_logits",
     ]
 
     hidden_size: int = 768
@@ -196,6 +212,24 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     reshape_hidden_states: bool = True
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
+    segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None
+    universal_segmentation_config: HfViTUniversalSegmentationConfig | dict[str, Any] | None = None
+    depth_config: HfViTDepthConfig | dict[str, Any] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets a field; options of a task given as a dictionary become an object."""
+        if name in TASK_CONFIGS and isinstance(value, dict):
+            value = TASK_CONFIGS[name].make(value)
+        super().__setattr__(name, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON; of a task those that differ from its defaults, and nothing where all are."""
+        values = super().to_dict()
+        for name in TASK_CONFIGS:
+            options = values.pop(name)
+            if isinstance(options, HfViTTaskConfig):
+                values[name] = options.to_dict()
+        return values
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Settles the stages, then hands every key that is no field to the library."""
@@ -327,6 +361,10 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         self._check_sizes()
         self._check_tokens()
         self._check_labels()
+        for name in TASK_CONFIGS:
+            options = vars(self)[name]
+            if isinstance(options, HfViTTaskConfig):
+                options.check()
 
     def _check_ranges(self) -> None:
         values = vars(self)

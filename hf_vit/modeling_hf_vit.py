@@ -7,21 +7,31 @@ registers), L = P + N, D hidden size.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_outputs import (
+    BackboneOutput,
+    BaseModelOutputWithPooling,
+    DepthEstimatorOutput,
+    ImageClassifierOutput,
+    SemanticSegmenterOutput,
+)
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple, logging
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
 
-from .configuration_hf_vit import HfViTConfig
-from .embeddings_hf_vit import HfViTEmbeddings
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .configuration_tasks_hf_vit import HfViTDepthConfig, HfViTSegmentationConfig, HfViTUniversalSegmentationConfig
+from .decoders_hf_vit import HfViTHeadConv2d, HfViTHeadConvTranspose2d, to_maps
+from .embeddings_hf_vit import HfViTEmbeddings, Rotary
 from .encoder_hf_vit import (
     HfViTAttention,
     HfViTAttentionPooling,
@@ -33,6 +43,23 @@ from .encoder_hf_vit import (
 from .geometry_hf_vit import ChannelMode, Size, apply_geometry
 from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
 from .task_classification import classification_loss
+from .task_depth import HfViTDepthHead, HfViTDepthPredictor, depth_loss
+from .task_segmentation import (
+    HfViTMaskSegmentationHead,
+    HfViTSegmentationHead,
+    HfViTSimpleSegmentationHead,
+    overlapping_stride,
+    segment_copies,
+    segmentation_loss,
+    slide,
+    window_of,
+)
+from .task_universal_segmentation import (
+    HfViTUniversalSegmentationHead,
+    check_targets,
+    mask_probabilities,
+    universal_segmentation_loss,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -82,6 +109,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | norms                                     | one, their bias zero                                |
         | LayerScale                                | `config.layerscale_value`                           |
         | fixed sin-cos positions                   | their formula                                       |
+        | convolutions of dense heads               | uniform by their fan-in (He), their bias zero, of   |
+        |                                           | relative depth's last one 1                         |
+        | class tokens of the mask head             | as the CLS token                                    |
+        | queries                                   | normal of deviation 1                               |
+        | chance of masked attention                | one                                                 |
 
         Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
         """
@@ -89,6 +121,10 @@ class HfViTPreTrainedModel(PreTrainedModel):
         if isinstance(module, HfViTClassifier):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
+        elif isinstance(module, HfViTHeadConv2d | HfViTHeadConvTranspose2d):
+            init.kaiming_uniform_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                init.constant_(module.bias, module.initial_bias if isinstance(module, HfViTDepthPredictor) else 0.0)
         elif isinstance(module, nn.Linear | nn.Conv2d):
             init.trunc_normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
@@ -108,6 +144,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 init.zeros_(module.value_bias)
         elif isinstance(module, HfViTAttentionPooling):
             init.trunc_normal_(module.probe, mean=0.0, std=std)
+        elif isinstance(module, HfViTMaskSegmentationHead):
+            init.trunc_normal_(module.class_tokens, mean=0.0, std=std)
+        elif isinstance(module, HfViTUniversalSegmentationHead):
+            init.normal_(module.queries.weight, mean=0.0, std=1.0)
+            init.ones_(module.mask_probabilities)
         elif isinstance(module, HfViTLayerScale):
             init.constant_(module.scale, module.initial_value)
         else:
@@ -310,24 +351,11 @@ class HfViTModel(HfViTPreTrainedModel):
         Raises:
             ValueError: if an input does not fit the model, saying what would.
         """
-        if pixel_values is None:
-            raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
-        if not isinstance(pixel_values, Tensor):
-            raise TypeError(
-                f"pixel_values must be a tensor, not {type(pixel_values).__name__}. Call the image processor with "
-                'return_tensors="pt".'
-            )
-        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
-        output_attentions = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        if output_attentions and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
-            logger.warning_once(
-                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
-                "output_attentions=True."
-            )
-        hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
+        hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
+        output_attentions = self.wants_attentions(**kwargs)
         hidden_states = self.encoder(
             hidden_states,
-            rotary=self.embeddings.rotary(pixel_values, patch_attention_mask),
+            rotary=rotary,
             attention_mask=self.attention_mask(hidden_states, patch_attention_mask, output_attentions),
             output_attentions=output_attentions,
         )
@@ -336,20 +364,50 @@ class HfViTModel(HfViTPreTrainedModel):
         pooled = self.pool(hidden_states, patch_attention_mask) if self.add_pooling_layer else None
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
+    def embed(
+        self,
+        pixel_values: Tensor | None,
+        bool_masked_pos: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Rotary | None]:
+        """Returns what goes into the first block, (B, L, D), and the rotary positions; see `forward`."""
+        if pixel_values is None:
+            raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
+        if not isinstance(pixel_values, Tensor):
+            raise TypeError(
+                f"pixel_values must be a tensor, not {type(pixel_values).__name__}. Call the image processor with "
+                'return_tensors="pt".'
+            )
+        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
+        hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
+        return hidden_states, self.embeddings.rotary(pixel_values, patch_attention_mask)
+
+    def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
+        """Whether attention weights are asked for, by argument or else by the configuration."""
+        wanted = self.config.output_attentions if output_attentions is None else output_attentions
+        if wanted and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
+            logger.warning_once(
+                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
+                "output_attentions=True."
+            )
+        return bool(wanted)
+
     def attention_mask(
         self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
     ) -> Any:
         """Hides padded patches, in the form that the attention implementation takes; None if there are none.
 
         Args:
-            hidden_states: (B, L, D).
+            hidden_states: (B, L, D), L counting queries at the end too.
             patch_attention_mask: (B, h, w) bool or None.
             output_attentions: Whether eager attention will run, whatever the configuration says.
         """
         if patch_attention_mask is None:
             return None
         visible = patch_attention_mask.flatten(1).bool()  # (B, N)
-        visible = torch.cat((visible.new_ones(len(visible), self.config.num_prefix_tokens), visible), dim=1)  # (B, L)
+        num_prefix = self.config.num_prefix_tokens
+        num_queries = hidden_states.shape[1] - num_prefix - visible.shape[1]
+        visible = F.pad(visible, (num_prefix, num_queries), value=True)  # (B, L)
         if output_attentions:
             return visible[:, None, None, :]
         return create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, attention_mask=visible)
@@ -518,4 +576,339 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             attentions=outputs.attentions,
             cls_logits=cls_logits,
             distillation_logits=distillation_logits,
+        )
+
+
+class HfViTForDensePrediction(HfViTPreTrainedModel):
+    """What models with a head on the patches of chosen blocks share."""
+
+    def run_encoder(
+        self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
+    ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
+        """Runs the model and takes the tokens of some blocks apart.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            out_indices: Numbers of the blocks, 0 for the tokens before the first.
+            **kwargs: What `HfViTModel` takes.
+
+        Returns:
+            The model's outputs; of each block the patches as maps (B, D, h, w), normalised by the final norm if
+            `config.apply_layernorm` says so; and its prefix tokens (B, P, D).
+        """
+        wants_states = kwargs.pop("output_hidden_states", None)
+        wants_states = self.config.output_hidden_states if wants_states is None else wants_states
+        has_inner = out_indices != [self.config.num_hidden_layers] or not self.config.apply_layernorm
+        outputs = self.model(
+            pixel_values, return_dict=True, output_hidden_states=bool(wants_states) or has_inner, **kwargs
+        )
+        levels, prefixes = [], []
+        grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
+        for index in out_indices:
+            tokens = outputs.hidden_states[index] if has_inner else outputs.last_hidden_state  # (B, L, D)
+            if has_inner and self.config.apply_layernorm:
+                tokens = self.model.norm(tokens)
+            prefixes.append(tokens[:, : self.config.num_prefix_tokens])
+            levels.append(to_maps(tokens[:, self.config.num_prefix_tokens :], grid))
+        if not wants_states:
+            outputs.hidden_states = None
+        return outputs, levels, prefixes
+
+
+@dataclass
+class HfViTSemanticSegmenterOutput(SemanticSegmenterOutput):
+    """The library's output, and what an auxiliary head gave.
+
+    Args:
+        loss: Scalar, if labels were given.
+        logits: (B, num_labels, s·h, s·w); `post_process_semantic_segmentation` resizes them.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+        auxiliary_logits: (B, num_labels, h, w), in training with `use_auxiliary_head`.
+    """
+
+    auxiliary_logits: Tensor | None = None
+
+
+class HfViTForSemanticSegmentation(HfViTForDensePrediction):
+    """Gives every pixel a class."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        self.options = HfViTSegmentationConfig.of(config.segmentation_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.segmentation_head = HfViTSegmentationHead(config, self.options)
+        layer = self.options.auxiliary_layer
+        self.auxiliary_layer = max(1, config.num_hidden_layers * 2 // 3) if layer is None else layer
+        self.auxiliary_head = (
+            HfViTSimpleSegmentationHead(config, self.options, config.hidden_size)
+            if self.options.use_auxiliary_head
+            else None
+        )
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTSemanticSegmenterOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: (B, H, W) int64, `semantic_loss_ignore_index` (255) for pixels that do not count.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTSemanticSegmenterOutput`; for the loss `segmentation_loss`.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        indices = self.segmentation_head.out_indices
+        auxiliary_head = self.auxiliary_head if self.training else None
+        outputs, levels, _ = self.run_encoder(
+            pixel_values,
+            indices if auxiliary_head is None else [*indices, self.auxiliary_layer],
+            patch_attention_mask=patch_attention_mask,
+            **kwargs,
+        )
+        logits = self.segmentation_head(levels[: len(indices)], patch_attention_mask)
+        auxiliary_logits = None if auxiliary_head is None else auxiliary_head(levels[-1])
+        loss = None
+        if labels is not None:
+            loss = segmentation_loss(logits, labels, self.options)
+            if auxiliary_logits is not None:
+                auxiliary_loss = segmentation_loss(auxiliary_logits, labels, self.options)
+                loss = loss + self.options.auxiliary_loss_weight * auxiliary_loss
+        return HfViTSemanticSegmenterOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            auxiliary_logits=auxiliary_logits,
+        )
+
+    @torch.no_grad()
+    def segment(
+        self,
+        pixel_values: Tensor,
+        window_size: int | tuple[int, int] | None = None,
+        window_stride: int | tuple[int, int] | None = None,
+        scales: tuple[float, ...] = (1.0,),
+        flip: bool = False,
+    ) -> SemanticSegmenterOutput:
+        """Segments images in ways that take longer and get more right; `forward` is one look at the whole image.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            window_size: Height and width in pixels of windows that slide over images larger than the model was
+                trained on; None looks at the whole image.
+            window_stride: How far apart the windows are, two thirds of their size by default.
+            scales: Sizes, relative to the image, of copies whose probabilities are averaged.
+            flip: Whether the mirror image of each copy counts too.
+
+        Returns:
+            `logits` (B, num_labels, H, W), which `post_process_semantic_segmentation` takes.
+
+        Raises:
+            ValueError: if a size does not fit.
+        """
+        patch = self.config.patch_size
+
+        def forward(images: Tensor) -> Tensor:
+            return self(images, return_dict=True).logits
+
+        look = forward
+        if window_size is not None:
+            window = window_of(window_size, patch, "window_size")
+            stride = (
+                overlapping_stride(window, to_pair(patch))
+                if window_stride is None
+                else window_of(window_stride, patch, "window_stride")
+            )
+
+            def look(images: Tensor) -> Tensor:
+                return slide(forward, images, window, stride)
+
+        return SemanticSegmenterOutput(logits=segment_copies(look, pixel_values, to_pair(patch), scales, flip))
+
+
+@dataclass
+class HfViTForUniversalSegmentationOutput(ModelOutput):
+    """What `post_process_{semantic,instance,panoptic}_segmentation` take.
+
+    Args:
+        loss: Scalar, if targets were given.
+        class_queries_logits: (B, Q, num_labels + 1), the last one standing for no object.
+        masks_queries_logits: (B, Q, s·h, s·w).
+        last_hidden_state: (B, P + N + Q, D) after the final norm.
+        hidden_states: On request, before the first block and after each one; the last blocks have queries too.
+        attentions: On request, (B, heads, L, L) of each block.
+    """
+
+    loss: Tensor | None = None
+    class_queries_logits: Tensor | None = None
+    masks_queries_logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
+    """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
+
+    The design is that of EoMT, https://arxiv.org/abs/2503.19108.
+    """
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        self.options = HfViTUniversalSegmentationConfig.of(config.universal_segmentation_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.universal_segmentation_head = HfViTUniversalSegmentationHead(config, self.options)
+        self.post_init()
+        self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
+
+    def anneal_masks(self, progress: float) -> None:
+        """Sets how likely masked attention is at a point of the training, from 0 to 1; see `mask_probabilities`."""
+        chances = mask_probabilities(progress, self.options.num_blocks)
+        self.universal_segmentation_head.mask_probabilities.copy_(torch.tensor(chances))
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        mask_labels: list[Tensor] | None = None,
+        class_labels: list[Tensor] | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTForUniversalSegmentationOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            mask_labels: For each image its masks (M, H, W), 0 or 1.
+            class_labels: For each image the class numbers (M,) of its masks.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTForUniversalSegmentationOutput`; for the loss, summed over all blocks with queries in training,
+            `universal_segmentation_loss`.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        if mask_labels is not None or class_labels is not None:
+            batch = 0 if pixel_values is None else len(pixel_values)
+            check_targets(batch, self.config.num_labels, mask_labels, class_labels)
+        predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, **kwargs)
+        loss = None
+        if mask_labels is not None and class_labels is not None:
+            targets = mask_labels, class_labels, self.options, self.training, patch_attention_mask
+            losses = [universal_segmentation_loss(*prediction, *targets) for prediction in predictions]
+            loss = torch.stack(losses).sum()
+        masks, classes = predictions[-1]
+        return HfViTForUniversalSegmentationOutput(
+            loss=loss,
+            class_queries_logits=classes,
+            masks_queries_logits=masks,
+            last_hidden_state=last_hidden_state,
+        )
+
+    def _predict(
+        self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Returns masks and classes before every masked block and after the last one, and the tokens of the latter."""
+        head, model, num_blocks = self.universal_segmentation_head, self.model, self.options.num_blocks
+        hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
+        assert pixel_values is not None  # refused above
+        grid = model.embeddings.patch_embeddings.grid(pixel_values)
+        output_attentions = model.wants_attentions(**kwargs)
+        run = partial(model.encoder, rotary=rotary, output_attentions=output_attentions)
+        unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
+        start = self.config.num_hidden_layers - num_blocks
+        hidden_states = run(hidden_states, attention_mask=unmasked, stop=start)  # (B, P + N, D)
+        queries = head.queries.weight.expand(len(hidden_states), -1, -1)
+        hidden_states = torch.cat((hidden_states, queries), dim=1)  # (B, L, D)
+        unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
+        predictions = []
+        for block, chance in enumerate(head.mask_probabilities.tolist()):
+            attention_mask = unmasked
+            if chance >= (1e-9 if self.training else 0.5):
+                self._check_attention()
+                predictions.append(head(model.norm(hidden_states), grid, patch_attention_mask))
+                attention_mask = head.attention_mask(
+                    predictions[-1][0], block, grid, self.config.num_prefix_tokens, patch_attention_mask
+                )
+            number = start + block
+            hidden_states = run(hidden_states, attention_mask=attention_mask, start=number, stop=number + 1)
+        hidden_states = model.norm(hidden_states)
+        return [*predictions, head(hidden_states, grid, patch_attention_mask)], hidden_states
+
+    def _check_attention(self) -> None:
+        """Raises `ValueError` if the attention implementation takes no mask for each query."""
+        implementation = self.config._attn_implementation
+        if implementation not in ("eager", "sdpa"):
+            raise ValueError(
+                f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}. A model whose "
+                "training has annealed it away runs with any."
+            )
+
+
+class HfViTForDepthEstimation(HfViTForDensePrediction):
+    """Says how far away every pixel is."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        self.options = HfViTDepthConfig.of(config.depth_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.depth_head = HfViTDepthHead(config, self.options)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> DepthEstimatorOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: (B, H, W) floats in metres; 0 and NaN mean that a pixel is not valid.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            `predicted_depth` (B, s·h, s·w), metres or relative inverse depth; `post_process_depth_estimation` resizes
+            it. `loss` if labels were given, see `depth_loss`.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        outputs, levels, prefixes = self.run_encoder(
+            pixel_values, self.depth_head.out_indices, patch_attention_mask=patch_attention_mask, **kwargs
+        )
+        predicted = self.depth_head(levels, prefixes, patch_attention_mask)
+        return DepthEstimatorOutput(
+            loss=None if labels is None else depth_loss(predicted, labels, self.options),
+            predicted_depth=predicted,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
         )

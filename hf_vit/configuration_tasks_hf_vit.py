@@ -1,0 +1,227 @@
+"""Options of the heads, one class a task, which `HfViTConfig` holds beside the backbone.
+
+Annotations stay real objects in this file (no postponed evaluation): the strict field checks read them.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self
+
+from huggingface_hub.dataclasses import strict
+
+
+@dataclass
+class HfViTTaskConfig:
+    """What the options of all tasks share."""
+
+    @classmethod
+    def make(cls, options: dict[str, Any]) -> Self:
+        """Returns the options in a dictionary, as config.json holds them.
+
+        Raises:
+            ValueError: if there is no option of a name, or its value does not fit.
+        """
+        names = [field.name for field in fields(cls)]
+        if unknown := sorted(set(options) - set(names)):
+            raise ValueError(f"{cls.__name__} has no option {', '.join(unknown)}. It has: {', '.join(names)}.")
+        return cls(**options)
+
+    @classmethod
+    def of(cls, options: Self | dict[str, Any] | None) -> Self:
+        """Returns the options that a field of `HfViTConfig` holds; `None` means the defaults."""
+        return cls.make(options or {}) if options is None or isinstance(options, dict) else options
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the options that differ from their defaults."""
+        defaults = asdict(type(self)())
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        self.check()
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+
+
+def check_positive(values: dict[str, Any]) -> None:
+    """Raises `ValueError` if a number, or one of a list, is not positive."""
+    for name, value in values.items():
+        if min(value if isinstance(value, list | tuple) else [value], default=0) <= 0:
+            raise ValueError(f"{name}={value} must be positive.")
+
+
+@strict
+@dataclass
+class HfViTSegmentationConfig(HfViTTaskConfig):
+    """Head and losses of semantic segmentation.
+
+    Args:
+        head: "simple": 3x3 convolution, ReLU, 1x1 convolution; "linear": batch norm and a 1x1 convolution, the linear
+            protocol of DINOv2 (https://arxiv.org/abs/2304.07193); "conv": convolutions with progressive upsampling
+            (SETR-PUP, https://arxiv.org/abs/2012.15840); "mask": class tokens that attend to the patches (Segmenter,
+            https://arxiv.org/abs/2105.05633).
+        hidden_size: Width of the head "conv".
+        num_layers: Number of its stages, each doubling the resolution, or of the transformer blocks of "mask".
+        out_indices: Numbers of the blocks whose tokens the head sees side by side, the last one by default.
+        dropout_prob: Dropout of whole channels before the last layer, in [0, 1).
+        cross_entropy_weight: Weight of the cross-entropy in the loss.
+        dice_weight: Weight of the Dice loss (https://arxiv.org/abs/1606.04797) in the loss.
+        focal_weight: Weight of the focal loss (https://arxiv.org/abs/1708.02002) in the loss.
+        focal_gamma: Its exponent: how much less pixels count that are right already.
+        class_weights: How much the pixels of each class count in cross-entropy and focal loss, 1 by default.
+        semantic_loss_ignore_index: Number of the pixels that do not count.
+        use_auxiliary_head: Whether a "simple" head on an earlier block is trained too; it plays no part in the result.
+        auxiliary_loss_weight: Weight of its cross-entropy.
+        auxiliary_layer: Number of the block that it sees; two thirds of all by default.
+    """
+
+    head: Literal["simple", "linear", "conv", "mask"] = "conv"
+    hidden_size: int = 256
+    num_layers: int = 2
+    out_indices: list[int] | tuple[int, ...] | None = None
+    dropout_prob: float | int = 0.0
+    cross_entropy_weight: float | int = 1.0
+    dice_weight: float | int = 0.0
+    focal_weight: float | int = 0.0
+    focal_gamma: float | int = 2.0
+    class_weights: list[float | int] | tuple[float | int, ...] | None = None
+    semantic_loss_ignore_index: int = 255
+    use_auxiliary_head: bool = False
+    auxiliary_loss_weight: float | int = 0.4
+    auxiliary_layer: int | None = None
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        check_positive({"hidden_size": self.hidden_size, "num_layers": self.num_layers})
+        if not 0 <= self.dropout_prob < 1:
+            raise ValueError(f"dropout_prob={self.dropout_prob} must lie in [0, 1); 0 switches it off.")
+        weights = (self.cross_entropy_weight, self.dice_weight, self.focal_weight)
+        if min(weights) < 0 or sum(weights) == 0:
+            raise ValueError(
+                f"cross_entropy_weight, dice_weight and focal_weight are {weights}: none may be negative, and one at "
+                "least must be positive."
+            )
+        if self.class_weights is not None and min(self.class_weights, default=0) < 0:
+            raise ValueError(f"class_weights={list(self.class_weights)} must not be negative; 0 ignores a class.")
+
+
+@strict
+@dataclass
+class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
+    """Queries, matching and losses of universal segmentation (EoMT, https://arxiv.org/abs/2503.19108).
+
+    Args:
+        num_queries: Number Q of masks that an image can have.
+        num_blocks: Number of blocks at the end of the encoder that the queries pass through.
+        num_upscale_blocks: Number of times the resolution of the patches is doubled for the masks.
+        class_weight: Weight of the classes in matching and loss.
+        mask_weight: Weight of the masks' cross-entropy in matching and loss.
+        dice_weight: Weight of the masks' Dice loss in matching and loss.
+        no_object_weight: How much a query without a mask counts beside one with a mask in the loss of the classes.
+        train_num_points: Number of points that stand for the pixels of a mask.
+        oversample_ratio: How many times as many points the uncertain ones are chosen from.
+        importance_sample_ratio: Share of the points that are uncertain ones; the rest is anywhere.
+    """
+
+    num_queries: int = 200
+    num_blocks: int = 4
+    num_upscale_blocks: int = 2
+    class_weight: float | int = 2.0
+    mask_weight: float | int = 5.0
+    dice_weight: float | int = 5.0
+    no_object_weight: float | int = 0.1
+    train_num_points: int = 12544
+    oversample_ratio: float | int = 3.0
+    importance_sample_ratio: float | int = 0.75
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        counts = ("num_queries", "num_blocks", "train_num_points", "no_object_weight")
+        check_positive({name: vars(self)[name] for name in counts})
+        if self.num_upscale_blocks < 0:
+            raise ValueError(f"num_upscale_blocks={self.num_upscale_blocks} must not be negative.")
+        if self.oversample_ratio < 1 or not 0 <= self.importance_sample_ratio <= 1:
+            raise ValueError(
+                f"oversample_ratio={self.oversample_ratio} must be at least 1, and importance_sample_ratio="
+                f"{self.importance_sample_ratio} must lie in [0, 1]."
+            )
+        weights = (self.class_weight, self.mask_weight, self.dice_weight)
+        if min(weights) < 0 or sum(weights) == 0:
+            raise ValueError(
+                f"class_weight, mask_weight and dice_weight are {weights}: none may be negative, and one at least "
+                "must be positive."
+            )
+
+
+@strict
+@dataclass
+class HfViTDepthConfig(HfViTTaskConfig):
+    """Head and losses of monocular depth.
+
+    Args:
+        head: "linear": a 1x1 convolution on patch and CLS tokens to the probabilities of depth bins (AdaBins,
+            https://arxiv.org/abs/2011.14141, the linear protocol of DINOv2, https://arxiv.org/abs/2304.07193);
+            "conv": transposed convolutions over the patch grid, D, D/2, D/4, 1; "dpt": levels of the encoder,
+            reassembled at four resolutions and fused (https://arxiv.org/abs/2103.13413).
+        out_indices: Numbers of the blocks that the head sees. By default the last one, for "dpt" as many as
+            `neck_hidden_sizes`, evenly spaced.
+        neck_hidden_sizes: Widths of the levels of "dpt", the finest first.
+        reassemble_factors: Their resolutions relative to the patch grid.
+        readout_type: What "dpt" does with the CLS token: "ignore", "add" it to each patch, or "project" both.
+        fusion_hidden_size: Width at which "dpt" fuses.
+        head_hidden_size: Width of its layer before the last.
+        depth_estimation_type: "metric", depth in metres, or "relative", inverse depth up to scale and shift.
+        max_depth: Largest metric depth in metres; `None` leaves it open. Heads of bins need it.
+        min_depth: Depth in metres of the first bin, and the least that counts in logarithms.
+        num_bins: Number of bins of "linear" under metric depth.
+        loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
+            "ssi" (scale- and shift-invariant, https://arxiv.org/abs/1907.01341) for relative. By default the first
+            that fits.
+        silog_lambda: How much of a common factor "silog" forgives: 0 nothing, 1 all.
+        gradient_loss_weight: Weight of the gradient matching that goes with "ssi".
+    """
+
+    head: Literal["linear", "conv", "dpt"] = "dpt"
+    out_indices: list[int] | tuple[int, ...] | None = None
+    neck_hidden_sizes: list[int] | tuple[int, ...] = (96, 192, 384, 768)
+    reassemble_factors: list[float | int] | tuple[float | int, ...] = (4, 2, 1, 0.5)
+    readout_type: Literal["ignore", "add", "project"] = "project"
+    fusion_hidden_size: int = 256
+    head_hidden_size: int = 32
+    depth_estimation_type: Literal["metric", "relative"] = "metric"
+    max_depth: float | int | None = 10.0
+    min_depth: float | int = 1e-3
+    num_bins: int = 256
+    loss: Literal["silog", "l1", "mse", "ssi"] | None = None
+    silog_lambda: float | int = 0.5
+    gradient_loss_weight: float | int = 0.5
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        names = ("neck_hidden_sizes", "reassemble_factors", "fusion_hidden_size", "head_hidden_size", "min_depth")
+        check_positive({name: vars(self)[name] for name in (*names, "num_bins")})
+        if len(self.neck_hidden_sizes) != len(self.reassemble_factors):
+            raise ValueError(
+                f"neck_hidden_sizes={list(self.neck_hidden_sizes)} and reassemble_factors="
+                f"{list(self.reassemble_factors)} must be as many."
+            )
+        if self.max_depth is not None and self.max_depth <= self.min_depth:
+            raise ValueError(f"max_depth={self.max_depth} must be more than min_depth={self.min_depth}, in metres.")
+        if self.depth_estimation_type == "metric" and self.loss == "ssi":
+            raise ValueError("loss='ssi' leaves scale and shift open, so it needs depth_estimation_type='relative'.")
+        if self.depth_estimation_type == "relative" and self.loss not in (None, "ssi"):
+            raise ValueError(
+                f"loss={self.loss!r} compares metres, but depth_estimation_type='relative' has none. Set loss='ssi'."
+            )
+        if self.head == "linear" and self.depth_estimation_type == "metric" and self.max_depth is None:
+            raise ValueError("The bins of head='linear' need a max_depth in metres, such as 10 indoors, 80 outdoors.")
+        if not 0 <= self.silog_lambda <= 1:
+            raise ValueError(f"silog_lambda={self.silog_lambda} must lie in [0, 1].")
+
+
+# The fields of `HfViTConfig` that hold them
+TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
+    "segmentation_config": HfViTSegmentationConfig,
+    "universal_segmentation_config": HfViTUniversalSegmentationConfig,
+    "depth_config": HfViTDepthConfig,
+}

@@ -1,0 +1,208 @@
+"""What the dense heads share: the tokens of a level as maps, padding, and the convolutions that raise the resolution.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L = P + N tokens, D hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+from .configuration_hf_vit import HfViTConfig
+
+
+class HfViTHeadConv2d(nn.Conv2d):
+    """A convolution of a head, which starts at the scale of its inputs (https://arxiv.org/abs/1502.01852)."""
+
+
+class HfViTHeadConvTranspose2d(nn.ConvTranspose2d):
+    """A transposed convolution of a head, which starts in the same way."""
+
+
+class HfViTLayerNorm2d(nn.LayerNorm):
+    """Layer norm over the channels of a map."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to the same shape."""
+        return super().forward(maps.movedim(1, -1)).movedim(-1, 1)
+
+
+class HfViTBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm over the patches of all processes, without those that are padding.
+
+    torch's own synchronised batch norm works on GPUs alone, and none leaves padding out.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
+
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, C, h, w) to the same shape; `mask` is (B, h, w) bool, False for padding."""
+        if not self.training:
+            return super().forward(maps)
+        counted = torch.ones_like(maps[:, 0]) if mask is None else mask.to(maps.dtype)  # (B, h, w)
+        counted = counted[:, None].to(torch.promote_types(maps.dtype, torch.float32))  # (B, 1, h, w)
+        values = maps.to(counted.dtype)
+        total = torch.cat(((values * counted).sum((0, 2, 3)), counted.sum()[None]))  # (C + 1,)
+        total = sum_over_processes(total)
+        mean, count = total[:-1] / total[-1], total[-1]
+        centred = values - mean[:, None, None]
+        variance = sum_over_processes((centred.square() * counted).sum((0, 2, 3))) / count
+        with torch.no_grad():
+            unbiased = variance * count / (count - 1).clamp_min(1)
+            for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+                running.lerp_(value.to(running.dtype), self.momentum)
+            self.num_batches_tracked.add_(1)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(maps.dtype)
+
+
+def sum_over_processes(values: Tensor) -> Tensor:
+    """Adds up the values of all processes, with their gradients."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return all_reduce(values)
+    return values
+
+
+def last_or(indices: Sequence[int] | None, config: HfViTConfig) -> list[int]:
+    """Returns the numbers of blocks that a head sees, the last one by default.
+
+    Raises:
+        ValueError: if there is no such block.
+    """
+    chosen = [config.num_hidden_layers] if indices is None else list(indices)
+    if not chosen or not all(0 <= index <= config.num_hidden_layers for index in chosen):
+        raise ValueError(
+            f"out_indices={chosen} must name blocks from 1 to num_hidden_layers={config.num_hidden_layers}, or 0 for "
+            "the tokens before them."
+        )
+    return chosen
+
+
+def to_maps(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Patch tokens (B, N, D) as maps (B, D, h, w)."""
+    return tokens.transpose(1, 2).unflatten(2, grid).contiguous()
+
+
+Head = Callable[[list[Tensor], list[Tensor]], Tensor]
+
+
+def each_image_alone(head: Head, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None) -> Tensor:
+    """Runs a head so that no image sees the padding around it.
+
+    Args:
+        head: Takes maps (B, D, h, w) and prefix tokens (B, P, D) of each level, and returns (B, K, s·h, s·w).
+        levels: Maps of a padded batch.
+        prefixes: Its prefix tokens.
+        mask: (B, h, w) bool, False for padding on the right and at the bottom; None if there is none.
+
+    Returns:
+        (B, K, s·h, s·w). Beyond an image its border is repeated, as resizing does beyond the border of a map.
+    """
+    if mask is None:
+        return head(levels, prefixes)
+    rows, columns = mask.any(dim=2).sum(dim=1).tolist(), mask.any(dim=1).sum(dim=1).tolist()
+    outputs = []
+    for index, (height, width) in enumerate(zip(rows, columns, strict=True)):
+        own = [level[index : index + 1, :, :height, :width] for level in levels]
+        output = head(own, [prefix[index : index + 1] for prefix in prefixes])  # (1, K, s·height, s·width)
+        scale = output.shape[-2] / height
+        missing = (round((mask.shape[2] - width) * scale), round((mask.shape[1] - height) * scale))
+        outputs.append(F.pad(output, (0, missing[0], 0, missing[1]), mode="replicate"))
+    return torch.cat(outputs)
+
+
+class HfViTUpscale(nn.Module):
+    """Doubles the resolution of a map (EoMT, https://arxiv.org/abs/2503.19108)."""
+
+    def __init__(self, size: int) -> None:
+        """Builds the layers for maps of `size` channels."""
+        super().__init__()
+        self.upsample = HfViTHeadConvTranspose2d(size, size, kernel_size=2, stride=2)
+        self.activation = nn.GELU()
+        self.depthwise = HfViTHeadConv2d(size, size, kernel_size=3, padding=1, groups=size, bias=False)
+        self.norm = HfViTLayerNorm2d(size, eps=1e-6)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, C, 2·h, 2·w)."""
+        return self.norm(self.depthwise(self.activation(self.upsample(maps))))
+
+
+class HfViTReassemble(nn.Module):
+    """The tokens of one level as a map of its own width and resolution (https://arxiv.org/abs/2103.13413)."""
+
+    def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
+        """Builds the layers.
+
+        Args:
+            config: Of the backbone.
+            size: Width C of the map.
+            factor: Its resolution relative to the patch grid.
+            readout_type: "ignore", "add" or "project", see `HfViTDepthConfig`.
+
+        Raises:
+            ValueError: if the CLS token is to be read out and there is none.
+        """
+        super().__init__()
+        if readout_type != "ignore" and not config.use_cls_token:
+            raise ValueError(
+                f"readout_type={readout_type!r} reads the CLS token, but use_cls_token=False. Set "
+                "readout_type='ignore' in depth_config."
+            )
+        width = config.hidden_size
+        self.readout_type = readout_type
+        self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
+        self.activation = nn.GELU()
+        self.projection = HfViTHeadConv2d(width, size, kernel_size=1)
+        self.resize: nn.Module = nn.Identity()
+        if factor > 1:
+            self.resize = HfViTHeadConvTranspose2d(size, size, kernel_size=int(factor), stride=int(factor))
+        elif factor < 1:
+            self.resize = HfViTHeadConv2d(size, size, kernel_size=3, stride=round(1 / factor), padding=1)
+
+    def forward(self, maps: Tensor, prefix: Tensor) -> Tensor:
+        """(B, D, h, w) and (B, P, D) to (B, C, factor·h, factor·w)."""
+        if self.readout is not None:
+            patches = maps.movedim(1, -1)  # (B, h, w, D)
+            token = prefix[:, 0, None, None].expand_as(patches)
+            maps = self.activation(self.readout(torch.cat((patches, token), dim=-1))).movedim(-1, 1)
+        elif self.readout_type == "add":
+            maps = maps + prefix[:, 0, :, None, None]
+        return self.resize(self.projection(maps))
+
+
+class HfViTResidualConv(nn.Module):
+    """Two convolutions around which the input goes unchanged."""
+
+    def __init__(self, size: int) -> None:
+        """Builds the layers for maps of `size` channels."""
+        super().__init__()
+        self.conv1 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+        self.conv2 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to the same shape."""
+        return maps + self.conv2(self.conv1(maps.relu()).relu())
+
+
+class HfViTFusion(nn.Module):
+    """Joins what the coarser levels gave with the next finer one (RefineNet, https://arxiv.org/abs/1611.06612)."""
+
+    def __init__(self, size: int, is_first: bool) -> None:
+        """Builds the layers for maps of `size` channels; the first one has no coarser level to join with."""
+        super().__init__()
+        self.residual1 = None if is_first else HfViTResidualConv(size)
+        self.residual2 = HfViTResidualConv(size)
+        self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
+
+    def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
+        """(B, C, h, w), and for all but the first the level (B, C, h, w), to (B, C, *size)."""
+        if finer is not None and self.residual1 is not None:
+            maps = maps + self.residual1(finer)
+        maps = F.interpolate(self.residual2(maps), size=size, mode="bilinear", align_corners=True)
+        return self.projection(maps)

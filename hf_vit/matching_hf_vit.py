@@ -1,0 +1,96 @@
+"""Predictions matched with targets, and masks compared at points.
+
+Shapes: Q queries, M target masks, R any number of masks, H W pixels, T points.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.utils.import_utils import is_scipy_available
+
+
+if is_scipy_available():
+    from scipy.optimize import linear_sum_assignment
+
+
+@torch.no_grad()
+def match(cost: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs queries with targets one to one so that the sum of their costs is least (Hungarian algorithm).
+
+    Args:
+        cost: (Q, M). What is NaN or infinite is only paired if nothing else is left.
+
+    Returns:
+        Numbers of the queries and of their targets, each (min(Q, M),) int64.
+
+    Raises:
+        ImportError: if scipy is not installed.
+    """
+    if not is_scipy_available():
+        raise ImportError("Matching predictions with targets needs scipy. Install it: pip install scipy")
+    largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # sums of it stay finite
+    cost = torch.nan_to_num(cost.float(), nan=largest, posinf=largest, neginf=largest).clamp(-largest, largest)
+    queries, targets = linear_sum_assignment(cost.cpu().numpy())
+    return torch.as_tensor(queries, device=cost.device), torch.as_tensor(targets, device=cost.device)
+
+
+def sample_points(maps: Tensor, points: Tensor) -> Tensor:
+    """Reads maps (R, H, W) at points (R, T, 2), x and y from 0 to 1, bilinearly: (R, T)."""
+    return F.grid_sample(maps[:, None], 2 * points[:, None] - 1, align_corners=False)[:, 0, 0]
+
+
+def lattice(num_points: int, like: Tensor) -> Tensor:
+    """About `num_points` points spread evenly, (T, 2), x and y from 0 to 1."""
+    side = max(1, math.isqrt(num_points))
+    centres = (torch.arange(side, device=like.device, dtype=like.dtype) + 0.5) / side
+    return torch.cartesian_prod(centres, centres)
+
+
+@torch.no_grad()
+def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, importance_ratio: float) -> Tensor:
+    """Draws points where a mask is least decided (PointRend, https://arxiv.org/abs/1912.08193).
+
+    Args:
+        logits: (R, H, W) of masks.
+        num_points: Number T of points.
+        oversample_ratio: How many times as many points are drawn to choose from.
+        importance_ratio: Share of the points that are chosen; the rest are anywhere.
+
+    Returns:
+        (R, T, 2), x and y from 0 to 1.
+    """
+    num_chosen = int(importance_ratio * num_points)
+    candidates = torch.rand(len(logits), int(num_points * oversample_ratio), 2, device=logits.device)
+    candidates = candidates.to(logits.dtype)
+    decided = sample_points(logits, candidates).abs()  # (R, oversample_ratio·T)
+    chosen = decided.topk(num_chosen, dim=1, largest=False).indices
+    anywhere = torch.rand(len(logits), num_points - num_chosen, 2, device=logits.device).to(logits.dtype)
+    return torch.cat((candidates.gather(1, chosen[..., None].expand(-1, -1, 2)), anywhere), dim=1)
+
+
+def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and Dice loss of every mask with every target.
+
+    Args:
+        logits: (Q, T) at points.
+        targets: (M, T) at the same points, in [0, 1].
+
+    Returns:
+        Two times (Q, M).
+    """
+    # -log p(1) · t - log p(0) · (1 - t), summed over the points by matrix products
+    cross_entropy = (F.softplus(-logits) @ targets.T + F.softplus(logits) @ (1 - targets).T) / logits.shape[1]
+    probabilities = logits.sigmoid()
+    overlap = 2 * probabilities @ targets.T
+    sizes = probabilities.sum(dim=1)[:, None] + targets.sum(dim=1)
+    return cross_entropy, 1 - (overlap + 1) / (sizes + 1)
+
+
+def mask_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and Dice loss of each mask with its own target, both (R, T): two times (R,)."""
+    cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
+    probabilities = logits.sigmoid()
+    overlap = 2 * (probabilities * targets).sum(dim=1)
+    return cross_entropy, 1 - (overlap + 1) / (probabilities.sum(dim=1) + targets.sum(dim=1) + 1)

@@ -1,0 +1,268 @@
+"""Monocular depth: heads and losses.
+
+Shapes: B batch, H W pixels, h w patch grid, P prefix tokens, D hidden size, s how much finer a head's result is than
+the grid, K bins.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .configuration_tasks_hf_vit import HfViTDepthConfig
+from .decoders_hf_vit import (
+    HfViTFusion,
+    HfViTHeadConv2d,
+    HfViTHeadConvTranspose2d,
+    HfViTReassemble,
+    each_image_alone,
+    last_or,
+)
+
+
+NUM_SCALES = 4  # of the gradient matching
+SILOG_EPS = 1e-6  # keeps the gradient of its root finite
+
+
+class HfViTDepthPredictor(HfViTHeadConv2d):
+    """The last layer of a head, whose bias starts where the activation behind it passes a gradient."""
+
+    def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
+        """Builds the layer."""
+        super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
+        self.initial_bias = 1.0 if options.depth_estimation_type == "relative" else 0.0
+
+
+class HfViTLinearDepthHead(nn.Module):
+    """A linear layer on each patch and the CLS token, to the probabilities of bins of depth."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
+        """Builds the layer for `num_levels` levels of the encoder."""
+        super().__init__()
+        width = config.hidden_size * (2 if config.use_cls_token else 1)
+        is_metric = options.depth_estimation_type == "metric"
+        largest = options.max_depth if is_metric else None
+        self.has_cls = config.use_cls_token
+        self.limits = None if largest is None else (options.min_depth, largest)
+        self.num_bins = 1 if largest is None else options.num_bins
+        self.classifier = HfViTDepthPredictor(options, width * num_levels, self.num_bins)
+
+    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+        """Maps (B, D, h, w) and tokens (B, P, D) to depth (B, 1, 4·h, 4·w)."""
+        parts = list(levels)
+        if self.has_cls:
+            parts += [
+                prefix[:, 0, :, None, None].expand_as(level) for level, prefix in zip(levels, prefixes, strict=True)
+            ]
+        # The layer acts on each position alone, so it may come before the resizing of the protocol: four times less.
+        scores = self.classifier(torch.cat(parts, dim=1))  # (B, K, h, w)
+        scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
+        if self.limits is None:
+            return scores.relu()
+        weights = scores.relu() + 0.1  # all bins count a little, or none might at first
+        lowest, highest = self.limits
+        bins = torch.linspace(lowest, highest, self.num_bins, device=scores.device, dtype=scores.dtype)
+        return (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
+
+
+class HfViTConvDepthHead(nn.Module):
+    """Transposed convolutions over the patch grid: D, D/2, D/4, 1, four times as fine."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
+        """Builds the layers for `num_levels` levels of the encoder side by side."""
+        super().__init__()
+        width = config.hidden_size
+        self.up1 = HfViTHeadConvTranspose2d(width * num_levels, width // 2, kernel_size=4, stride=2, padding=1)
+        self.up2 = HfViTHeadConvTranspose2d(width // 2, width // 4, kernel_size=4, stride=2, padding=1)
+        self.predictor = HfViTDepthPredictor(options, width // 4, kernel_size=3)
+        self.activation = make_activation(options)
+
+    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+        """Maps (B, D, h, w) to depth (B, 1, 4·h, 4·w)."""
+        maps = self.up1(torch.cat(levels, dim=1)).relu()  # (B, D/2, 2·h, 2·w)
+        return self.activation(self.predictor(self.up2(maps).relu()))
+
+
+class HfViTDPTDepthHead(nn.Module):
+    """Levels of the encoder, reassembled at several resolutions and fused (https://arxiv.org/abs/2103.13413)."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
+        """Builds the layers for `num_levels` levels of the encoder."""
+        super().__init__()
+        sizes, fused = options.neck_hidden_sizes, options.fusion_hidden_size
+        if num_levels != len(sizes):
+            raise ValueError(
+                f"head='dpt' has {len(sizes)} levels by its neck_hidden_sizes={list(sizes)}, but out_indices names "
+                f"{num_levels} blocks. Make them as many."
+            )
+        self.patch_size = to_pair(config.patch_size)
+        self.reassemble = nn.ModuleList(
+            HfViTReassemble(config, size, factor, options.readout_type)
+            for size, factor in zip(sizes, options.reassemble_factors, strict=True)
+        )
+        self.convs = nn.ModuleList(
+            HfViTHeadConv2d(size, fused, kernel_size=3, padding=1, bias=False) for size in sizes
+        )
+        self.fusions = nn.ModuleList(HfViTFusion(fused, is_first=index == 0) for index in range(num_levels))
+        self.conv1 = HfViTHeadConv2d(fused, fused // 2, kernel_size=3, padding=1)
+        self.conv2 = HfViTHeadConv2d(fused // 2, options.head_hidden_size, kernel_size=3, padding=1)
+        self.predictor = HfViTDepthPredictor(options, options.head_hidden_size)
+        self.activation = make_activation(options)
+
+    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+        """Maps (B, D, h, w) and tokens (B, P, D), the finest level first, to depth (B, 1, H, W)."""
+        grid = levels[0].shape[-2:]
+        maps = [
+            conv(reassemble(level, prefix))
+            for conv, reassemble, level, prefix in zip(self.convs, self.reassemble, levels, prefixes, strict=True)
+        ]
+        maps.reverse()  # the coarsest first
+        sizes = [finer.shape[-2:] for finer in maps[1:]] + [(2 * maps[-1].shape[-2], 2 * maps[-1].shape[-1])]
+        fused = maps[0]
+        for index, (fusion, size) in enumerate(zip(self.fusions, sizes, strict=True)):
+            fused = fusion(fused, maps[index] if index else None, size)
+        size = (grid[0] * self.patch_size[0], grid[1] * self.patch_size[1])
+        fused = F.interpolate(self.conv1(fused), size=size, mode="bilinear", align_corners=True)
+        return self.activation(self.predictor(self.conv2(fused).relu()))
+
+
+class HfViTBoundedDepth(nn.Module):
+    """Any number to a depth in metres between 0 and a largest one."""
+
+    def __init__(self, max_depth: float) -> None:
+        """`max_depth` is in metres."""
+        super().__init__()
+        self.max_depth = max_depth
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Values of any shape to depths of the same."""
+        return values.sigmoid() * self.max_depth
+
+
+def make_activation(options: HfViTDepthConfig) -> nn.Module:
+    """Returns what makes depths of the last layer's numbers."""
+    if options.depth_estimation_type == "relative":
+        return nn.ReLU()
+    return nn.Softplus() if options.max_depth is None else HfViTBoundedDepth(options.max_depth)
+
+
+HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfViTDPTDepthHead}
+
+
+class HfViTDepthHead(nn.Module):
+    """The head that the options name, on the blocks that they name."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
+        """Builds the head.
+
+        Raises:
+            ValueError: if there is no such block, or the options do not fit the backbone.
+        """
+        super().__init__()
+        indices = options.out_indices
+        if indices is None and options.head == "dpt":
+            num_levels = len(options.neck_hidden_sizes)
+            indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
+        self.out_indices = last_or(indices, config)
+        self.decoder = HEADS[options.head](config, options, len(self.out_indices))
+
+    def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
+        """Runs the head.
+
+        Args:
+            levels: Maps of the blocks, each (B, D, h, w).
+            prefixes: Their prefix tokens, each (B, P, D).
+            mask: (B, h, w) bool, False for padding; None if there is none.
+
+        Returns:
+            (B, s·h, s·w): depth in metres, or relative inverse depth.
+        """
+        return each_image_alone(self.decoder, levels, prefixes, mask).squeeze(1)
+
+
+def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
+    """Mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
+
+    Args:
+        predicted: (B, h, w), metres or relative inverse depth, resized to the labels.
+        labels: (B, H, W) metres; 0, negative, NaN and infinite mean that a pixel is not valid.
+        options: Which loss.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: if the labels have another shape or hold whole numbers.
+    """
+    if labels.ndim != 3 or len(labels) != len(predicted) or not labels.is_floating_point():
+        raise ValueError(
+            f"labels must be floats (batch, height, width) in metres with batch {len(predicted)}, not {labels.dtype} "
+            f"of shape {tuple(labels.shape)}. The image processor makes them from depth_maps."
+        )
+    precision = torch.promote_types(predicted.dtype, torch.float32)
+    predicted, labels = predicted.to(precision), labels.to(precision)
+    if predicted.shape[-2:] != labels.shape[-2:]:
+        predicted = F.interpolate(predicted[:, None], size=labels.shape[-2:], mode="bilinear", align_corners=False)[
+            :, 0
+        ]
+    valid = labels.isfinite() & (labels > 0)  # (B, H, W)
+    labels = labels.where(valid, 1)  # no NaN may reach a product, whose gradient it would spoil
+    if options.depth_estimation_type == "relative":
+        return torch.stack(
+            [
+                ssi_loss(*image, options.gradient_loss_weight)
+                for image in zip(predicted, 1 / labels, valid, strict=True)
+            ]
+        ).mean()
+    count = valid.sum(dim=(1, 2)).clamp_min(1)  # (B,)
+
+    def mean(values: Tensor) -> Tensor:
+        return (values * valid).sum(dim=(1, 2)) / count
+
+    if options.loss == "l1":
+        return mean((predicted - labels).abs()).mean()
+    if options.loss == "mse":
+        return mean((predicted - labels).square()).mean()
+    ratio = predicted.clamp_min(options.min_depth).log() - labels.clamp_min(options.min_depth).log()
+    squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()
+    return ((squares.clamp_min(0) + SILOG_EPS).sqrt() * valid.any(dim=2).any(dim=1)).mean()
+
+
+def ssi_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
+    """Scale- and shift-invariant loss of one image, with gradient matching (https://arxiv.org/abs/1907.01341).
+
+    Both maps are brought to median 0 and mean absolute deviation 1; the loss is their mean absolute difference, and
+    that of its slopes at four resolutions.
+
+    Args:
+        predicted: (H, W) relative inverse depth.
+        target: (H, W) inverse depth.
+        valid: (H, W) bool.
+        gradient_weight: Weight of the slopes.
+
+    Returns:
+        Scalar, exactly 0 where nothing is valid.
+    """
+    if not valid.any():
+        return (predicted * 0).sum()
+    difference = (normalized(predicted, valid) - normalized(target, valid)) * valid  # (H, W)
+    loss = difference.abs().sum() / valid.sum()
+    for scale in range(NUM_SCALES if gradient_weight else 0):
+        step = 2**scale
+        loss = loss + gradient_weight * slope(difference[::step, ::step], valid[::step, ::step])
+    return loss
+
+
+def normalized(values: Tensor, valid: Tensor) -> Tensor:
+    """Values (H, W) with median 0 and mean absolute deviation 1 over the valid pixels."""
+    chosen = values[valid]
+    median = chosen.median()
+    deviation = (chosen - median).abs().mean()
+    return (values - median) / deviation.clamp_min(1e-6)
+
+
+def slope(difference: Tensor, valid: Tensor) -> Tensor:
+    """Sum of the mean absolute slopes down and across between valid pixels."""
+    down = (difference[1:] - difference[:-1]).abs() * (valid[1:] & valid[:-1])
+    across = (difference[:, 1:] - difference[:, :-1]).abs() * (valid[:, 1:] & valid[:, :-1])
+    return (down.sum() + across.sum()) / valid.sum().clamp_min(1)

@@ -1,0 +1,244 @@
+"""Universal segmentation: queries that become masks with a class, and their losses.
+
+The design is that of EoMT (https://arxiv.org/abs/2503.19108): queries join the last blocks of the plain encoder.
+Shapes: B batch, H W pixels, h w patch grid, N = h·w, P prefix tokens, Q queries, L = P + N + Q, D hidden size, K
+classes, s = 2 ** num_upscale_blocks, M target masks of an image.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .configuration_hf_vit import HfViTConfig
+from .configuration_tasks_hf_vit import HfViTUniversalSegmentationConfig
+from .decoders_hf_vit import HfViTUpscale, each_image_alone, to_maps
+from .matching_hf_vit import lattice, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
+
+
+class HfViTMaskEmbedding(nn.Module):
+    """Three linear layers, from a query to what is compared with the pixels."""
+
+    def __init__(self, size: int) -> None:
+        """Builds layers of width `size`."""
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = (nn.Linear(size, size) for _ in range(3))
+
+    def forward(self, queries: Tensor) -> Tensor:
+        """(B, Q, D) to (B, Q, D)."""
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(queries)))))
+
+
+class HfViTUniversalSegmentationHead(nn.Module):
+    """Queries, and what makes masks and classes of them."""
+
+    mask_probabilities: Tensor
+
+    def __init__(self, config: HfViTConfig, options: HfViTUniversalSegmentationConfig) -> None:
+        """Builds the head.
+
+        Raises:
+            ValueError: if the encoder has fewer blocks than the queries shall pass through.
+        """
+        super().__init__()
+        if options.num_blocks > config.num_hidden_layers:
+            raise ValueError(
+                f"num_blocks={options.num_blocks} blocks for the queries are more than the encoder has, "
+                f"num_hidden_layers={config.num_hidden_layers}. Lower num_blocks in universal_segmentation_config."
+            )
+        width = config.hidden_size
+        self.queries = nn.Embedding(options.num_queries, width)
+        self.mask_embedding = HfViTMaskEmbedding(width)
+        self.upscale = nn.Sequential(*(HfViTUpscale(width) for _ in range(options.num_upscale_blocks)))
+        self.classifier = nn.Linear(width, config.num_labels + 1)
+        # How likely the queries of each of these blocks attend to their own mask alone
+        self.register_buffer("mask_probabilities", torch.ones(options.num_blocks))
+
+    def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Predicts from tokens after the final norm.
+
+        Args:
+            tokens: (B, L, D): prefix, patches, queries.
+            grid: Rows h and columns w of patches.
+            mask: (B, h, w) bool, False for padding; None if there is none.
+
+        Returns:
+            Logits of masks (B, Q, s·h, s·w) and of classes (B, Q, K + 1), the last one standing for no object.
+        """
+        num_queries = self.queries.num_embeddings
+        patches, queries = tokens[:, -num_queries - grid[0] * grid[1] : -num_queries], tokens[:, -num_queries:]
+        pixels = each_image_alone(lambda own, _: self.upscale(own[0]), [to_maps(patches, grid)], [], mask)
+        masks = torch.einsum("bqd,bdhw->bqhw", self.mask_embedding(queries), pixels)
+        return masks, self.classifier(queries)
+
+    def attention_mask(
+        self, masks: Tensor, block: int, grid: tuple[int, int], num_prefix: int, visible: Tensor | None
+    ) -> Tensor:
+        """Lets each query see the patches of its own mask only, or all where chance says so.
+
+        Args:
+            masks: Logits (B, Q, s·h, s·w).
+            block: Which of the blocks that queries pass through.
+            grid: Rows h and columns w of patches.
+            num_prefix: Number P of prefix tokens.
+            visible: (B, h, w) bool, False for padding; None if there is none.
+
+        Returns:
+            (B, 1, L, L) bool, True where a token may look.
+        """
+        batch, num_queries = masks.shape[:2]
+        own = (
+            F.interpolate(masks.detach(), size=grid, mode="bilinear", align_corners=False).flatten(2) > 0
+        )  # (B, Q, N)
+        if self.training:
+            is_free = torch.rand(batch, num_queries, 1, device=masks.device) > self.mask_probabilities[block]
+            own = own | is_free
+        length = num_prefix + own.shape[2] + num_queries
+        allowed = own.new_ones(batch, length, length)
+        allowed[:, -num_queries:, num_prefix:-num_queries] = own
+        if visible is not None:
+            allowed[:, :, num_prefix:-num_queries] &= visible.flatten(1)[:, None].bool()
+        return allowed[:, None]
+
+
+def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
+    """Returns how likely masked attention is in each block at a point of the training, https://arxiv.org/abs/2503.19108.
+
+    One block after the other goes from always to never, the first one first, by a polynomial of degree 0.9.
+
+    Args:
+        progress: Share of the training that is over, from 0 to 1.
+        num_blocks: Number of blocks.
+    """
+    total = 1.5 * num_blocks + 1
+    shares = [min(max(progress * total - 1 - 1.5 * block, 0.0), 1.0) for block in range(num_blocks)]
+    return [(1 - share) ** 0.9 for share in shares]
+
+
+def universal_segmentation_loss(
+    masks: Tensor,
+    classes: Tensor,
+    mask_labels: Sequence[Tensor],
+    class_labels: Sequence[Tensor],
+    options: HfViTUniversalSegmentationConfig,
+    is_training: bool,
+    patch_attention_mask: Tensor | None = None,
+) -> Tensor:
+    """Mean over the images of a batch of their losses, so that it does not depend on how the batch is split.
+
+    Args:
+        masks: Logits (B, Q, h, w).
+        classes: Logits (B, Q, K + 1).
+        mask_labels: For each image (M, H, W), 0 or 1, of any size.
+        class_labels: For each image (M,) class numbers.
+        options: Weights and points.
+        is_training: Whether the points are drawn at random; otherwise they lie on a lattice.
+        patch_attention_mask: (B, h, w) bool, False for padding, where no point lies; None if there is none.
+
+    Returns:
+        Scalar.
+    """
+    precision = torch.promote_types(masks.dtype, torch.float32)
+    losses = []
+    for index, (targets, labels) in enumerate(zip(mask_labels, class_labels, strict=True)):
+        targets, labels = targets.to(masks.device, precision), labels.to(masks.device)
+        own = masks[index].to(precision)
+        if patch_attention_mask is not None:
+            own, targets = (without_padding(values, patch_attention_mask[index]) for values in (own, targets))
+        losses.append(image_loss(own, classes[index].to(precision), targets, labels, options, is_training))
+    return torch.stack(losses).mean()
+
+
+def without_padding(values: Tensor, visible: Tensor) -> Tensor:
+    """Cuts the padding off maps (., H, W) of an image, of whose patches (h, w) `visible` is False for padding."""
+    rows, columns = visible.any(dim=1).sum(), visible.any(dim=0).sum()
+    height, width = (
+        round(side * float(own) / total)
+        for side, own, total in zip(values.shape[-2:], (rows, columns), visible.shape, strict=True)
+    )
+    return values[:, :height, :width]
+
+
+def image_loss(
+    masks: Tensor,
+    classes: Tensor,
+    mask_labels: Tensor,
+    class_labels: Tensor,
+    options: HfViTUniversalSegmentationConfig,
+    is_training: bool,
+) -> Tensor:
+    """Loss of one image: matches its queries with the targets, then compares each pair.
+
+    Args:
+        masks: Logits (Q, h, w).
+        classes: Logits (Q, K + 1).
+        mask_labels: (M, H, W) floats.
+        class_labels: (M,) int64.
+        options: Weights and points.
+        is_training: Whether the points are drawn at random.
+    """
+    num_classes = classes.shape[1] - 1
+    wanted = torch.full((len(classes),), num_classes, device=classes.device)
+    loss = masks.sum() * 0 if not len(class_labels) else masks.new_zeros(())  # every weight gets a gradient
+    if len(class_labels):
+        queries, targets = match(matching_costs(masks, classes, mask_labels, class_labels, options, is_training))
+        wanted[queries] = class_labels[targets]
+        chosen, truth = masks[queries], mask_labels[targets]
+        if is_training:
+            points = uncertain_points(
+                chosen, options.train_num_points, options.oversample_ratio, options.importance_sample_ratio
+            )
+        else:
+            points = lattice(options.train_num_points, masks).expand(len(chosen), -1, -1)
+        cross_entropy, dice = mask_losses(sample_points(chosen, points), sample_points(truth, points))
+        loss = (options.mask_weight * cross_entropy + options.dice_weight * dice).sum() / len(class_labels)
+    weights = classes.new_ones(num_classes + 1)
+    weights[-1] = options.no_object_weight
+    return loss + options.class_weight * F.cross_entropy(classes, wanted, weights)
+
+
+@torch.no_grad()
+def matching_costs(
+    masks: Tensor,
+    classes: Tensor,
+    mask_labels: Tensor,
+    class_labels: Tensor,
+    options: HfViTUniversalSegmentationConfig,
+    is_training: bool,
+) -> Tensor:
+    """What it would cost to pair each query with each target, (Q, M); see `image_loss`."""
+    num_points = options.train_num_points
+    points = (
+        torch.rand(num_points, 2, device=masks.device).to(masks.dtype) if is_training else lattice(num_points, masks)
+    )
+    logits = sample_points(masks, points.expand(len(masks), -1, -1))  # (Q, T)
+    truth = sample_points(mask_labels, points.expand(len(mask_labels), -1, -1))  # (M, T)
+    cross_entropy, dice = pairwise_mask_costs(logits, truth)
+    probabilities = classes.softmax(dim=1)[:, class_labels]  # (Q, M)
+    return options.mask_weight * cross_entropy + options.dice_weight * dice - options.class_weight * probabilities
+
+
+def check_targets(
+    batch: int, num_classes: int, mask_labels: Sequence[Tensor] | None, class_labels: Sequence[Tensor] | None
+) -> None:
+    """Raises `ValueError` unless every image has masks and as many classes; values are read on the CPU only."""
+    if mask_labels is None or class_labels is None or len(mask_labels) != batch or len(class_labels) != batch:
+        counts = [None if labels is None else len(labels) for labels in (mask_labels, class_labels)]
+        raise ValueError(
+            f"mask_labels and class_labels must be lists with an entry for each of the {batch} images, not {counts}. "
+            "The image processor makes both."
+        )
+    for index, (masks, classes) in enumerate(zip(mask_labels, class_labels, strict=True)):
+        if masks.ndim != 3 or classes.ndim != 1 or len(masks) != len(classes):
+            raise ValueError(
+                f"mask_labels[{index}] must be (masks, height, width) and class_labels[{index}] (masks,), not "
+                f"{tuple(masks.shape)} and {tuple(classes.shape)}."
+            )
+        if classes.device.type == "cpu" and not torch.compiler.is_compiling():
+            wrong = classes[(classes < 0) | (classes >= num_classes)]
+            if len(wrong):
+                raise ValueError(
+                    f"Class {int(wrong[0])} in class_labels[{index}] is out of range: the model has {num_classes}, 0 "
+                    f"to {num_classes - 1}. Load it with num_labels= or id2label= of your data."
+                )
