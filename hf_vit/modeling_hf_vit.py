@@ -815,8 +815,12 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, **kwargs)
         loss = None
         if mask_labels is not None and class_labels is not None:
-            targets = mask_labels, class_labels, self.options, self.training, patch_attention_mask
-            losses = [universal_segmentation_loss(*prediction, *targets) for prediction in predictions]
+            losses = [
+                universal_segmentation_loss(
+                    masks, classes, mask_labels, class_labels, self.options, self.training, patch_attention_mask
+                )
+                for masks, classes in predictions
+            ]
             loss = torch.stack(losses).sum()
         masks, classes = predictions[-1]
         return HfViTForUniversalSegmentationOutput(
