@@ -89,9 +89,7 @@ class DepthMetric(StreamedMetric):
             height, width = depth.shape
             inside = slice(int(top * height), int(bottom * height)), slice(int(left * width), int(right * width))
             predicted, depth = predicted[inside], depth[inside]
-        valid = (depth > self.min_depth) & (
-            depth < self.max_depth
-        )  # neither holds for NaN, nor the second for infinity
+        valid = (depth > self.min_depth) & (depth < self.max_depth)  # false for NaN and infinity too
         if not valid.any():
             return {}
         return _scores(self._to_metres(predicted[valid], depth[valid]), depth[valid])
