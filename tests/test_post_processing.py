@@ -4,12 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from transformers import DPTImageProcessor, SegformerImageProcessor
+from transformers import DPTImageProcessor, EomtImageProcessor, Mask2FormerImageProcessor, SegformerImageProcessor
 from transformers.modeling_outputs import (
     DepthEstimatorOutput,
     ImageClassifierOutput,
     SemanticSegmenterOutput,
 )
+from transformers.models.eomt.modeling_eomt import EomtForUniversalSegmentationOutput
 
 from hf_vit import post_processing_hf_vit
 
@@ -41,6 +42,20 @@ def semantic_outputs(**changes):
 
 def depth_outputs(low=0.5):
     return DepthEstimatorOutput(predicted_depth=draw(2, 12, 16).abs() + low)
+
+
+def universal_outputs(size=(16, 16), queries=12, scale=4.0, seed=0):
+    """Queries that are sure of overlapping rectangles, so that all thresholds have something to decide."""
+    generator = torch.Generator().manual_seed(seed)
+    masks = draw(2, queries, *size, seed=seed) - 3
+    for mask in masks.flatten(0, 1):
+        top, left = (int(torch.randint(side // 2, (1,), generator=generator)) for side in size)
+        mask[top : top + size[0] // 2, left : left + size[1] // 2] += 6
+    classes = draw(2, queries, 6, seed=seed + 1) * scale
+    return EomtForUniversalSegmentationOutput(class_queries_logits=classes, masks_queries_logits=masks)
+
+
+EOMT = {"size": {"shortest_edge": 64, "longest_edge": 64}}
 
 
 # --- semantic
@@ -92,6 +107,154 @@ def test_memory_does_not_grow_with_classes(processor):
     with LargestTensor() as largest:
         processor.post_process_semantic_segmentation(SemanticSegmenterOutput(logits=draw(1, 300, 8, 8)), [(700, 500)])
     assert 350_000 <= largest.numel <= 2**24  # of 105 million logits
+
+
+# --- universal
+
+
+@pytest.mark.usefixtures("bands")
+def test_semantic_maps_of_queries_are_those_of_eomt(processor):
+    outputs, sizes = universal_outputs(), [(64, 64)] * 2
+    ours = processor.post_process_semantic_segmentation(outputs, sizes, return_segmentation_scores=True)
+    theirs = EomtImageProcessor().post_process_semantic_segmentation(
+        outputs, sizes, **EOMT, return_segmentation_scores=True
+    )
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.segmentation_scores, other.segmentation_scores)
+        assert torch.equal(mine.segmentation, other.segmentation)
+
+
+def check_segments(ours, theirs, least):
+    """The same maps and segments, of which there are at least so many."""
+    assert sum(len(result["segments_info"]) for result in ours) >= least
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["segmentation"].dtype == torch.int64
+        assert torch.equal(mine["segmentation"], other["segmentation"].long())
+        for segment, expected in zip(mine["segments_info"], other["segments_info"], strict=True):
+            assert segment.keys() == expected.keys()
+            assert segment == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.usefixtures("bands")
+@pytest.mark.parametrize("fuse", [None, [1, 2, 3]])
+@pytest.mark.parametrize(
+    "thresholds",
+    [
+        {},
+        {"threshold": 0.9, "mask_threshold": 0.8, "overlap_mask_area_threshold": 0.3},
+        {"threshold": 0.2, "overlap_mask_area_threshold": 0},
+    ],
+)
+def test_panoptic_segments_are_those_of_eomt(processor, thresholds, fuse):
+    outputs, sizes = universal_outputs(size=(64, 64)), [(64, 64), (48, 60)]
+    outputs.masks_queries_logits[1, :, 52:] = -9  # EoMT pads below, and cuts it off
+    mask = torch.ones(2, 64, 64, dtype=torch.bool)
+    mask[1, 51:] = False
+    ours = processor.post_process_panoptic_segmentation(
+        outputs, **thresholds, label_ids_to_fuse=fuse, target_sizes=sizes, patch_attention_mask=mask
+    )
+    theirs = EomtImageProcessor().post_process_panoptic_segmentation(
+        outputs, sizes, **{"threshold": 0.5, **thresholds}, stuff_classes=fuse, **EOMT
+    )
+    check_segments(ours, theirs, least=2)
+
+
+@pytest.mark.usefixtures("bands")
+@pytest.mark.parametrize("threshold", [0.1, 0.5, 0.9])
+def test_instances_are_those_of_eomt(processor, threshold):
+    outputs, sizes = universal_outputs(), [(64, 64)] * 2
+    ours = processor.post_process_instance_segmentation(outputs, threshold, target_sizes=sizes)
+    theirs = EomtImageProcessor().post_process_instance_segmentation(outputs, sizes, threshold=threshold, **EOMT)
+    check_segments(ours, theirs, least=2)
+
+
+def test_binary_maps_are_those_of_mask2former_and_overlap(processor):
+    """Mask2Former takes a query for several classes; here each is sure of one."""
+    outputs, sizes = universal_outputs(size=(384, 384), scale=50), [(384, 384)] * 2
+    options = {"threshold": 0.8, "target_sizes": sizes, "return_binary_maps": True}
+    ours = processor.post_process_instance_segmentation(outputs, **options)
+    theirs = Mask2FormerImageProcessor().post_process_instance_segmentation(outputs, **options)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["segmentation"].dtype == torch.bool
+        assert mine["segmentation"].sum(dim=0).max() > 1
+        ordered = [
+            sorted(zip(segments, masks, strict=True), key=lambda pair: pair[1].flatten().nonzero().sum())
+            for segments, masks in (
+                (mine["segments_info"], mine["segmentation"]),
+                (other["segments_info"], other["segmentation"]),
+            )
+        ]
+        for (segment, mask), (expected, truth) in zip(*ordered, strict=True):
+            assert torch.equal(mask, truth.bool())
+            assert segment["label_id"] == expected["label_id"]
+            assert segment["score"] == pytest.approx(expected["score"], abs=2e-6)
+
+
+def test_runs_of_masks_are_those_of_mask2former(processor):
+    outputs = universal_outputs(size=(384, 384), queries=1, scale=50, seed=4)
+    outputs.class_queries_logits[..., -1] = -99
+    options = {"target_sizes": [(384, 384)] * 2, "return_coco_annotation": True}
+    ours = processor.post_process_instance_segmentation(outputs, **options)
+    theirs = Mask2FormerImageProcessor().post_process_instance_segmentation(outputs, **options)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["segmentation"] == other["segmentation"][1:]  # the first is what belongs to no instance
+
+
+def test_mask_threshold_moves_the_edge_of_instances(processor):
+    outputs = universal_outputs()
+    areas = [
+        processor.post_process_instance_segmentation(
+            outputs, 0.01, mask_threshold, target_sizes=[(64, 64)] * 2, return_binary_maps=True
+        )[0]["segmentation"].sum()
+        for mask_threshold in (0.0, 0.3, 0.5, 0.9, 1.0)
+    ]
+    assert areas == sorted(areas, reverse=True)
+    assert areas[1] > areas[2] > areas[3] > areas[4] == 0
+
+
+def test_nothing_found_is_a_map_of_nothing(processor):
+    outputs = universal_outputs()
+    outputs.class_queries_logits[..., -1] = 99
+    for method in (processor.post_process_instance_segmentation, processor.post_process_panoptic_segmentation):
+        for result, size in zip(method(outputs, target_sizes=SIZES), SIZES, strict=True):
+            assert result["segments_info"] == []
+            assert torch.equal(result["segmentation"], torch.full(size, -1))
+    binary = processor.post_process_instance_segmentation(outputs, target_sizes=SIZES, return_binary_maps=True)
+    assert binary[0]["segmentation"].shape == (0, *SIZES[0])
+    assert processor.post_process_instance_segmentation(outputs, return_coco_annotation=True)[0]["segmentation"] == []
+
+
+def test_the_processor_knows_what_to_fuse_and_the_call_knows_better(processor):
+    outputs = universal_outputs()
+    method = type(processor)(label_ids_to_fuse=[0, 1, 2, 3, 4]).post_process_panoptic_segmentation
+    options = {"overlap_mask_area_threshold": 0.1}
+    counts = {
+        name: [segment["label_id"] for result in results for segment in result["segments_info"]]
+        for name, results in {
+            "none": processor.post_process_panoptic_segmentation(outputs, **options),
+            "stored": method(outputs, **options),
+            "call": method(outputs, **options, label_ids_to_fuse=[]),
+        }.items()
+    }
+    assert counts["none"] == counts["call"]
+    assert len(counts["stored"]) < len(counts["none"])
+    assert set(counts["stored"]) == set(counts["none"])
+
+
+@pytest.mark.usefixtures("bands")
+def test_semantic_outputs_become_a_segment_for_each_class_present(processor):
+    outputs = semantic_outputs()
+    outputs.logits[:, 2] = -99
+    maps = processor.post_process_semantic_segmentation(outputs, SIZES, return_segmentation_scores=True)
+    results = processor.post_process_panoptic_segmentation(outputs, 0.9, 0.5, 0.5, target_sizes=SIZES)
+    for result, expected in zip(results, maps, strict=True):
+        assert [segment["label_id"] for segment in result["segments_info"]] == [0, 1, 3, 4]
+        assert [segment["id"] for segment in result["segments_info"]] == [0, 1, 2, 3]
+        for segment in result["segments_info"]:
+            mask = result["segmentation"] == segment["id"]
+            assert torch.equal(mask, expected.segmentation == segment["label_id"])
+            mean = expected.segmentation_scores[segment["label_id"]][mask].mean()
+            assert segment["score"] == pytest.approx(float(mean), abs=2e-6)
 
 
 # --- depth
@@ -159,6 +322,8 @@ def test_padding_changes_nothing(processor, sizes):
 
 METHODS = {
     "post_process_semantic_segmentation": semantic_outputs,
+    "post_process_instance_segmentation": universal_outputs,
+    "post_process_panoptic_segmentation": universal_outputs,
     "post_process_depth_estimation": depth_outputs,
 }
 
@@ -175,7 +340,9 @@ def test_another_number_of_sizes_or_masks_is_refused(processor, method):
 @pytest.mark.parametrize(
     ("method", "model"),
     [
-        ("post_process_semantic_segmentation", "HfViTForSemanticSegmentation"),
+        ("post_process_semantic_segmentation", "HfViTForSemanticSegmentation or HfViTForUniversalSegmentation"),
+        ("post_process_instance_segmentation", "HfViTForUniversalSegmentation"),
+        ("post_process_panoptic_segmentation", "HfViTForSemanticSegmentation or HfViTForUniversalSegmentation"),
         ("post_process_depth_estimation", "HfViTForDepthEstimation"),
     ],
 )
