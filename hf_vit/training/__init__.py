@@ -11,6 +11,7 @@ from .arguments import (
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
+    ImageClassification,
     load_classifier,
     make_trainer,
     open_classifier,
@@ -21,6 +22,7 @@ from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
+from .task import TrainingTask, run
 from .trainer import HfViTTrainer
 
 
@@ -29,9 +31,11 @@ __all__ = [
     "DataArguments",
     "HfViTTrainer",
     "HfViTTrainingArguments",
+    "ImageClassification",
     "ModelArguments",
     "TrainingDataArguments",
     "TrainingRecord",
+    "TrainingTask",
     "begin_recipe",
     "check_labels",
     "check_upload",
@@ -47,6 +51,7 @@ __all__ = [
     "open_classifier",
     "parse_arguments",
     "publish",
+    "run",
     "without_secrets",
     "write_model_card",
     "write_report",
