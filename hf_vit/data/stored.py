@@ -57,7 +57,9 @@ def load_from_hub(source: str, config_name: str | None, revision: str | None) ->
 def check_revision(path: Path, revision: str | None) -> None:
     """Raises `ValueError` if a revision is asked of data that lie on disk."""
     if revision is not None:
-        raise ValueError(f"dataset_revision={revision!r} is for datasets on the Hub, but {path} is here. Leave it out.")
+        raise ValueError(
+            f"dataset_revision={revision!r} is for datasets on the Hub, but {path} is here. Leave it out."
+        )
 
 
 def _neighbours(path: Path) -> str:
