@@ -1,11 +1,20 @@
 """Augmentation: images that are drawn anew every epoch, and the same again under the same seed."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from datasets import Dataset
+
+
+class Examples(Protocol):
+    """What has examples at whole numbers, as `datasets.Dataset` and datasets of torch."""
+
+    def __len__(self) -> int:
+        """Returns how many there are."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns one of them."""
 
 
 class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -17,7 +26,7 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(
         self,
-        dataset: Dataset | torch.utils.data.Dataset[dict[str, Any]],
+        dataset: Examples,
         transform: Callable[[Any], Any],
         seed: int,
         column: str | None = "image",
