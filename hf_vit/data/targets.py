@@ -33,8 +33,8 @@ def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
 def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> dict[str, Tensor]:
     """Reads the column `mask` as one mask for each class in it, and each connected region of a thing.
 
-    A thing in two pieces counts twice, and two that touch, even at a corner, once. That is sensible for photos of one
-    animal or part each, and not for crowds, which need masks of their instances.
+    Pieces that touch, even at a corner or by way of pixels of no class, are one thing. That is sensible for photos of
+    one animal or part each, and not for crowds, which need masks of their instances.
 
     Returns:
         `masks` (M, H, W) bool and `class_labels` (M,) int64, by class.
@@ -44,20 +44,19 @@ def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> d
         ValueError: if it has labels or colours of no class.
     """
     labels = semantic_target(row, classes)["segmentation_map"].numpy()
-    present = [number for number in np.unique(labels).tolist() if number != IGNORED]
-    masks = {number: _regions(labels == number) if number in thing_ids else [labels == number] for number in present}
-    return _stacked(
-        [mask for number in present for mask in masks[number]],
-        [number for number in present for _ in masks[number]],
-        labels.shape,
-    )
+    found: list[tuple[int, np.ndarray]] = []
+    for number in np.unique(labels[labels != IGNORED]).tolist():
+        mask = labels == number
+        found += [(number, part) for part in (_regions(mask, labels == IGNORED) if number in thing_ids else [mask])]
+    return _stacked([mask for _, mask in found], [number for number, _ in found], labels.shape)
 
 
-def _regions(mask: np.ndarray) -> list[np.ndarray]:
+def _regions(mask: np.ndarray, bridge: np.ndarray) -> list[np.ndarray]:
+    """Returns the connected regions of a mask, where what is connected by way of the bridge is one."""
     from scipy import ndimage  # here, as only training needs it
 
-    numbers, count = ndimage.label(mask, structure=np.ones((3, 3)))
-    return [numbers == number for number in range(1, count + 1)]
+    numbers, _ = ndimage.label(mask | bridge, structure=np.ones((3, 3)))
+    return [mask & (numbers == number) for number in np.unique(numbers[mask]).tolist()]
 
 
 def panoptic_target(row: Row) -> dict[str, Tensor]:
