@@ -1,10 +1,22 @@
 """From outputs to maps: against transformers' own image processors, padding, precision, memory, mistakes."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch.overrides import TorchFunctionMode
-from transformers import DPTImageProcessor, EomtImageProcessor, Mask2FormerImageProcessor, SegformerImageProcessor
+from transformers import (
+    DPTImageProcessor,
+    EomtImageProcessor,
+    GLPNConfig,
+    GLPNForDepthEstimation,
+    Mask2FormerImageProcessor,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    SegformerImageProcessor,
+    pipeline,
+)
 from transformers.modeling_outputs import (
     DepthEstimatorOutput,
     ImageClassifierOutput,
@@ -14,7 +26,7 @@ from transformers.models.eomt.modeling_eomt import EomtForUniversalSegmentationO
 
 from hf_vit import post_processing_hf_vit
 
-from .image_helpers import BACKENDS
+from .image_helpers import BACKENDS, noise
 
 
 SIZES = [(37, 51), (8, 70)]
@@ -103,10 +115,21 @@ class LargestTensor(TorchFunctionMode):
         return result
 
 
-def test_memory_does_not_grow_with_classes(processor):
+@pytest.mark.parametrize(
+    "method",
+    [
+        "post_process_semantic_segmentation",
+        "post_process_instance_segmentation",
+        "post_process_panoptic_segmentation",
+    ],
+)
+def test_memory_does_not_grow_with_classes_or_queries(processor, method):
+    outputs = universal_outputs(queries=300, scale=50)
+    if method == "post_process_semantic_segmentation":
+        outputs = SemanticSegmenterOutput(logits=draw(2, 300, 8, 8))
     with LargestTensor() as largest:
-        processor.post_process_semantic_segmentation(SemanticSegmenterOutput(logits=draw(1, 300, 8, 8)), [(700, 500)])
-    assert 350_000 <= largest.numel <= 2**24  # of 105 million logits
+        getattr(processor, method)(outputs, target_sizes=[(700, 500)] * 2)
+    assert 350_000 <= largest.numel <= 2**21  # of 105 million an image
 
 
 # --- universal
@@ -315,6 +338,43 @@ def test_padding_changes_nothing(processor, sizes):
         strict=True,
     ):
         assert torch.equal(given["predicted_depth"], expected["predicted_depth"])
+
+
+# --- the stock pipelines
+
+
+def check_pipeline(model, processor, subtask):
+    """Every pixel that the method finds is in the picture of its label."""
+    image = Image.fromarray(noise(40, 56, 3))
+    results = pipeline("image-segmentation", model=model, image_processor=processor)(image, subtask=subtask)
+    assert results
+    assert {result["mask"].size for result in results} == {(56, 40)}
+    assert {result["label"] for result in results} <= {*model.config.id2label.values()}
+    return results
+
+
+@pytest.mark.parametrize("subtask", [None, "semantic", "panoptic"])
+def test_semantic_models_run_in_the_pipeline(processor, subtask):
+    config = SegformerConfig(
+        num_labels=3,
+        depths=[1] * 4,
+        hidden_sizes=[8] * 4,
+        num_attention_heads=[1] * 4,
+        decoder_hidden_size=8,
+        semantic_loss_ignore_index=255,
+    )
+    torch.manual_seed(0)
+    results = check_pipeline(SegformerForSemanticSegmentation(config).eval(), processor, subtask)
+    assert (sum(np.array(result["mask"], dtype=int) for result in results) == 255).all()
+    assert all((result["score"] is None) == (subtask == "semantic") for result in results)
+
+
+def test_depth_models_run_in_the_pipeline(processor):
+    config = GLPNConfig(depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=8)
+    run = pipeline("depth-estimation", model=GLPNForDepthEstimation(config).eval(), image_processor=processor)
+    depth = run(Image.fromarray(noise(40, 56, 3)))["predicted_depth"]
+    assert depth.shape == (40, 56)
+    assert (depth > 0).all()
 
 
 # --- mistakes

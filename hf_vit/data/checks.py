@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from itertools import repeat
-from pathlib import Path
 
 from datasets import Dataset, DatasetDict, Image
 from transformers.utils import logging
 
 from ..image_inputs_hf_vit import decode_image, read_image
+from .encoded import encoded_bytes
 from .wording import in_lines, listed
 
 
@@ -47,20 +47,11 @@ def _unreadable_chunk(encoded: Dataset, start: int) -> dict[int, str]:
     unreadable: dict[int, str] = {}
     chunk = encoded[start : start + CHUNK_SIZE]
     for index, (image, file) in enumerate(zip(chunk["image"], chunk["file"], strict=True), start=start):
-        path, content = (image["path"], image["bytes"]) if image is not None else (None, None)
         try:
-            _read(path, content)
+            read_image(decode_image(BytesIO(encoded_bytes(image)), "it"), "it", num_channels=3)
         except (OSError, TypeError, ValueError) as error:
             unreadable[index] = f"{file}: {error}"
     return unreadable
-
-
-def _read(path: str | None, content: bytes | None) -> None:
-    if content is None:
-        if path is None:
-            raise ValueError("there is no image")
-        content = Path(path).read_bytes()
-    read_image(decode_image(BytesIO(content), "it"), "it", num_channels=3)
 
 
 def without_unreadable(

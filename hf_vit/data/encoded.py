@@ -1,0 +1,20 @@
+"""Files and bytes as datasets hold them, before they are decoded."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def encoded_bytes(encoded: Mapping[str, Any] | None) -> bytes:
+    """Returns the content of a cell of the type `datasets.Image(decode=False)`.
+
+    Raises:
+        OSError: if its file cannot be read.
+        ValueError: if the cell is empty.
+    """
+    path, content = (encoded["path"], encoded["bytes"]) if encoded is not None else (None, None)
+    if content is not None:
+        return bytes(content)
+    if path is None:
+        raise ValueError("there is no image")
+    return Path(path).read_bytes()
