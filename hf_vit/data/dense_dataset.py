@@ -44,7 +44,7 @@ class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
             ValueError: if the target is wrong, or of another size than the image.
         """
         row = self.rows[index]
-        image = decode_image(BytesIO(encoded_bytes(row["image"])), row["file"])
+        image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
         target = self.read_target(row)
         _check_same_size(image, target, row["file"])
         return {"image": image, "file": row["file"], **target}

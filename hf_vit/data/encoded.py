@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Any
 
 
-def encoded_bytes(encoded: Mapping[str, Any] | None) -> bytes:
+def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     """Returns the content of a cell of the type `datasets.Image(decode=False)`.
+
+    Args:
+        encoded: The cell.
+        what: What it should hold, to be said in errors.
 
     Raises:
         OSError: if its file cannot be read.
@@ -16,5 +20,5 @@ def encoded_bytes(encoded: Mapping[str, Any] | None) -> bytes:
     if content is not None:
         return bytes(content)
     if path is None:
-        raise ValueError("there is no image")
+        raise ValueError(f"there is no {what}")
     return Path(path).read_bytes()

@@ -77,7 +77,7 @@ def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
     complete = {split: (images, targets) for split, (images, targets) in sides.items() if images and targets}
     if others := sorted(sides.keys() - complete.keys()):
         logger.warning(
-            "Left out of %s, as they have no folder of images beside one of %ss: %s.", folder, target, others
+            "Left out of %s, as they lack a folder of images or of %ss: %s.", folder, target, listed(others)
         )
     return complete
 

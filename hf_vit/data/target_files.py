@@ -23,7 +23,7 @@ DEPTH_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
 Source = str | PathLike[str] | bytes
 
 
-def read_mask(source: Source, classes: ClassList, name: str = "the mask") -> Tensor:
+def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
     """Reads a mask that says the class of every pixel.
 
     Args:
@@ -67,7 +67,7 @@ def _in_words(unknown: list[int], mode: str) -> str:
     return f"the colours {listed(colors)}, which are not in the palette"
 
 
-def read_segment_ids(source: Source, name: str = "the panoptic mask") -> np.ndarray:
+def read_segment_ids(source: Source, name: str = "panoptic mask") -> np.ndarray:
     """Reads a mask in the format of COCO panoptic, whose pixels are R + 256 G + 65536 B.
 
     Args:
@@ -87,7 +87,7 @@ def read_segment_ids(source: Source, name: str = "the panoptic mask") -> np.ndar
     return _pack(pixels, (0, 8, 16))
 
 
-def read_depth(source: Source, depth_scale: float = 1000.0, name: str = "the depth map") -> Tensor:
+def read_depth(source: Source, depth_scale: float = 1000.0, name: str = "depth map") -> Tensor:
     """Reads a depth map.
 
     Args:

@@ -27,7 +27,8 @@ def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
         OSError: if it cannot be read.
         ValueError: if it has labels or colours of no class.
     """
-    return {"segmentation_map": read_mask(encoded_bytes(row["mask"]), classes, f"the mask of {row['file']}")}
+    name = f"mask of {row['file']}"
+    return {"segmentation_map": read_mask(encoded_bytes(row["mask"], name), classes, name)}
 
 
 def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> dict[str, Tensor]:
@@ -71,8 +72,8 @@ def panoptic_target(row: Row) -> dict[str, Tensor]:
         OSError: if it cannot be read.
         ValueError: if the segments in the image are not those that are listed.
     """
-    name = f"the panoptic mask of {row['file']}"
-    ids = read_segment_ids(encoded_bytes(row["panoptic"]), name)
+    name = f"panoptic mask of {row['file']}"
+    ids = read_segment_ids(encoded_bytes(row["panoptic"], name), name)
     segments = row["segments"]
     found, counts = np.unique(ids, return_counts=True)
     areas = dict(zip(found.tolist(), counts.tolist(), strict=True))
@@ -98,7 +99,7 @@ def instances_target(row: Row) -> dict[str, Tensor]:
     masks = [_draw(segmentation, *size) for _, segmentation in objects]
     if wrong := [mask.shape for mask in masks if mask.shape != size]:
         raise ValueError(
-            f"the instances of {row['file']} have masks of {wrong[0][0]} x {wrong[0][1]} pixels, but their JSON gives "
+            f"instances of {row['file']} have masks of {wrong[0][0]} x {wrong[0][1]} pixels, but their JSON gives "
             f"the image {size[0]} x {size[1]}."
         )
     return _stacked(masks, [label for label, _ in objects], size)
@@ -126,7 +127,8 @@ def depth_target(row: Row, depth_scale: float) -> dict[str, Tensor]:
         OSError: if it cannot be read.
         ValueError: if it is no depth map.
     """
-    return {"depth_map": read_depth(encoded_bytes(row["depth"]), depth_scale, f"the depth map of {row['file']}")}
+    name = f"depth map of {row['file']}"
+    return {"depth_map": read_depth(encoded_bytes(row["depth"], name), depth_scale, name)}
 
 
 def _stacked(masks: list[np.ndarray], labels: list[int], size: tuple[int, ...]) -> dict[str, Tensor]:
