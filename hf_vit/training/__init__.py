@@ -9,6 +9,8 @@ from .arguments import (
     parse_arguments,
 )
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
+from .dense_scorer import DenseScorer
+from .dense_trainer import DenseTrainer
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     ImageClassification,
@@ -22,6 +24,7 @@ from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
+from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
 from .trainer import HfViTTrainer
 
@@ -29,10 +32,14 @@ from .trainer import HfViTTrainer
 __all__ = [
     "AugmentationArguments",
     "DataArguments",
+    "DenseScorer",
+    "DenseTrainer",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
     "ModelArguments",
+    "SemanticScorer",
+    "SemanticSegmentation",
     "TrainingDataArguments",
     "TrainingRecord",
     "TrainingTask",

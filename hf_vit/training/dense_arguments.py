@@ -1,6 +1,6 @@
 """What the training scripts of segmentation and depth can be told beside what all training scripts can."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from .arguments import LIBRARY, HfViTTrainingArguments, ModelArguments, TrainedImagesArguments
@@ -15,7 +15,7 @@ class DenseModelArguments(ModelArguments):
 
     task_config: ClassVar[str]  # the field of HfViTConfig that holds the options of the head
 
-    head: str | None = field(default=None, metadata={"help": "Which head the model has; as in the saved model if not said."})
+    head: str | None = field(default=None, metadata={"help": "Which head the model has."})
 
     def overrides(self) -> dict[str, Any]:
         """Returns the fields of `config_overrides`, and with them `image_size` and `head`.
@@ -54,6 +54,11 @@ class DepthModelArguments(DenseModelArguments):
     )
 
 
+def split_names(names: str | None) -> list[str]:
+    """Returns names that are written with commas between them."""
+    return [name.strip() for name in names.split(",")] if names else []
+
+
 @dataclass
 class SemanticDataArguments(TrainedImagesArguments):
     """Which images and masks to train on."""
@@ -65,8 +70,9 @@ class SemanticDataArguments(TrainedImagesArguments):
     mask_column_name: str | None = field(
         default=None, metadata={"help": "Column of the masks, where it is not clear by itself."}
     )
-    class_names: list[str] | None = field(
-        default=None, metadata={"help": "Names of the classes in order, where no file beside the data has them."}
+    class_names: str | None = field(
+        default=None,
+        metadata={"help": 'Names of the classes, "sky,road,car", where no file beside the data has them.'},
     )
     classes_file: str | None = field(
         default=None,
@@ -84,7 +90,7 @@ class UniversalDataArguments(SemanticDataArguments):
     dataset_name: str = field(
         default="",
         metadata={
-            "help": "Folder or file in the format of COCO (panoptic or instances), or what semantic segmentation takes."
+            "help": "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
         },
     )
     thing_classes: str | None = field(
@@ -135,8 +141,9 @@ class DenseAugmentationArguments:
 
     def options(self) -> dict[str, Any]:
         """Returns them as `dense_augmentation` takes them."""
-        options = dict(vars(self))
-        return {**options, "scale_range": (options.pop("min_scale"), options.pop("max_scale"))}
+        options = asdict(self)
+        scale_range = options.pop("min_scale"), options.pop("max_scale")
+        return {**options, "scale_range": scale_range}
 
 
 @dataclass
@@ -144,7 +151,8 @@ class SemanticEvaluationArguments:
     """How semantic segmentation is scored."""
 
     eval_window_size: int | None = field(
-        default=None, metadata={"help": "Side in pixels of windows that slide over an image; without, one look at all."}
+        default=None,
+        metadata={"help": "Side in pixels of windows that slide over an image; without, one look at all."},
     )
     eval_scales: list[float] = field(
         default_factory=lambda: [1.0], metadata={"help": "Sizes, relative to the image, of copies that are averaged."}
@@ -181,8 +189,8 @@ class DenseTrainingArguments(HfViTTrainingArguments):
 
     def __post_init__(self) -> None:
         """Of errors, the least is the best."""
-        if self.greater_is_better is None:
-            self.greater_is_better = str(self.metric_for_best_model).removeprefix("eval_") not in LOWER_IS_BETTER
+        if str(self.metric_for_best_model).removeprefix("eval_") in LOWER_IS_BETTER:
+            self.greater_is_better = False
         super().__post_init__()
 
 
