@@ -4,11 +4,11 @@ The output folder then holds the model with its image processor and code, scores
 of predictions and a model card. Killed, it goes on from its last checkpoint, to the same weights.
 
 Examples:
-    python scripts/train_semantic_segmentation.py --dataset_name path/to/streets --output_dir outputs/streets
-    python scripts/train_semantic_segmentation.py --dataset_name path/to/streets --output_dir outputs/streets \
-        --model_name_or_path facebook/dinov2-small --head linear --image_size 448 --eval_flip
-    python scripts/train_semantic_segmentation.py recipe.yaml --resume_from_checkpoint last
-    torchrun --nproc_per_node 2 scripts/train_semantic_segmentation.py recipe.yaml --use_cpu
+    S=scripts/train_semantic_segmentation.py
+    python $S --dataset_name path/to/streets --output_dir outputs/streets --image_size 256
+    python $S recipe.yaml --model_name_or_path facebook/dinov2-small --head linear --eval_flip
+    python $S recipe.yaml --resume_from_checkpoint last
+    torchrun --nproc_per_node 2 $S recipe.yaml --use_cpu
 """
 
 import sys

@@ -11,6 +11,7 @@ from .arguments import (
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .dense_scorer import DenseScorer
 from .dense_trainer import DenseTrainer
+from .depth_estimation import DepthEstimation, DepthScorer
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     ImageClassification,
@@ -34,6 +35,8 @@ __all__ = [
     "DataArguments",
     "DenseScorer",
     "DenseTrainer",
+    "DepthEstimation",
+    "DepthScorer",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",

@@ -1,7 +1,7 @@
 """What the training scripts of segmentation and depth can be told beside what all training scripts can."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from .arguments import LIBRARY, HfViTTrainingArguments, ModelArguments, TrainedImagesArguments
 
@@ -164,12 +164,12 @@ class SemanticEvaluationArguments:
 class DepthEvaluationArguments:
     """How depth is scored."""
 
-    eval_crop: str | None = field(
-        default=None, metadata={"help": "Part of the images that counts: eigen (NYU), eigen_kitti or garg (KITTI)."}
+    eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = field(
+        default=None, metadata={"help": "Part of the images that counts, as usual for NYU (eigen) or KITTI."}
     )
-    eval_alignment: str | None = field(
+    eval_alignment: Literal["median", "scale_shift"] | None = field(
         default=None,
-        metadata={"help": "median or scale_shift: what is fitted first; scale_shift for relative depth unless said."},
+        metadata={"help": "What is fitted to the truth first; scale_shift for relative depth, else nothing."},
     )
     min_eval_depth: float = field(default=1e-3, metadata={"help": "Least depth that counts, in metres."})
     max_eval_depth: float | None = field(

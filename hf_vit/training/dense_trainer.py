@@ -30,6 +30,8 @@ class DenseTrainer(HfViTTrainer):
     `AugmentedDataset`.
     """
 
+    data_collator: DensePredictionCollator
+
     def __init__(self, *args: Any, scorer: DenseScorer, **kwargs: Any) -> None:
         """Takes the arguments of `transformers.Trainer`.
 
@@ -79,7 +81,7 @@ class DenseTrainer(HfViTTrainer):
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:
         """Returns a loader that, for evaluations, also gives the targets at their own size."""
-        collator: Any = self.data_collator
+        collator = self.data_collator
         self.data_collator = replace(collator, keeps_targets=not is_training)
         try:
             return super()._get_dataloader(*args, is_training=is_training, **kwargs)
