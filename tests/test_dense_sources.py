@@ -368,7 +368,7 @@ def test_one_of_two_kinds_of_annotations_is_chosen(tmp_path):
     write_panoptic(tmp_path)
     write_coco(tmp_path / "annotations" / "instances_val2017.json", [{"id": 1, "image_id": 12, **SQUARE}])
     with pytest.raises(
-        ValueError, match="has annotations of panoptic and instances. Choose with annotations='panoptic'"
+        ValueError, match=r"annotations of panoptic and instances\. Choose with annotations='panoptic'"
     ):
         load_universal_segmentation(str(tmp_path))
     with pytest.raises(ValueError, match="annotations='boxes' is unknown"):

@@ -75,10 +75,9 @@ def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
         named_folders = _split_named_folders(folder)
         sides = {split: _side_by_side(sub, target) or (sub, None) for split, sub in named_folders.items()}
     complete = {split: (images, targets) for split, (images, targets) in sides.items() if images and targets}
-    if others := sorted(sides.keys() - complete.keys()):
-        logger.warning(
-            "Left out of %s, as they lack a folder of images or of %ss: %s.", folder, target, listed(others)
-        )
+    if complete and (others := sorted(sides.keys() - complete.keys())):
+        lack = f"as they lack a folder of images or of {target}s: {listed(others)}"
+        logger.warning("Left out of %s, %s.", folder, lack)
     return complete
 
 
