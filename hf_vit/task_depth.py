@@ -21,7 +21,7 @@ from .decoders_hf_vit import (
 
 
 NUM_SCALES = 4  # of the gradient matching
-SILOG_EPS = 1e-6  # keeps the gradient of its root finite
+SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts as 0
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
@@ -59,10 +59,12 @@ class HfViTLinearDepthHead(nn.Module):
         scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
         if self.limits is None:
             return scores.relu()
-        weights = scores.relu() + 0.1  # all bins count a little, or none might at first
+        # Half precision has fewer numbers than there are bins.
+        weights = scores.relu().to(torch.promote_types(scores.dtype, torch.float32)) + 0.1  # all bins count a little
         lowest, highest = self.limits
-        bins = torch.linspace(lowest, highest, self.num_bins, device=scores.device, dtype=scores.dtype)
-        return (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
+        bins = torch.linspace(lowest, highest, self.num_bins, device=scores.device, dtype=weights.dtype)
+        depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
+        return depth.to(scores.dtype)
 
 
 class HfViTConvDepthHead(nn.Module):
@@ -95,7 +97,7 @@ class HfViTDPTDepthHead(nn.Module):
                 f"head='dpt' has {len(sizes)} levels by its neck_hidden_sizes={list(sizes)}, but out_indices names "
                 f"{num_levels} blocks. Make them as many."
             )
-        self.patch_size = to_pair(config.patch_size)
+        self.config = config
         self.reassemble = nn.ModuleList(
             HfViTReassemble(config, size, factor, options.readout_type)
             for size, factor in zip(sizes, options.reassemble_factors, strict=True)
@@ -121,7 +123,8 @@ class HfViTDPTDepthHead(nn.Module):
         fused = maps[0]
         for index, (fusion, size) in enumerate(zip(self.fusions, sizes, strict=True)):
             fused = fusion(fused, maps[index] if index else None, size)
-        size = (grid[0] * self.patch_size[0], grid[1] * self.patch_size[1])
+        patch = to_pair(self.config.patch_size)
+        size = (grid[0] * patch[0], grid[1] * patch[1])
         fused = F.interpolate(self.conv1(fused), size=size, mode="bilinear", align_corners=True)
         return self.activation(self.predictor(self.conv2(fused).relu()))
 
@@ -164,6 +167,7 @@ class HfViTDepthHead(nn.Module):
             num_levels = len(options.neck_hidden_sizes)
             indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
         self.out_indices = last_or(indices, config)
+        self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
         self.decoder = HEADS[options.head](config, options, len(self.out_indices))
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
@@ -224,8 +228,9 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     if options.loss == "mse":
         return mean((predicted - labels).square()).mean()
     ratio = predicted.clamp_min(options.min_depth).log() - labels.clamp_min(options.min_depth).log()
-    squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()
-    return ((squares.clamp_min(0) + SILOG_EPS).sqrt() * valid.any(dim=2).any(dim=1)).mean()
+    squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()  # (B,)
+    counts = squares > SILOG_EPS
+    return squares.where(counts, 1).sqrt().where(counts, 0).mean()
 
 
 def ssi_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
