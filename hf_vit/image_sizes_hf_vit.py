@@ -112,18 +112,19 @@ def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor
     return image[..., rows[:, None], columns]
 
 
-def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down") -> torch.Tensor:
-    """Cuts the centre (C, height, width) out of an image, or surrounds it by zeros where it is smaller.
+def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
+    """Cuts the centre (..., height, width) out of an image, or surrounds it by `fill` where it is smaller.
 
     Args:
-        image: (C, H, W).
+        image: (..., H, W).
         height: Height to cut out, in pixels.
         width: Width to cut out, in pixels.
         rounding: Where the crop starts if an odd number of pixels is left over, one of `CROP_ROUNDINGS`.
+        fill: The value of pixels outside the image.
     """
     left, right = _both_ends(width - image.shape[-1], rounding)
     top, bottom = _both_ends(height - image.shape[-2], rounding)
-    return F.pad(image, (left, right, top, bottom))  # (C, height, width)
+    return F.pad(image, (left, right, top, bottom), value=fill)  # (..., height, width)
 
 
 def _both_ends(missing: int, rounding: str) -> tuple[int, int]:
