@@ -42,6 +42,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         "depth_config": {
             "out_indices": [block + 1 for block in sorted(blocks)],
             "depth_estimation_type": "relative",
+            "doubles_resolution": True,
             **neck_options(config, readout_type="project", neck_hidden_sizes=[96, 192, 384, 768]),
         },
     }
@@ -71,5 +72,5 @@ DPT = Family(
         "head_in_index": -1,
         "use_batch_norm_in_fusion_residual": False,
     },
-    outputs="hidden states, relative depth (of images with an even number of patches each way)",
+    outputs="hidden states, relative depth",
 )
