@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTDepthConfig
 from .decoders_hf_vit import (
+    Head,
     HfViTFusion,
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
@@ -190,8 +191,9 @@ class HfViTDepthHead(nn.Module):
         Returns:
             (B, s·h, s·w): depth in metres, or relative inverse depth.
         """
-        has_odd_sizes = isinstance(self.decoder, HfViTDPTDepthHead) and self.decoder.patch_size is None
-        head = self.decoder.in_scale if mask is not None and has_odd_sizes else self.decoder
+        head: Head = self.decoder
+        if mask is not None and isinstance(self.decoder, HfViTDPTDepthHead) and self.decoder.patch_size is None:
+            head = self.decoder.in_scale
         return each_image_alone(head, levels, prefixes, mask).squeeze(1)
 
 
