@@ -217,8 +217,10 @@ class HfViTFusion(nn.Module):
         self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
 
     def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
-        """(B, C, h, w), and for all but the first the level (B, C, h, w), to (B, C, *size)."""
+        """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""
         if finer is not None and self.residual1 is not None:
+            if finer.shape != maps.shape:
+                finer = F.interpolate(finer, size=maps.shape[-2:], mode="bilinear", align_corners=False)
             maps = maps + self.residual1(finer)
         maps = F.interpolate(self.residual2(maps), size=size, mode="bilinear", align_corners=True)
         return self.projection(maps)
