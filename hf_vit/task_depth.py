@@ -26,12 +26,20 @@ SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts a
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
-    """The last layer of a head, whose bias starts where the activation behind it passes a gradient."""
+    """The last layer of a head, which starts where the activation behind it passes a gradient.
+
+    At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
+    """
 
     def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
         """Builds the layer."""
         super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
         self.initial_bias = 1.0 if options.depth_estimation_type == "relative" else 0.0
+
+    @property
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start."""
+        return 0.1 * super().initial_limit
 
 
 class HfViTLinearDepthHead(nn.Module):
