@@ -28,6 +28,7 @@ from .image_sizes_hf_vit import (
     center_crop,
     output_size,
     pad_batch,
+    pad_to,
     resize_nearest,
     to_size_dict,
 )
@@ -51,6 +52,10 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
         Number of image channels that the model takes.
     ensure_multiple_of (`int` or `(height, width)`):
         Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
+    keep_aspect_ratio (`bool`):
+        Whether of the height and width in `size` only the one counts that scales an image less.
+    hide_padding (`bool`):
+        Whether the model does not see padding, by a `patch_attention_mask`.
     crop_rounding (`str`):
         Where a crop starts that leaves an odd number of pixels over: "down" or "half_to_even".
     do_reduce_labels (`bool`):
@@ -61,6 +66,8 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
 
     num_channels: int | None
     ensure_multiple_of: int | list[int] | tuple[int, ...] | None
+    keep_aspect_ratio: bool | None
+    hide_padding: bool | None
     crop_rounding: str | None
     do_reduce_labels: bool | None
     label_ids_to_fuse: list[int] | tuple[int, ...] | None
@@ -81,6 +88,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             {"max_height", "max_width"}, in pixels. An int is a square.
         resample: PIL's filter; images shrink with antialiasing.
         ensure_multiple_of: Resized height and width are rounded to the nearest multiple of it, at least one.
+        keep_aspect_ratio: With {"height", "width"}, resizes to the one of them that scales an image less, and keeps
+            its aspect ratio, as transformers' DPT and Depth Anything. The other forms of `size` keep it anyway.
         do_center_crop: Whether to cut out the centre after resizing.
         crop_size: Its {"height", "width"}.
         crop_rounding: Where the crop starts if an odd number of pixels is left over: "down" as in transformers, or
@@ -93,6 +102,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         do_pad: Whether to pad on the right and at the bottom, with zeros after normalisation, to the largest image of
             the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
             size, and `patch_attention_mask` is returned.
+        hide_padding: `False` pads with black to `pad_size` before normalisation, as transformers' EoMT, without a
+            `patch_attention_mask`: for models that have learned to see the padding.
         pad_size: {"height", "width"} to pad to.
         do_reduce_labels: Whether 0 in segmentation maps is the background, which becomes 255 and is ignored, and the
             other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.
@@ -115,6 +126,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     image_std = 0.5
     num_channels = 3
     crop_rounding = "down"
+    keep_aspect_ratio = False
+    hide_padding = True
     do_reduce_labels = False
 
     # From the file of another image processor and the model type beside it to options of this one. The package sets
@@ -277,7 +290,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         read = read_targets(targets, [(tensor.shape[-2], tensor.shape[-1]) for tensor in tensors])
         features = self._preprocess(tensors, **kwargs)
         canvas = None
-        if kwargs["do_pad"]:
+        if kwargs["do_pad"] and not kwargs["hide_padding"]:
+            canvas = (kwargs["pad_size"]["height"], kwargs["pad_size"]["width"])
+        elif kwargs["do_pad"]:
             rows, columns = features["patch_attention_mask"][0].shape
             patch = to_pair(kwargs["ensure_multiple_of"])
             canvas = (rows * patch[0], columns * patch[1])
@@ -320,12 +335,14 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         do_resize: bool,
         size: SizeDict,
         ensure_multiple_of: int | tuple[int, int] | None,
+        keep_aspect_ratio: bool | None,
         resample: PILImageResampling,
         disable_grouping: bool | None,
         do_center_crop: bool | None,
         crop_size: SizeDict,
         crop_rounding: str,
         do_pad: bool | None,
+        hide_padding: bool | None,
         pad_size: SizeDict | None,
         data_format: str | None,
         return_tensors: str | None,
@@ -334,7 +351,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
         if do_resize:
             shapes = [(image.shape[-2], image.shape[-1]) for image in images]
-            targets = [output_size(*hw, dict(size), patch, f"images[{i}]") for i, hw in enumerate(shapes)]
+            targets = [
+                output_size(*hw, dict(size), patch, f"images[{i}]", keep_aspect_ratio) for i, hw in enumerate(shapes)
+            ]
             if resample == PILImageResampling.NEAREST:
                 images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]
             else:
@@ -342,8 +361,10 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         if do_center_crop:
             images = [center_crop(image, **dict(crop_size), rounding=crop_rounding) for image in images]
         data: dict[str, Any] = {}
-        if do_pad and patch is not None:
-            target = None if pad_size is None else (pad_size["height"], pad_size["width"])
+        target = None if pad_size is None else (pad_size["height"], pad_size["width"])
+        if do_pad and not hide_padding and target is not None:
+            images = [pad_to(image, *target, f"images[{i}]") for i, image in enumerate(images)]
+        if do_pad and hide_padding and patch is not None:
             normalized = [_normalize(image, **kwargs) for image in images]
             data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
         elif len({image.shape for image in images}) == 1:
@@ -430,10 +451,17 @@ def _check_together(options: dict[str, Any]) -> None:
             raise ValueError(f"crop_size={dict(crop_size)} must be a multiple of ensure_multiple_of={multiple}.")
         if options["do_pad"] and pad_size is not None and (pad_size.height % pair[0] or pad_size.width % pair[1]):
             raise ValueError(f"pad_size={dict(pad_size)} must be a multiple of ensure_multiple_of={multiple}.")
-    elif options["do_pad"]:
+    elif options["do_pad"] and options["hide_padding"]:
         raise ValueError(
             "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
             "model, config.patch_size."
+        )
+    if options["do_pad"] and not options["hide_padding"] and pad_size is None:
+        raise ValueError("hide_padding=False pads every image to one size. Give it as pad_size={'height', 'width'}.")
+    if options["keep_aspect_ratio"] and "height" not in dict(options["size"] or {}):
+        raise ValueError(
+            f"keep_aspect_ratio=True chooses between a height and a width, which size={dict(options['size'] or {})} "
+            "has not. Leave keep_aspect_ratio out: this size keeps the ratio anyway."
         )
 
 

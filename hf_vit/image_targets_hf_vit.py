@@ -76,6 +76,7 @@ def place_target(
     do_resize: bool,
     size: SizeDict,
     ensure_multiple_of: int | tuple[int, int] | None,
+    keep_aspect_ratio: bool | None,
     do_center_crop: bool | None,
     crop_size: SizeDict,
     crop_rounding: str,
@@ -90,6 +91,7 @@ def place_target(
         do_resize: This and the rest are the options of the image processor.
         size: See there.
         ensure_multiple_of: See there.
+        keep_aspect_ratio: See there.
         do_center_crop: See there.
         crop_size: See there.
         crop_rounding: See there.
@@ -100,7 +102,8 @@ def place_target(
     if do_resize:
         multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
         height, width = target.shape[-2:]
-        target = resize_nearest(target, *output_size(height, width, dict(size), multiple, "the target"))
+        new_size = output_size(height, width, dict(size), multiple, "the target", keep_aspect_ratio)
+        target = resize_nearest(target, *new_size)
     if do_center_crop:
         target = center_crop(target, **dict(crop_size), rounding=crop_rounding, fill=fill)
     if canvas is not None:

@@ -5,12 +5,15 @@ are. Shapes: B batch, K classes, Q queries, C either of them, h w the model's ou
 """
 
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.image_processing_outputs import SemanticSegmentationPostProcessorOutput
+
+from .configuration_hf_vit import to_pair
+from .image_sizes_hf_vit import output_size
 
 
 # Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
@@ -34,6 +37,14 @@ class HfViTPostProcessing:
     """What the image processors of both backends make of outputs."""
 
     label_ids_to_fuse: Collection[int] | None = None
+    # What of the image processor says where in a padded image the image is
+    do_resize: bool | None = True
+    size: ClassVar[dict[str, int]]
+    ensure_multiple_of: Any = None
+    keep_aspect_ratio: bool | None = False
+    do_pad: bool | None = False
+    hide_padding: bool | None = True
+    pad_size: Any = None
 
     def post_process_semantic_segmentation(
         self,
@@ -60,7 +71,7 @@ class HfViTPostProcessing:
             ValueError: if the outputs are of another model, or the number of sizes or masks is not that of images.
         """
         is_universal = "masks_queries_logits" in outputs
-        maps = _own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask)
+        maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         results: list[Any] = []
         for index, (logits, size) in enumerate(zip(maps, _sizes(target_sizes, maps), strict=True)):
             classes = _query_classes(outputs, index)[:, :-1] if is_universal else None  # (Q, K)
@@ -115,7 +126,7 @@ class HfViTPostProcessing:
         """
         if return_coco_annotation and return_binary_maps:
             raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
-        maps = _own_maps(outputs, UNIVERSAL, patch_attention_mask)
+        maps = self._own_maps(outputs, UNIVERSAL, patch_attention_mask, target_sizes)
         results = []
         for index, (logits, size) in enumerate(zip(maps, _sizes(target_sizes, maps), strict=True)):
             classes = _query_classes(outputs, index)[:, :-1]  # (Q, K)
@@ -165,7 +176,7 @@ class HfViTPostProcessing:
             ValueError: if the outputs are of another model, or the number of sizes or masks is not that of images.
         """
         is_universal = "masks_queries_logits" in outputs
-        maps = _own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask)
+        maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
         results = []
         for index, (logits, size) in enumerate(zip(maps, _sizes(target_sizes, maps), strict=True)):
@@ -198,7 +209,7 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or the number of sizes or masks is not that of images.
         """
-        maps = _own_maps(outputs, DEPTH, patch_attention_mask)
+        maps = self._own_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
         results = []
         for depth, size in zip(maps, _sizes(target_sizes, maps), strict=True):
             depth = depth.float()  # (h, w)
@@ -207,8 +218,26 @@ class HfViTPostProcessing:
             results.append({"predicted_depth": resized.clamp(low, high)})
         return results
 
+    def _own_maps(
+        self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
+    ) -> list[Tensor]:
+        """Returns the last of `fields` for each image, without padding, also that which the model has seen."""
+        maps = _masked_maps(outputs, fields, patch_attention_mask)
+        if not self.do_pad or self.hide_padding or target_sizes is None:
+            return maps
+        return [self._unpad(values, *size) for values, size in zip(maps, _sizes(target_sizes, maps), strict=True)]
 
-def _own_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
+    def _unpad(self, values: Tensor, height: int, width: int) -> Tensor:
+        """Cuts maps (..., h, w) of a padded image to where its `height` x `width` pixels are, to the nearest row."""
+        if self.do_resize:
+            multiple = None if self.ensure_multiple_of is None else to_pair(self.ensure_multiple_of)
+            height, width = output_size(height, width, dict(self.size), multiple, "the image", self.keep_aspect_ratio)
+        rows = max(1, round(values.shape[-2] * height / self.pad_size["height"]))
+        columns = max(1, round(values.shape[-1] * width / self.pad_size["width"]))
+        return values[..., :rows, :columns]
+
+
+def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
     """Returns the last of `fields` for each image, without padding, after checking that the outputs have them all.
 
     Args:

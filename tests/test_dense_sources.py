@@ -263,17 +263,17 @@ def regions(labels: list[list[int]], folder: Path, *things: str) -> tuple[list[i
 
 
 def test_semantic_masks_are_split_by_class_and_things_by_region(tmp_path):
-    labels = [[2, 2, 0, 2], [0, 0, 0, 0], [2, 255, 2, 0], [0, 2, 0, 1]]
+    labels = [[2, 255, 2, 0], [0, 0, 0, 0], [2, 0, 0, 2], [0, 2, 0, 1]]
     classes, masks = regions(labels, tmp_path)
     assert classes == [0, 1, 2]
     assert masks == [(np.array(labels) == number).astype(int).tolist() for number in classes]
     classes, masks = regions(labels, tmp_path, "car", "road")
     assert classes == [0, 1, 2, 2, 2]
-    # two pieces that meet at corners, or across a pixel of no class, are one thing
+    # pieces across a pixel of no class are one thing, and so are those that meet at a corner
     assert masks[2:] == [
-        [[1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
-        [[0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
-        [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 1, 0, 0]],
+        [[1, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+        [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]],
+        [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]],
     ]
     with pytest.raises(ValueError, match="thing_names has 'dog', but the classes are 'sky', 'road', 'car'"):
         regions(labels, tmp_path, "dog")
