@@ -177,6 +177,9 @@ class HfViTDepthConfig(HfViTTaskConfig):
         readout_type: What "dpt" does with the CLS token: "ignore", "add" it to each patch, or "project" both.
         fusion_hidden_size: Width at which "dpt" fuses.
         head_hidden_size: Width of its layer before the last.
+        doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as DPT itself: 16 times
+            as fine as the grid, for an odd number of patches a little more. Otherwise it meets the size of each level
+            and of the image, as Depth Anything (https://arxiv.org/abs/2401.10891).
         depth_estimation_type: "metric", depth in metres, or "relative", inverse depth up to scale and shift.
         max_depth: Largest metric depth in metres; `None` leaves it open. Heads of bins need it.
         min_depth: Depth in metres of the first bin, and the least that counts in logarithms.
@@ -195,6 +198,7 @@ class HfViTDepthConfig(HfViTTaskConfig):
     readout_type: Literal["ignore", "add", "project"] = "project"
     fusion_hidden_size: int = 256
     head_hidden_size: int = 32
+    doubles_resolution: bool = False
     depth_estimation_type: Literal["metric", "relative"] = "metric"
     max_depth: float | int | None = 10.0
     min_depth: float | int = 1e-3

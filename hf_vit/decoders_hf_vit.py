@@ -19,18 +19,18 @@ class HfViTHeadConv2d(nn.Conv2d):
     """A convolution of a head, which starts at the scale of its inputs (https://arxiv.org/abs/1502.01852)."""
 
     @property
-    def fan_in(self) -> float:
-        """Number of values that a result is a sum of."""
-        return self.in_channels // self.groups * math.prod(self.kernel_size)
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start."""
+        return math.sqrt(6 / (self.in_channels // self.groups * math.prod(self.kernel_size)))
 
 
 class HfViTHeadConvTranspose2d(nn.ConvTranspose2d):
     """A transposed convolution of a head, which starts in the same way."""
 
     @property
-    def fan_in(self) -> float:
-        """Number of values that a result is a sum of: of the kernel only each stride-th row and column meets it."""
-        return self.in_channels // self.groups * math.prod(self.kernel_size) / math.prod(self.stride)
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start; only each stride-th row and column of the kernel meets a result."""
+        return math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
 
 
 class HfViTLayerNorm2d(nn.LayerNorm):
@@ -217,8 +217,10 @@ class HfViTFusion(nn.Module):
         self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
 
     def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
-        """(B, C, h, w), and for all but the first the level (B, C, h, w), to (B, C, *size)."""
+        """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""
         if finer is not None and self.residual1 is not None:
+            if finer.shape != maps.shape:
+                finer = F.interpolate(finer, size=maps.shape[-2:], mode="bilinear", align_corners=False)
             maps = maps + self.residual1(finer)
         maps = F.interpolate(self.residual2(maps), size=size, mode="bilinear", align_corners=True)
         return self.projection(maps)

@@ -89,14 +89,14 @@ def read_image(
     """
     if isinstance(image, str | os.PathLike):
         image, name = open_image(image, name), _with_source(name, image)
-    elif _is_pil(image):
+    elif is_pil(image):
         image = upright(image, name)
-    if _is_pil(image):
+    if is_pil(image):
         # PIL's own bands come last, and mode "F" has been brought to 0..255
-        pixels = _array_to_tensor(_pil_to_array(image, name, num_channels, do_convert_rgb), name)
+        pixels = array_to_tensor(_pil_to_array(image, name, num_channels, do_convert_rgb), name)
         input_data_format, white = "channels_last", 255.0
     elif isinstance(image, np.ndarray | torch.Tensor):
-        pixels = _array_to_tensor(image, name) if isinstance(image, np.ndarray) else image.detach()
+        pixels = array_to_tensor(image, name) if isinstance(image, np.ndarray) else image.detach()
         white = 255.0 if do_rescale else 1.0
     else:
         raise TypeError(
@@ -106,7 +106,7 @@ def read_image(
     pixels = _channels_first(pixels, name, num_channels, input_data_format)
     check_pixel_count(pixels.shape[1], pixels.shape[2], name)
     pixels = pixels if device is None else pixels.to(device)
-    pixels = _to_uint8_or_float32(pixels, name, is_scale_open=do_rescale and not _is_pil(image))
+    pixels = _to_uint8_or_float32(pixels, name, is_scale_open=do_rescale and not is_pil(image))
     return _match_channels(pixels, name, num_channels, do_convert_rgb is not False, white)
 
 
@@ -168,7 +168,8 @@ def check_pixel_count(height: int, width: int, name: str) -> None:
         )
 
 
-def _is_pil(image: Any) -> bool:
+def is_pil(image: Any) -> bool:
+    """Whether it is an image of PIL."""
     return is_vision_available() and isinstance(image, PIL.Image.Image)
 
 
@@ -249,8 +250,12 @@ def _float_image_to_array(image: "PIL.Image.Image", name: str) -> np.ndarray:
     return values * np.float32(255) if high <= 1 else values
 
 
-def _array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
-    """Wraps an array without copying, where torch can."""
+def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
+    """Wraps an array without copying, where torch can.
+
+    Raises:
+        TypeError: if it is of a type of number that no image has.
+    """
     if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
         raise TypeError(
             f"{name} is an array of dtype {array.dtype}, which no image has. Convert it to uint8, uint16, bool or "

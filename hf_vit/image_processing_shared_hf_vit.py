@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -27,9 +28,12 @@ from .image_sizes_hf_vit import (
     center_crop,
     output_size,
     pad_batch,
+    pad_to,
     resize_nearest,
     to_size_dict,
 )
+from .image_targets_hf_vit import encode_targets, place_target, read_targets
+from .post_processing_hf_vit import HfViTPostProcessing
 
 
 # Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
@@ -48,16 +52,28 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
         Number of image channels that the model takes.
     ensure_multiple_of (`int` or `(height, width)`):
         Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
+    keep_aspect_ratio (`bool`):
+        Whether of the height and width in `size` only the one counts that scales an image less.
+    hide_padding (`bool`):
+        Whether the model does not see padding, by a `patch_attention_mask`.
     crop_rounding (`str`):
         Where a crop starts that leaves an odd number of pixels over: "down" or "half_to_even".
+    do_reduce_labels (`bool`):
+        Whether 0 in segmentation maps is the background, to be ignored, and the other numbers are lowered by one.
+    label_ids_to_fuse (`list[int]`):
+        Classes of which panoptic post-processing makes one segment an image.
     """
 
     num_channels: int | None
     ensure_multiple_of: int | list[int] | tuple[int, ...] | None
+    keep_aspect_ratio: bool | None
+    hide_padding: bool | None
     crop_rounding: str | None
+    do_reduce_labels: bool | None
+    label_ids_to_fuse: list[int] | tuple[int, ...] | None
 
 
-class HfViTImageProcessorBase(BaseImageProcessor):
+class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     """Turns images of any kind, size and colour into the input of a Vision Transformer.
 
     Use it through `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be given per call.
@@ -72,6 +88,8 @@ class HfViTImageProcessorBase(BaseImageProcessor):
             {"max_height", "max_width"}, in pixels. An int is a square.
         resample: PIL's filter; images shrink with antialiasing.
         ensure_multiple_of: Resized height and width are rounded to the nearest multiple of it, at least one.
+        keep_aspect_ratio: With {"height", "width"}, resizes to the one of them that scales an image less, and keeps
+            its aspect ratio, as transformers' DPT and Depth Anything. The other forms of `size` keep it anyway.
         do_center_crop: Whether to cut out the centre after resizing.
         crop_size: Its {"height", "width"}.
         crop_rounding: Where the crop starts if an odd number of pixels is left over: "down" as in transformers, or
@@ -84,7 +102,13 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         do_pad: Whether to pad on the right and at the bottom, with zeros after normalisation, to the largest image of
             the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
             size, and `patch_attention_mask` is returned.
+        hide_padding: `False` pads with black to `pad_size` before normalisation, as transformers' EoMT, without a
+            `patch_attention_mask`: for models that have learned to see the padding.
         pad_size: {"height", "width"} to pad to.
+        do_reduce_labels: Whether 0 in segmentation maps is the background, which becomes 255 and is ignored, and the
+            other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.
+        label_ids_to_fuse: Classes (sky, road, ...) of which `post_process_panoptic_segmentation` makes one segment an
+            image, unless its call says otherwise.
 
     Raises:
         ValueError: if options contradict each other.
@@ -102,6 +126,9 @@ class HfViTImageProcessorBase(BaseImageProcessor):
     image_std = 0.5
     num_channels = 3
     crop_rounding = "down"
+    keep_aspect_ratio = False
+    hide_padding = True
+    do_reduce_labels = False
 
     # From the file of another image processor and the model type beside it to options of this one. The package sets
     # it: this file also goes where the package is not.
@@ -165,6 +192,52 @@ class HfViTImageProcessorBase(BaseImageProcessor):
             self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
         return files
 
+    def preprocess(
+        self,
+        images: Any,
+        segmentation_maps: Any = None,
+        depth_maps: Any = None,
+        mask_labels: Any = None,
+        class_labels: Any = None,
+        instance_id_to_semantic_id: dict[int, int] | list[dict[int, int]] | None = None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        """Returns images as the input of a model, and what it is trained on under the same geometry.
+
+        Targets have the size of their image; they are resized to the nearest pixel. Give one kind, for every image.
+
+        Args:
+            images: One image of any kind, an array or tensor (B, ., ., .), or a (nested) list of such.
+            segmentation_maps: (H, W) of whole numbers each: class numbers, 255 where there is no truth. Arrays,
+                tensors, PIL images (of palettes, the indices), paths, or an array (B, H, W).
+            depth_maps: (H, W) of floats each: metres, or any other unit. 0, NaN, infinite and negative are invalid.
+            mask_labels: Masks (M, H, W) of each image, with `class_labels`.
+            class_labels: Class numbers (M,) of each image's masks.
+            instance_id_to_semantic_id: The class of each number in `segmentation_maps`, for all images or for each,
+                where these number segments. They become `mask_labels` and `class_labels`.
+            **kwargs: Options for this call.
+
+        Returns:
+            `pixel_values` (B, C, h, w), with `do_pad` also `patch_attention_mask`; for segmentation maps `labels`
+            (B, h, w) int64, 255 outside the image; for depth maps `labels` (B, h, w) float32, 0 where invalid and
+            outside; otherwise for each image `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64, without
+            masks of which no pixel is left. Without `return_tensors`, lists.
+
+        Raises:
+            OSError: if a file cannot be opened or decoded.
+            TypeError: if something is no image or target, or of a type of number that it cannot have.
+            ValueError: if options, images and targets do not fit together.
+        """
+        targets = {
+            "segmentation_maps": segmentation_maps,
+            "depth_maps": depth_maps,
+            "mask_labels": mask_labels,
+            "class_labels": class_labels,
+            "instance_id_to_semantic_id": instance_id_to_semantic_id,
+        }
+        given = {name: value for name, value in targets.items() if value is not None}
+        return super().preprocess(images, given, **kwargs)
+
     def fetch_images(self, images: Any) -> Any:
         """Replaces every path, URL and data URL in a (nested) list by its PIL image."""
         if isinstance(images, list | tuple):
@@ -195,8 +268,9 @@ class HfViTImageProcessorBase(BaseImageProcessor):
             "image_mean": _per_channel(image_mean, "image_mean", kwargs["num_channels"]),
             "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
         }
-        if isinstance(options["ensure_multiple_of"], list):
-            options["ensure_multiple_of"] = tuple(options["ensure_multiple_of"])
+        for name in ("ensure_multiple_of", "label_ids_to_fuse"):
+            if isinstance(options[name], list):
+                options[name] = tuple(options[name])
         if options["resample"] is not None:
             # torchvision's own names cannot be written to JSON
             resample = torch_pil_interpolation_mapping.get(options["resample"], options["resample"])
@@ -207,6 +281,34 @@ class HfViTImageProcessorBase(BaseImageProcessor):
             options["device"] = str(options["device"])
         _check_together(options)
         return options
+
+    def _preprocess_image_like_inputs(self, images: Any, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+        """The images, and beside them the targets that were given."""
+        tensors = self._prepare_image_like_inputs(images, **kwargs)
+        if not targets:
+            return self._preprocess(tensors, **kwargs)
+        read = read_targets(targets, [(tensor.shape[-2], tensor.shape[-1]) for tensor in tensors])
+        features = self._preprocess(tensors, **kwargs)
+        canvas = None
+        if kwargs["do_pad"] and not kwargs["hide_padding"]:
+            canvas = (kwargs["pad_size"]["height"], kwargs["pad_size"]["width"])
+        elif kwargs["do_pad"]:
+            rows, columns = features["patch_attention_mask"][0].shape
+            patch = to_pair(kwargs["ensure_multiple_of"])
+            canvas = (rows * patch[0], columns * patch[1])
+        place = partial(place_target, canvas=canvas, **kwargs)
+        for name, values in encode_targets(read, place, kwargs["do_reduce_labels"]).items():
+            on_device = [value.to(tensors[0].device) for value in values]
+            features[name] = self._collect(name, on_device, kwargs["return_tensors"])
+        return features
+
+    def _collect(self, name: str, values: list[torch.Tensor], return_tensors: str | None) -> Any:
+        """Stacks labels of one shape for each image; masks, of which images have any number, stay a list."""
+        if return_tensors is None:
+            return self._to_batch_feature({name: values}, None)[name]
+        if name == "labels":
+            return self._to_batch_feature({name: torch.stack(values)}, return_tensors)[name]  # (B, h, w)
+        return [self._to_batch_feature({name: value}, return_tensors)[name] for value in values]
 
     def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """Returns every single image as a tensor (C, H, W), uint8 or float32, all on one device."""
@@ -233,12 +335,14 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         do_resize: bool,
         size: SizeDict,
         ensure_multiple_of: int | tuple[int, int] | None,
+        keep_aspect_ratio: bool | None,
         resample: PILImageResampling,
         disable_grouping: bool | None,
         do_center_crop: bool | None,
         crop_size: SizeDict,
         crop_rounding: str,
         do_pad: bool | None,
+        hide_padding: bool | None,
         pad_size: SizeDict | None,
         data_format: str | None,
         return_tensors: str | None,
@@ -247,7 +351,9 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
         if do_resize:
             shapes = [(image.shape[-2], image.shape[-1]) for image in images]
-            targets = [output_size(*hw, dict(size), patch, f"images[{i}]") for i, hw in enumerate(shapes)]
+            targets = [
+                output_size(*hw, dict(size), patch, f"images[{i}]", keep_aspect_ratio) for i, hw in enumerate(shapes)
+            ]
             if resample == PILImageResampling.NEAREST:
                 images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]
             else:
@@ -255,8 +361,10 @@ class HfViTImageProcessorBase(BaseImageProcessor):
         if do_center_crop:
             images = [center_crop(image, **dict(crop_size), rounding=crop_rounding) for image in images]
         data: dict[str, Any] = {}
-        if do_pad and patch is not None:
-            target = None if pad_size is None else (pad_size["height"], pad_size["width"])
+        target = None if pad_size is None else (pad_size["height"], pad_size["width"])
+        if do_pad and not hide_padding and target is not None:
+            images = [pad_to(image, *target, f"images[{i}]") for i, image in enumerate(images)]
+        if do_pad and hide_padding and patch is not None:
             normalized = [_normalize(image, **kwargs) for image in images]
             data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
         elif len({image.shape for image in images}) == 1:
@@ -343,10 +451,17 @@ def _check_together(options: dict[str, Any]) -> None:
             raise ValueError(f"crop_size={dict(crop_size)} must be a multiple of ensure_multiple_of={multiple}.")
         if options["do_pad"] and pad_size is not None and (pad_size.height % pair[0] or pad_size.width % pair[1]):
             raise ValueError(f"pad_size={dict(pad_size)} must be a multiple of ensure_multiple_of={multiple}.")
-    elif options["do_pad"]:
+    elif options["do_pad"] and options["hide_padding"]:
         raise ValueError(
             "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
             "model, config.patch_size."
+        )
+    if options["do_pad"] and not options["hide_padding"] and pad_size is None:
+        raise ValueError("hide_padding=False pads every image to one size. Give it as pad_size={'height', 'width'}.")
+    if options["keep_aspect_ratio"] and "height" not in dict(options["size"] or {}):
+        raise ValueError(
+            f"keep_aspect_ratio=True chooses between a height and a width, which size={dict(options['size'] or {})} "
+            "has not. Leave keep_aspect_ratio out: this size keeps the ratio anyway."
         )
 
 

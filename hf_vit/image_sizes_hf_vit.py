@@ -58,7 +58,12 @@ def to_size_dict(
 
 
 def output_size(
-    height: int, width: int, size: dict[str, int], multiple: tuple[int, int] | None, name: str
+    height: int,
+    width: int,
+    size: dict[str, int],
+    multiple: tuple[int, int] | None,
+    name: str,
+    keep_aspect_ratio: bool | None = False,
 ) -> tuple[int, int]:
     """Returns the height and width in pixels that an image of `height` x `width` is resized to.
 
@@ -68,14 +73,15 @@ def output_size(
         size: Exact height and width, or a bound within which the aspect ratio is kept.
         multiple: Height and width of which the result is the nearest multiple, at least one.
         name: What to call the image in errors.
+        keep_aspect_ratio: Whether of an exact height and width only the one counts that scales the image less.
 
     Raises:
         ValueError: if the result has more than `MAX_OUTPUT_PIXELS`, as for thin images scaled by their shortest edge.
     """
-    new_height, new_width = _scaled_size(height, width, size)
-    if multiple is not None:
-        new_height = max(1, round(new_height / multiple[0])) * multiple[0]
-        new_width = max(1, round(new_width / multiple[1])) * multiple[1]
+    rows, columns = multiple or (1, 1)
+    scaled = _scaled_least(height, width, size) if keep_aspect_ratio else _scaled_size(height, width, size)
+    new_height = max(1, round(scaled[0] / rows)) * rows
+    new_width = max(1, round(scaled[1] / columns)) * columns
     if new_height * new_width > MAX_OUTPUT_PIXELS:
         raise ValueError(
             f"{name} with {height} x {width} pixels would become {new_height} x {new_width} under size={size}, more "
@@ -83,6 +89,13 @@ def output_size(
             "1024}, or give {'height', 'width'}."
         )
     return new_height, new_width
+
+
+def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
+    """The size before rounding, in floats as transformers' DPT has it, whose rounding ours must meet."""
+    by_height, by_width = size["height"] / height, size["width"] / width
+    scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
+    return scale * height, scale * width
 
 
 def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
@@ -112,18 +125,19 @@ def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor
     return image[..., rows[:, None], columns]
 
 
-def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down") -> torch.Tensor:
-    """Cuts the centre (C, height, width) out of an image, or surrounds it by zeros where it is smaller.
+def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
+    """Cuts the centre (..., height, width) out of an image, or surrounds it by `fill` where it is smaller.
 
     Args:
-        image: (C, H, W).
+        image: (..., H, W).
         height: Height to cut out, in pixels.
         width: Width to cut out, in pixels.
         rounding: Where the crop starts if an odd number of pixels is left over, one of `CROP_ROUNDINGS`.
+        fill: The value of pixels outside the image.
     """
     left, right = _both_ends(width - image.shape[-1], rounding)
     top, bottom = _both_ends(height - image.shape[-2], rounding)
-    return F.pad(image, (left, right, top, bottom))  # (C, height, width)
+    return F.pad(image, (left, right, top, bottom), value=fill)  # (..., height, width)
 
 
 def _both_ends(missing: int, rounding: str) -> tuple[int, int]:
@@ -132,6 +146,27 @@ def _both_ends(missing: int, rounding: str) -> tuple[int, int]:
         return missing // 2, missing - missing // 2
     start = round(-missing / 2) if rounding == "half_to_even" else -missing // 2
     return -start, missing + start
+
+
+def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Tensor:
+    """Pads an image (C, H, W) on the right and at the bottom with zeros to (C, height, width).
+
+    Args:
+        image: (C, H, W).
+        height: New height in pixels.
+        width: New width in pixels.
+        name: What to call the image in errors.
+
+    Raises:
+        ValueError: if it is larger.
+    """
+    missing = (height - image.shape[-2], width - image.shape[-1])
+    if min(missing) < 0:
+        raise ValueError(
+            f"{name} has {image.shape[-2]} x {image.shape[-1]} pixels after resizing, which do not fit into pad_size="
+            f"{(height, width)}. Enlarge pad_size, or bound size by 'longest_edge'."
+        )
+    return F.pad(image, (0, missing[1], 0, missing[0]))
 
 
 def pad_batch(
@@ -154,12 +189,7 @@ def pad_batch(
     patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]
     rows, columns = max(counts[0] for counts in patches), max(counts[1] for counts in patches)
     if pad_size is not None:
-        for index, image in enumerate(images):
-            if image.shape[-2] > pad_size[0] or image.shape[-1] > pad_size[1]:
-                raise ValueError(
-                    f"images[{index}] has {image.shape[-2]} x {image.shape[-1]} pixels after resizing, which do not "
-                    f"fit into pad_size={pad_size}. Enlarge pad_size, or bound size by 'longest_edge'."
-                )
+        images = [pad_to(image, *pad_size, f"images[{index}]") for index, image in enumerate(images)]
         rows, columns = pad_size[0] // multiple[0], pad_size[1] // multiple[1]
     batch = images[0].new_zeros(len(images), images[0].shape[0], rows * multiple[0], columns * multiple[1])
     mask = torch.zeros(len(images), rows, columns, dtype=torch.bool, device=batch.device)

@@ -4,7 +4,6 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P pre
 registers), L = P + N, D hidden size.
 """
 
-import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -112,8 +111,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | norms                                     | one, their bias zero                                |
         | LayerScale                                | `config.layerscale_value`                           |
         | fixed sin-cos positions                   | their formula                                       |
-        | convolutions of dense heads               | uniform by their fan-in (He), their bias zero, of   |
-        |                                           | relative depth's last one 1                         |
+        | convolutions of dense heads               | uniform by their fan-in (He), their bias zero; the  |
+        |                                           | last one of depth a tenth, for relative bias 1      |
         | class tokens of the mask head             | as the CLS token                                    |
         | queries                                   | normal of deviation 1                               |
         | chance of masked attention                | one                                                 |
@@ -125,8 +124,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, HfViTHeadConv2d | HfViTHeadConvTranspose2d):
-            limit = math.sqrt(6 / module.fan_in)
-            init.uniform_(module.weight, -limit, limit)
+            init.uniform_(module.weight, -module.initial_limit, module.initial_limit)
             if module.bias is not None:
                 init.constant_(module.bias, module.initial_bias if isinstance(module, HfViTDepthPredictor) else 0.0)
         elif isinstance(module, nn.Linear | nn.Conv2d):

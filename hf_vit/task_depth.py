@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTDepthConfig
 from .decoders_hf_vit import (
+    Head,
     HfViTFusion,
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
@@ -25,12 +26,20 @@ SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts a
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
-    """The last layer of a head, whose bias starts where the activation behind it passes a gradient."""
+    """The last layer of a head, which starts where the activation behind it passes a gradient.
+
+    At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
+    """
 
     def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
         """Builds the layer."""
         super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
         self.initial_bias = 1.0 if options.depth_estimation_type == "relative" else 0.0
+
+    @property
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start."""
+        return 0.1 * super().initial_limit
 
 
 class HfViTLinearDepthHead(nn.Module):
@@ -98,6 +107,8 @@ class HfViTDPTDepthHead(nn.Module):
                 f"{num_levels} blocks. Make them as many."
             )
         self.config = config
+        self.doubles_resolution = options.doubles_resolution
+        self.scale = round(2 ** (num_levels + 1) * options.reassemble_factors[-1])
         self.reassemble = nn.ModuleList(
             HfViTReassemble(config, size, factor, options.readout_type)
             for size, factor in zip(sizes, options.reassemble_factors, strict=True)
@@ -112,21 +123,33 @@ class HfViTDPTDepthHead(nn.Module):
         self.activation = make_activation(options)
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
-        """Maps (B, D, h, w) and tokens (B, P, D), the finest level first, to depth (B, 1, H, W)."""
-        grid = levels[0].shape[-2:]
+        """Maps (B, D, h, w) and tokens (B, P, D), the finest level first, to depth (B, 1, H, W) or so."""
         maps = [
             conv(reassemble(level, prefix))
             for conv, reassemble, level, prefix in zip(self.convs, self.reassemble, levels, prefixes, strict=True)
         ]
         maps.reverse()  # the coarsest first
-        sizes = [finer.shape[-2:] for finer in maps[1:]] + [(2 * maps[-1].shape[-2], 2 * maps[-1].shape[-1])]
         fused = maps[0]
-        for index, (fusion, size) in enumerate(zip(self.fusions, sizes, strict=True)):
+        for index, fusion in enumerate(self.fusions):
+            is_last = index == len(maps) - 1
+            size = doubled(fused) if self.doubles_resolution or is_last else maps[index + 1].shape[-2:]
             fused = fusion(fused, maps[index] if index else None, size)
-        patch = to_pair(self.config.patch_size)
-        size = (grid[0] * patch[0], grid[1] * patch[1])
+        size = doubled(fused)
+        if not self.doubles_resolution:
+            patch = to_pair(self.config.patch_size)
+            size = levels[0].shape[-2] * patch[0], levels[0].shape[-1] * patch[1]
         fused = F.interpolate(self.conv1(fused), size=size, mode="bilinear", align_corners=True)
         return self.activation(self.predictor(self.conv2(fused).relu()))
+
+    def in_scale(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+        """The same, as many times as fine as the grid whatever that is: the images of a batch must go together."""
+        height, width = (side * self.scale for side in levels[0].shape[-2:])
+        return F.interpolate(self(levels, prefixes), size=(height, width), mode="bilinear", align_corners=True)
+
+
+def doubled(maps: Tensor) -> tuple[int, int]:
+    """Twice the height and width of maps (B, C, h, w)."""
+    return 2 * maps.shape[-2], 2 * maps.shape[-1]
 
 
 class HfViTBoundedDepth(nn.Module):
@@ -181,7 +204,10 @@ class HfViTDepthHead(nn.Module):
         Returns:
             (B, s·h, s·w): depth in metres, or relative inverse depth.
         """
-        return each_image_alone(self.decoder, levels, prefixes, mask).squeeze(1)
+        head: Head = self.decoder
+        if mask is not None and isinstance(self.decoder, HfViTDPTDepthHead) and self.decoder.doubles_resolution:
+            head = self.decoder.in_scale
+        return each_image_alone(head, levels, prefixes, mask).squeeze(1)
 
 
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:

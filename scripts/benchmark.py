@@ -84,25 +84,31 @@ def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, 
     return train
 
 
-def measure(models: dict[str, nn.Module], mode: str, dtype: str, batch_size: int, args: Arguments) -> dict[str, Any]:
-    """Times all models in turns and returns a row of the table."""
-    steps = {name: make_step(model, mode, DTYPES[dtype], batch_size, args.device) for name, model in models.items()}
+def in_turns(
+    steps: dict[str, Callable[[], object]], rounds: int, min_seconds: float, device: str
+) -> list[dict[str, float]]:
+    """Times every step once a round, repeated where it is short, and returns the seconds of each in each round."""
 
     def seconds(name: str, repeats: int = 1) -> float:
         start = time.perf_counter()
         for _ in range(repeats):
             steps[name]()
-        if args.device == "cuda":
+        if device == "cuda":
             torch.cuda.synchronize()
         return (time.perf_counter() - start) / repeats
 
     warm = [{name: seconds(name) for name in steps} for _ in range(2)]
-    repeats = max(1, round(args.min_seconds / warm[-1]["hf_vit"]))
-    rounds = []
-    for turn in range(args.rounds):  # who goes first changes, as the place in the round shows in the time
-        first = turn % len(steps)
-        names = [*steps][first:] + [*steps][:first]
-        rounds.append({name: seconds(name, repeats) for name in names})
+    repeats = max(1, round(min_seconds / min(warm[-1].values())))
+    names = [*steps]
+    # who goes first changes, as the place in the round shows in the time
+    orders = (names[turn % len(names) :] + names[: turn % len(names)] for turn in range(rounds))
+    return [{name: seconds(name, repeats) for name in order} for order in orders]
+
+
+def measure(models: dict[str, nn.Module], mode: str, dtype: str, batch_size: int, args: Arguments) -> dict[str, Any]:
+    """Times all models in turns and returns a row of the table."""
+    steps = {name: make_step(model, mode, DTYPES[dtype], batch_size, args.device) for name, model in models.items()}
+    rounds = in_turns(steps, args.rounds, args.min_seconds, args.device)
     row: dict[str, Any] = {"mode": mode, "dtype": dtype, "batch_size": batch_size}
     row |= {f"{name} images/s": batch_size / median(r[name] for r in rounds) for name in steps}
     row |= {f"ratio to {name}": median(r[name] / r["hf_vit"] for r in rounds) for name in steps if name != "hf_vit"}

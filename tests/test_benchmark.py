@@ -38,3 +38,10 @@ def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:
     for measure in ("load_s", "load_and_read_s", "peak_after_load_mib", "peak_after_read_mib"):
         assert result[measure].keys() == {"transformers", "hf_vit", "ratio"}
         assert all(value > 0 for value in result[measure].values())
+
+
+def test_benchmark_of_dense_models_runs_both_libraries(tmp_path: Path) -> None:
+    options = "--image_size 64 --num_labels 3 --num_queries 5 --rounds 1 --min_seconds 0.01"
+    rows = run("benchmark_dense", options, tmp_path / "table.json")["rows"]
+    assert [row[:2] for row in rows] == [["semantic", "SegFormer-b2"], ["panoptic", "EoMT"], ["depth", "DPT"]]
+    assert all(value > 0 for row in rows for value in row[2:])

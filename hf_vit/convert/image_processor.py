@@ -51,6 +51,12 @@ CLASS_DEFAULTS: dict[str, Options] = {
     "DINOv3ViT": {"size": 224, "resample": BILINEAR, **IMAGENET},
     "Beit": {"size": 224, "resample": BICUBIC, "crop_size": 224, **HALF},
     "DPT": {"size": 384, "resample": BICUBIC, **HALF},
+    "Eomt": {
+        "size": {"shortest_edge": 640, "longest_edge": 640},
+        "default_to_square": False,
+        "resample": BILINEAR,
+        **IMAGENET,
+    },
 }
 # The class of files that name none
 MODEL_CLASSES = {
@@ -72,6 +78,8 @@ MODEL_CLASSES = {
     "data2vec-vision": "Beit",
     "dpt": "DPT",
     "depth_anything": "DPT",
+    "eomt": "Eomt",
+    "eomt_dinov3": "Eomt",
 }
 
 # Options by the same names and with the same meaning there and here
@@ -88,7 +96,8 @@ SHARED = (
     "image_std",
     "num_channels",  # of ours, where one was exported
 )
-HONOURED = {*SHARED, "default_to_square", "ensure_multiple_of", "do_convert_rgb"}
+PADDING = ("do_pad", "hide_padding", "pad_size")
+HONOURED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb"}
 # Keys that leave the pixels of an image as they are
 WITHOUT_EFFECT = {
     "image_processor_type",
@@ -104,6 +113,7 @@ WITHOUT_EFFECT = {
     "disable_grouping",
     "do_reduce_labels",
     "reduce_labels",
+    "ignore_index",
 }
 
 # What timm does with keys that its file leaves out
@@ -175,6 +185,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     if name == "Siglip2":
         side = math.isqrt(options.pop("max_num_patches")) * options.pop("patch_size")
         options["size"] = {"height": side, "width": side}
+    is_padded = name == "Eomt" and options.pop("do_pad", False)
     foreign = {key: value for key, value in options.items() if key not in HONOURED and value is not False}
     if foreign:
         raise ValueError(
@@ -183,13 +194,15 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
             "image_mean=..., image_std=...)."
         )
     options["size"] = _as_dict(options["size"], "size", default_to_square=options.pop("default_to_square"))
+    if is_padded:
+        options |= _padded(options["size"])
     if options["do_center_crop"] and "crop_size" in options:
         options["crop_size"] = _as_dict(options["crop_size"], "crop_size", forms=EXACT_KEYS)
     else:
         options.pop("crop_size", None)
     if options.get("do_convert_rgb"):
         del options["do_convert_rgb"]  # ours does so for three channels, and only for them
-    return {key: options[key] for key in options if key in HONOURED}
+    return {key: options[key] for key in options if key in {*HONOURED, *PADDING}}
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
@@ -332,11 +345,20 @@ def _as_dict(size: Any, name: str, **options: Any) -> dict[str, int]:
     return dict(as_dict)
 
 
+def _padded(size: dict[str, int]) -> Options:
+    """What EoMT pads images to, with black that the model sees: the shortest edge high, the longest wide."""
+    height = size["shortest_edge"]
+    pad_size = {"height": height, "width": size.get("longest_edge", height)}
+    return {"do_pad": True, "hide_padding": False, "pad_size": pad_size}
+
+
 def _resized(options: Options, height: int, width: int) -> Options:
     """The sizes of options for another input."""
     size, target = options["size"], {"height": height, "width": width}
+    if options.get("pad_size"):
+        return {"size": {"max_height": height, "max_width": width}, "pad_size": target}
     if not options.get("do_center_crop"):
-        return {"size": target}
+        return {"size": target, **({"keep_aspect_ratio": False} if options.get("keep_aspect_ratio") else {})}
     ratios = {side: target[side] / options["crop_size"][side] for side in target}
     if {*size} != {*target}:  # the image must still cover the crop
         ratios = dict.fromkeys(size, max(ratios.values()))

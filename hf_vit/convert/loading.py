@@ -10,11 +10,25 @@ from torch import Tensor
 from transformers.initialization import no_init_weights
 
 from ..configuration_hf_vit import PROPERTIES, HfViTConfig
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..modeling_hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForUniversalSegmentation,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source
+
+
+# Our classes of models with a head, by a tensor of it
+HEADS: dict[str, type[HfViTPreTrainedModel]] = {
+    "classifier.weight": HfViTForImageClassification,
+    "universal_segmentation_head.queries.weight": HfViTForUniversalSegmentation,
+    "depth_head.decoder.predictor.weight": HfViTForDepthEstimation,
+}
 
 
 @dataclass(frozen=True)
@@ -134,10 +148,12 @@ def shapes_of(source: Source, family: Family) -> Shapes:
 
 
 def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]:
-    """Returns our classifier if the weights hold one, else the model alone."""
-    rule = find_rule(keys, "classifier.weight")
-    has_classifier = rule is not None and set(names_of(rule)) <= shapes.keys()
-    return HfViTForImageClassification if has_classifier else HfViTModel
+    """Returns our class with the head that the weights hold, or the model alone."""
+    for name, model_class in HEADS.items():
+        rule = find_rule(keys, name)
+        if rule is not None and set(names_of(rule)) <= shapes.keys():
+            return model_class
+    return HfViTModel
 
 
 def find_family(source: Source) -> Family:

@@ -18,6 +18,9 @@ from .source import Source
 TOLERANCE = 1e-4
 # CLIP's norm acts on the CLS token alone, ours on all tokens; its output is among the hidden states.
 NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
+# Whose code takes images of the native size only, or square ones only
+NATIVE_ONLY = {"eomt", "eomt_dinov3"}
+SQUARE_ONLY = {"dpt"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
 
     Yields:
         The worst of every output that both have (of all hidden states, of the logits, …), at the native image size and
-        at another one that is not square.
+        at another one that is not square, where the source takes such.
 
     Raises:
         NoReferenceError: if the source implementation is not installed, or the checkpoint does not say which it is.
@@ -61,8 +64,9 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
     model = converted.model_class.from_pretrained(
         None, config=converted.config, state_dict=converted.weights, dtype=torch.float32
     ).eval()
-    skipped = NOT_COMPARED.get(source.config.get("model_type", ""), set())
-    for size in sizes(converted.config):
+    model_type = source.config.get("model_type", "")
+    skipped = NOT_COMPARED.get(model_type, set())
+    for size in sizes(converted.config, model_type):
         images = torch.randn(1, converted.config.num_channels, *size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
             expected, actual = run_source(images), run_ours(model, images)
@@ -83,13 +87,18 @@ def compare(size: tuple[int, int], name: str, actual: Tensor, expected: Tensor) 
     return OutputParity(size, output, absolute, absolute / max(float(expected.abs().max()), 1e-30))
 
 
-def sizes(config: HfViTConfig) -> list[tuple[int, int]]:
-    """Returns the native image size and one of another shape, in pixels."""
-    (rows, columns), patch = config.grid_size, to_pair(config.patch_size)
-    return [(rows * patch[0], columns * patch[1]), (max(1, rows * 3 // 4) * patch[0], (columns * 5 // 4) * patch[1])]
+def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
+    """Returns the native image size and one of another shape, in pixels; other sources have less choice."""
+    rows, columns = config.grid_size
+    other = (max(1, rows * 3 // 4), columns * 5 // 4)
+    if model_type in SQUARE_ONLY:
+        other = (max(2, rows // 4 * 2),) * 2
+    grids = [(rows, columns)] if model_type in NATIVE_ONLY else [(rows, columns), other]
+    height, width = to_pair(config.patch_size)
+    return [(rows * height, columns * width) for rows, columns in grids]
 
 
 def run_ours(model: HfViTPreTrainedModel, images: Tensor) -> Outputs:
     """Returns all outputs of one of our models, those of its base model included."""
     outputs = named(model.base_model(images, output_hidden_states=True))
-    return outputs if model.base_model is model else {**outputs, **named(model(images))}
+    return outputs if model.base_model is model else {**outputs, **named(model(images, output_hidden_states=True))}

@@ -53,8 +53,7 @@ def open_transformers(source: Source) -> Run:
     tower = TOWERS.get(config["model_type"])
     if tower is not None and "Classification" not in name:
         model = model.get_submodule(tower)
-    runners = {"vit_mae": run_vit_mae, "siglip2": run_siglip2, "siglip2_vision_model": run_siglip2}
-    run = runners.get(config["model_type"], run_plain)
+    run = RUNNERS.get(config["model_type"], run_plain)
     return lambda images: run(model, images)
 
 
@@ -84,6 +83,26 @@ def run_siglip2(model: Any, images: Tensor) -> Outputs:
     return named(
         model(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shape, output_hidden_states=True)
     )
+
+
+def run_eomt(model: Any, images: Tensor) -> Outputs:
+    """Runs a model whose queries come first and moves them to the end; its last hidden state stands twice."""
+    outputs = run_plain(model, images)
+    del outputs[f"hidden_states[{model.config.num_hidden_layers}]"]
+    length, num_queries = outputs["last_hidden_state"].shape[1], model.config.num_queries
+    return {
+        name: value.roll(-num_queries, dims=1) if "hidden_state" in name and value.shape[1] == length else value
+        for name, value in outputs.items()
+    }
+
+
+RUNNERS = {
+    "vit_mae": run_vit_mae,
+    "siglip2": run_siglip2,
+    "siglip2_vision_model": run_siglip2,
+    "eomt": run_eomt,
+    "eomt_dinov3": run_eomt,
+}
 
 
 def open_timm(source: Source) -> Run:

@@ -3,8 +3,11 @@
 from ..family import Family
 from .clip import CLIP
 from .deit import DEIT, DEIT_ONE_HEAD
+from .depth_anything import DEPTH_ANYTHING
 from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from .dinov3 import DINOV3
+from .dpt import DPT
+from .eomt import EOMT, EOMT_DINOV3
 from .google import BIG_VISION, GOOGLE
 from .ijepa import IJEPA
 from .meta import DINOV3_FILE, META_FILE
@@ -30,6 +33,10 @@ FAMILIES: tuple[Family, ...] = (
     CLIP,
     SIGLIP,
     SIGLIP_2,
+    EOMT,
+    EOMT_DINOV3,
+    DPT,
+    DEPTH_ANYTHING,
     TIMM,
     OPEN_CLIP,
     # Files without a configuration: the first whose marks are there.

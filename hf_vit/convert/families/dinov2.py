@@ -25,15 +25,15 @@ KEYS: KeyMap = {
 }
 
 
-def configure(config: Config, shapes: Shapes, patch_size: int = 14) -> dict[str, Any]:
+def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
     """Dinov2Config, whose classifier takes the CLS token and the mean of the patches.
 
     Args:
         config: Their config.json.
         shapes: Shapes of their tensors.
-        patch_size: What their class assumes where config.json does not say.
+        **defaults: What their class assumes where config.json does not say, other than Dinov2Config.
     """
-    fields = transformers_fields(config, patch_size=patch_size, layerscale_value=1.0)
+    fields = transformers_fields(config, **{"patch_size": 14, "layerscale_value": 1.0, **defaults})
     intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
     if config.get("use_swiglu_ffn", False):
         intermediate_size = (int(intermediate_size * 2 / 3) + 7) // 8 * 8

@@ -38,8 +38,13 @@ DEFAULTS = {
 }
 
 
-def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
     """DINOv3ViTConfig.
+
+    Args:
+        config: Their config.json.
+        shapes: Shapes of their tensors.
+        **defaults: What their class assumes where config.json does not say, other than DINOv3ViTConfig.
 
     Raises:
         ValueError: if only one of query and value has a bias.
@@ -51,7 +56,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
             "with transformers."
         )
     return {
-        **transformers_fields(config, **DEFAULTS),
+        **transformers_fields(config, **{**DEFAULTS, **defaults}),
         "attention_probs_dropout_prob": config.get("attention_dropout", 0.0),
         "qkv_bias": biases["query_bias"],
         "position_embedding_type": "rotary",

@@ -1,0 +1,119 @@
+"""EoMT of transformers, on DINOv2 and on DINOv3 (https://arxiv.org/abs/2503.19108)."""
+
+from dataclasses import fields as fields_of
+from typing import Any
+
+from ...configuration_hf_vit import HfViTConfig
+from ...configuration_tasks_hf_vit import HfViTUniversalSegmentationConfig
+from ..family import Config, Family, Shapes
+from ..key_map import Joined, KeyMap, Reshaped, Rows
+from . import dinov2, dinov3
+
+
+BLOCK, HEAD = "encoder.layers.*", "universal_segmentation_head"
+SHARED: KeyMap = {
+    "embeddings.cls_token": "embeddings.cls_token",
+    "embeddings.register_tokens": "embeddings.register_tokens",
+    f"{BLOCK}.norm1": "layers.*.norm1",
+    f"{BLOCK}.attention.qkv": Joined(
+        ("layers.*.attention.q_proj", "layers.*.attention.k_proj", "layers.*.attention.v_proj")
+    ),
+    f"{BLOCK}.layer_scale1.scale": "layers.*.layer_scale1.lambda1",
+    f"{BLOCK}.norm2": "layers.*.norm2",
+    f"{BLOCK}.mlp.gate": "layers.*.mlp.gate_proj",
+    f"{BLOCK}.mlp.up": "layers.*.mlp.up_proj",
+    f"{BLOCK}.mlp.down": "layers.*.mlp.down_proj",
+    f"{BLOCK}.layer_scale2.scale": "layers.*.layer_scale2.lambda1",
+    "norm": "layernorm",
+    f"{HEAD}.mask_probabilities": "attn_mask_probs",
+    f"{HEAD}.queries": "query",
+    f"{HEAD}.mask_embedding.fc1": "mask_head.fc1",
+    f"{HEAD}.mask_embedding.fc2": "mask_head.fc2",
+    f"{HEAD}.mask_embedding.fc3": "mask_head.fc3",
+    f"{HEAD}.upscale.*.upsample": "upscale_block.block.*.conv1",
+    f"{HEAD}.upscale.*.depthwise": "upscale_block.block.*.conv2",
+    f"{HEAD}.upscale.*.norm": "upscale_block.block.*.layernorm2d",
+    f"{HEAD}.classifier": "class_predictor",
+}
+EOMT_KEYS: KeyMap = {
+    **SHARED,
+    "embeddings.position_embeddings": Reshaped(("embeddings.position_embeddings.weight",)),
+    "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
+    f"{BLOCK}.attention.projection": "layers.*.attention.out_proj",
+    f"{BLOCK}.mlp.fc1": "layers.*.mlp.fc1",
+    f"{BLOCK}.mlp.fc2": "layers.*.mlp.fc2",
+}
+EOMT_DINOV3_KEYS: KeyMap = {
+    **SHARED,
+    "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings",
+    f"{BLOCK}.attention.query_bias": "layers.*.attention.q_proj.bias",
+    f"{BLOCK}.attention.value_bias": "layers.*.attention.v_proj.bias",
+    f"{BLOCK}.attention.projection": "layers.*.attention.o_proj",
+    f"{BLOCK}.mlp.fc1": "layers.*.mlp.up_proj",
+    f"{BLOCK}.mlp.fc2": "layers.*.mlp.down_proj",
+}
+# Files of transformers before 5.20 have both branches of a gated MLP in one.
+IN_ONE: KeyMap = {
+    f"{BLOCK}.mlp.gate": Rows(("layers.*.mlp.weights_in",), 0, 1, 2),
+    f"{BLOCK}.mlp.up": Rows(("layers.*.mlp.weights_in",), 1, 2, 2),
+    f"{BLOCK}.mlp.down": "layers.*.mlp.weights_out",
+}
+OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConfig))
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}
+DROPPED = {r"criterion\..*": "weights of the loss, which the configuration tells"}
+
+
+def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns the key map of a gated MLP as the file holds it."""
+    return IN_ONE if "layers.0.mlp.weights_in.weight" in shapes else {}
+
+
+def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """EomtConfig; the prefix has no positions."""
+    return {
+        **dinov2.configure(config, shapes, **LARGE, patch_size=16),
+        "attention_probs_dropout_prob": config.get("attention_dropout", 0.0),
+        "num_register_tokens": config.get("num_register_tokens", 4),
+        "prefix_has_position": False,
+        "position_antialias": True,  # as in the backbone that it was trained from
+        "universal_segmentation_config": options(config),
+    }
+
+
+def configure_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """EomtDinov3Config, whose base of the rotary positions stands among their parameters."""
+    large = LARGE | {"intermediate_size": 4096, "layer_norm_eps": 1e-6}
+    return {
+        **dinov3.configure(config, shapes, **large),
+        "rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 100.0),
+        "num_register_tokens": config.get("num_register_tokens", 4),
+        "universal_segmentation_config": options(config),
+    }
+
+
+def options(config: Config) -> dict[str, Any]:
+    """Returns the options of queries, matching and losses, whose names are theirs."""
+    return {name: config[name] for name in OPTIONS if config.get(name) is not None}
+
+
+EOMT = Family(
+    name="EoMT",
+    source="transformers `eomt`",
+    model_types=("eomt",),
+    keys=EOMT_KEYS,
+    adapt=adapt,
+    configure=configure,
+    dropped=DROPPED,
+    fixed={"hidden_act": "gelu"},  # of the head too, where ours has no other
+    outputs="hidden states, classes and masks of the queries",
+)
+EOMT_DINOV3 = Family(
+    name="EoMT on DINOv3",
+    source="transformers `eomt_dinov3`",
+    model_types=("eomt_dinov3",),
+    keys=EOMT_DINOV3_KEYS,
+    configure=configure_dinov3,
+    dropped=DROPPED,
+    fixed={"hidden_act": "gelu"},
+    outputs="hidden states, classes and masks of the queries",
+)

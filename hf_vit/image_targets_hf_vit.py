@@ -1,0 +1,280 @@
+"""From whatever a user gives as the target of an image to tensors, under the geometry of the image.
+
+Targets are numbers that mean something: they are never averaged, and what lies outside the image is no truth.
+Shapes: H W pixels before, h w after; M masks.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.image_utils import SizeDict
+
+from .configuration_hf_vit import to_pair
+from .image_inputs_hf_vit import array_to_tensor, is_pil, open_image, upright
+from .image_sizes_hf_vit import center_crop, output_size, resize_nearest
+
+
+IGNORED = 255  # in maps of classes: no truth here
+NO_SEGMENT = -1  # in maps of segments: outside the image
+KINDS = ("segmentation_maps", "depth_maps", "mask_labels")
+DIMENSIONS = {
+    "segmentation_maps": "(height, width)",
+    "depth_maps": "(height, width)",
+    "mask_labels": "(masks, height, width)",
+}
+# PIL's modes of one number a pixel that is an index; palettes ("P") keep their indices
+INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
+
+
+def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[str, list[Any]]:
+    """Returns each image's own targets as tensors.
+
+    Args:
+        targets: By the names of `HfViTImageProcessor.preprocess`, those that were given.
+        sizes: Height and width of each image, in pixels.
+
+    Returns:
+        By name, one entry an image: int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they
+        are invalid, bool `mask_labels` (M, H, W) with int64 `class_labels` (M,), `instance_id_to_semantic_id`.
+
+    Raises:
+        OSError: if a file cannot be opened or decoded.
+        TypeError: if a target is of another type, or its numbers are.
+        ValueError: if targets do not fit together, or not to the images.
+    """
+    kind = _kind(targets)
+    values = _listed(targets[kind], kind)
+    _check_count(values, kind, sizes)
+    named = [(f"{kind}[{index}]", value) for index, value in enumerate(values)]
+    tensors = [READERS[kind](_to_tensor(value, name), name) for name, value in named]
+    for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        _check_shape(tensor, size, kind, index)
+    read: dict[str, list[Any]] = {kind: tensors}
+    if kind == "mask_labels":
+        is_single = values is not targets[kind]
+        classes = [targets["class_labels"]] if is_single else list(targets["class_labels"])
+        _check_count(classes, "class_labels", sizes)
+        read["class_labels"] = [_read_classes(value, len(tensors[i]), i) for i, value in enumerate(classes)]
+    if "instance_id_to_semantic_id" in targets:
+        given = targets["instance_id_to_semantic_id"]
+        mappings = [given] * len(sizes) if isinstance(given, dict) else given
+        _check_count(mappings, "instance_id_to_semantic_id", sizes)
+        read["instance_id_to_semantic_id"] = mappings
+    return read
+
+
+def place_target(
+    target: Tensor,
+    fill: float,
+    *,
+    canvas: tuple[int, int] | None,
+    do_resize: bool,
+    size: SizeDict,
+    ensure_multiple_of: int | tuple[int, int] | None,
+    keep_aspect_ratio: bool | None,
+    do_center_crop: bool | None,
+    crop_size: SizeDict,
+    crop_rounding: str,
+    **_: Any,
+) -> Tensor:
+    """Brings a target (..., H, W) to where its image is brought under the options of the image processor.
+
+    Args:
+        target: (..., H, W).
+        fill: The value of pixels outside the image.
+        canvas: Height and width in pixels that the batch is padded to, if it is.
+        do_resize: This and the rest are the options of the image processor.
+        size: See there.
+        ensure_multiple_of: See there.
+        keep_aspect_ratio: See there.
+        do_center_crop: See there.
+        crop_size: See there.
+        crop_rounding: See there.
+
+    Returns:
+        (..., h, w), every pixel one of `target` or `fill`.
+    """
+    if do_resize:
+        multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
+        height, width = target.shape[-2:]
+        new_size = output_size(height, width, dict(size), multiple, "the target", keep_aspect_ratio)
+        target = resize_nearest(target, *new_size)
+    if do_center_crop:
+        target = center_crop(target, **dict(crop_size), rounding=crop_rounding, fill=fill)
+    if canvas is not None:
+        missing = (canvas[0] - target.shape[-2], canvas[1] - target.shape[-1])
+        target = F.pad(target, (0, missing[1], 0, missing[0]), value=fill)
+    return target
+
+
+def encode_targets(
+    targets: dict[str, list[Any]], place: Callable[[Tensor, float], Tensor], do_reduce_labels: bool
+) -> dict[str, list[Tensor]]:
+    """Returns what a model is trained on, one entry an image.
+
+    Args:
+        targets: As `read_targets` returns them.
+        place: Brings one target to its place, outside of the image filled by the second argument.
+        do_reduce_labels: Whether 0 in segmentation maps is to be ignored, and the rest lowered by one.
+
+    Returns:
+        `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have
+        pixels left.
+
+    Raises:
+        ValueError: if a segment has no class.
+    """
+    if "depth_maps" in targets:
+        return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
+    if "mask_labels" in targets:
+        placed = [place(masks, 0) for masks in targets["mask_labels"]]
+        pairs = [_drop_empty(*pair) for pair in zip(placed, targets["class_labels"], strict=True)]
+    elif "instance_id_to_semantic_id" in targets:
+        segments = [place(ids, NO_SEGMENT) for ids in targets["segmentation_maps"]]
+        mappings = targets["instance_id_to_semantic_id"]
+        pairs = [
+            _split_segments(ids, mapping, do_reduce_labels, f"segmentation_maps[{index}]")
+            for index, (ids, mapping) in enumerate(zip(segments, mappings, strict=True))
+        ]
+    else:
+        maps = [place(classes, IGNORED) for classes in targets["segmentation_maps"]]
+        return {"labels": [_reduce(classes) for classes in maps] if do_reduce_labels else maps}
+    return {"mask_labels": [masks.float() for masks, _ in pairs], "class_labels": [classes for _, classes in pairs]}
+
+
+def _kind(targets: dict[str, Any]) -> str:
+    """Returns which of `KINDS` is given."""
+    kinds = [name for name in KINDS if name in targets]
+    if len(kinds) > 1:
+        raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one. Give one of them.")
+    if ("mask_labels" in targets) != ("class_labels" in targets):
+        given, missing = sorted(("mask_labels", "class_labels"), key=lambda name: name not in targets)
+        raise ValueError(f"{given} is given without {missing}. Give both, one entry an image.")
+    if "instance_id_to_semantic_id" in targets and "segmentation_maps" not in targets:
+        raise ValueError(
+            "instance_id_to_semantic_id is given without segmentation_maps, whose numbers it gives classes to."
+        )
+    return kinds[0]
+
+
+def _listed(targets: Any, kind: str) -> Any:
+    """Returns the targets of one image, of several, or of a batch in one array, as a sequence of one an image."""
+    if isinstance(targets, list | tuple):
+        return targets
+    dimensions = 3 if kind == "mask_labels" else 2
+    is_batch = isinstance(targets, np.ndarray | Tensor) and targets.ndim == dimensions + 1
+    return targets if is_batch else [targets]
+
+
+def _check_count(values: Any, name: str, sizes: list[tuple[int, int]]) -> None:
+    if len(values) != len(sizes):
+        raise ValueError(f"{name} has {len(values)} entries, but there are {len(sizes)} images. Give one an image.")
+
+
+def _check_shape(target: Tensor, size: tuple[int, int], kind: str, index: int) -> None:
+    if target.ndim != (3 if kind == "mask_labels" else 2):
+        raise ValueError(
+            f"{kind}[{index}] has the shape {tuple(target.shape)}, but must be {DIMENSIONS[kind]}, of the "
+            f"{size[0]} x {size[1]} pixels of its image."
+        )
+    if tuple(target.shape[-2:]) != size:
+        raise ValueError(
+            f"{kind}[{index}] has {target.shape[-2]} x {target.shape[-1]} pixels, but images[{index}] has "
+            f"{size[0]} x {size[1]}. Give both at the same size: which pixels belong together is not known otherwise."
+        )
+
+
+def _to_tensor(target: Any, name: str) -> Tensor:
+    """Returns the numbers of a file, PIL image, array or tensor as they are."""
+    if isinstance(target, str | os.PathLike):
+        target = open_image(target, name)
+    elif is_pil(target):
+        target = upright(target, name)
+    if is_pil(target):
+        if target.mode not in (*INDEX_MODES, "F"):
+            raise ValueError(
+                f"{name} has mode {target.mode!r}, but a target has one number a pixel: mode 'L', 'P', 'I' or 'F'. "
+                "Turn colours into class numbers first."
+            )
+        return array_to_tensor(np.array(target), name)
+    if isinstance(target, np.ndarray):
+        return array_to_tensor(target, name)
+    if isinstance(target, Tensor):
+        return target.detach()
+    raise TypeError(
+        f"{name} is of type {type(target).__name__}, which is no target. Give an array, a tensor, a PIL image or a "
+        "path for each image."
+    )
+
+
+def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise TypeError(
+            f"{name} holds {numbers.dtype}, but classes are whole numbers. Convert it with .astype(np.int64) or "
+            ".long(). Depth goes into depth_maps."
+        )
+    return numbers.to(torch.int64)
+
+
+def _read_depth_map(numbers: Tensor, name: str) -> Tensor:
+    """Returns float32 depth, 0 where it is invalid."""
+    if not numbers.is_floating_point():
+        raise TypeError(
+            f"{name} holds {numbers.dtype}, whose unit is unknown. Divide it by its units per metre (1000 for "
+            "millimetres, 256 for KITTI), so that it holds metres as floats."
+        )
+    depth = numbers.to(torch.float32)
+    return torch.where(depth.isfinite() & (depth > 0), depth, 0)
+
+
+def _read_masks(numbers: Tensor, name: str) -> Tensor:
+    if numbers.dtype != torch.bool and not ((numbers == 0) | (numbers == 1)).all():
+        raise ValueError(f"{name} has values other than 0 and 1. Pass bool masks, such as ids == number.")
+    return numbers.to(torch.bool)
+
+
+READERS: dict[str, Callable[[Tensor, str], Tensor]] = {
+    "segmentation_maps": _read_segmentation_map,
+    "depth_maps": _read_depth_map,
+    "mask_labels": _read_masks,
+}
+
+
+def _read_classes(classes: Any, count: int, index: int) -> Tensor:
+    numbers = torch.as_tensor(classes)
+    if numbers.shape != (count,):
+        raise ValueError(
+            f"class_labels[{index}] has the shape {tuple(numbers.shape)}, but mask_labels[{index}] has {count} masks. "
+            "Give one class number a mask."
+        )
+    if numbers.is_floating_point() and count > 0:  # an empty list is one of floats to torch
+        raise TypeError(f"class_labels[{index}] holds {numbers.dtype}, but class numbers are whole. Give integers.")
+    return numbers.to(torch.int64)
+
+
+def _reduce(classes: Tensor) -> Tensor:
+    return torch.where((classes == 0) | (classes == IGNORED), IGNORED, classes - 1)
+
+
+def _drop_empty(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    is_left = masks.flatten(1).any(dim=1)  # (M,)
+    return masks[is_left], classes.to(masks.device)[is_left]
+
+
+def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool, name: str) -> tuple[Tensor, Tensor]:
+    """Returns a map (h, w) of numbered segments as masks (M, h, w) and classes (M,)."""
+    nothing = {NO_SEGMENT, *({0} if do_reduce_labels else ()), *({IGNORED} - mapping.keys())}
+    numbers = [number for number in ids.unique().tolist() if number not in nothing]
+    unknown = [number for number in numbers if number not in mapping]
+    if unknown:
+        raise ValueError(
+            f"{name} has the segments {', '.join(map(str, unknown))}, to which instance_id_to_semantic_id gives no "
+            f"class. Add them, or set their pixels to {IGNORED}, which is ignored."
+        )
+    classes = torch.tensor([mapping[number] - do_reduce_labels for number in numbers], dtype=torch.int64)  # (M,)
+    return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)
