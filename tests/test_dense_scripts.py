@@ -75,11 +75,12 @@ for task in ("semantic_segmentation", "universal_segmentation", "depth_estimatio
     exec(re.findall("```python\\n(.*?)```", card, flags=re.DOTALL)[0].replace("path/to/this/folder", task))
 for task, subtasks in {"semantic": ["semantic"], "universal": ["semantic", "instance", "panoptic"]}.items():
     segment = pipeline("image-segmentation", model=f"{task}_segmentation", trust_remote_code=True)
+    print(task, type(segment.model).__name__)
     for subtask in subtasks:
         parts = segment("image.png", subtask=subtask)
         assert all(set(part) == {"label", "score", "mask"} for part in parts)
         assert all(part["mask"].size == Image.open("image.png").size for part in parts)
-        print(task, subtask, sorted(part["label"] for part in parts))
+        assert subtask == "instance" or "floor" in [part["label"] for part in parts]
 depth = estimate("image.png")["predicted_depth"]
 print("depth", tuple(depth.shape), depth.dtype, bool(((depth > 1) & (depth < 8)).all()))
 """
@@ -89,9 +90,8 @@ def test_the_cards_code_runs_where_the_package_is_not(workplace: Path) -> None:
     image = Image.open(workplace / "scenes" / "val" / "images" / "0.png")
     image.save(workplace / "image.png")
     printed = run_without_package(OPENED, workplace).stdout.splitlines()
-    assert "semantic semantic ['cat', 'floor']" in printed
-    for subtask in ("semantic", "instance", "panoptic"):
-        assert any(line.startswith(f"universal {subtask} [") and "'floor'" in line for line in printed)
+    assert "semantic HfViTForSemanticSegmentation" in printed
+    assert "universal HfViTForUniversalSegmentation" in printed  # and not one of the other task, with a fresh head
     assert f"depth {(image.height, image.width)} torch.float32 True" in printed
 
 
