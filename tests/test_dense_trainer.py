@@ -13,7 +13,17 @@ import torch
 from hf_vit.training import DenseTrainer, SemanticScorer
 from hf_vit.training.dense_scorer import size_of
 
-from .dense_trainings import NAMES, NUM_VALIDATION, SCENES_BATCHES, TASKS, make_trainer, scores_of, write_scenes
+from .dense_trainings import (
+    A_FEW_STEPS,
+    NAMES,
+    NUM_VALIDATION,
+    SCENES_BATCHES,
+    TASKS,
+    make_trainer,
+    scores_of,
+    train,
+    write_scenes,
+)
 from .distributed import finish, start
 
 
@@ -53,15 +63,19 @@ def test_scores_are_those_of_single_images_at_any_batch_size(task: str, scenes: 
         assert scores_of(trainer) == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
-def test_two_processes_score_as_one(scenes: Path, tmp_path: Path) -> None:
+def test_two_processes_score_and_train_as_one(scenes: Path, tmp_path: Path) -> None:
     process = start("score_scenes", tmp_path / "two", scenes, processes=2)
     expected = {task: scores_of(make_trainer(task, scenes, tmp_path / task)) for task in TASKS}
+    trained = train("depth_estimation", scenes, tmp_path / "trained", *A_FEW_STEPS)
     finish(process, tmp_path / "two")
     for rank in (0, 1):
         found = json.loads((tmp_path / "two" / f"process_{rank}.json").read_text())
         for batch_size in SCENES_BATCHES:
             for task in TASKS:
                 assert found[task][str(batch_size)] == pytest.approx(expected[task], rel=1e-9, nan_ok=True)
+    scores = json.loads((tmp_path / "two" / "trained" / "validation_scores.json").read_text())
+    assert scores == pytest.approx(trained, rel=1e-3, abs=1e-3)
+    assert "torchrun --nproc_per_node 2" in (tmp_path / "two" / "trained" / "README.md").read_text()
 
 
 class WatchingScorer(SemanticScorer):
