@@ -414,7 +414,7 @@ def test_bad_input_is_refused(head: str, changes: dict[str, Any], message: str) 
         ("universal", {"num_labels": 0}, "num_labels=0 leaves the masks no class"),
         ("universal", {"universal_segmentation_config": {"num_blocks": 4}}, "num_blocks=4 .* num_hidden_layers=3"),
         ("dpt_metric", {"depth_config": {**SMALL_DEPTH, "out_indices": [1, 3]}}, "3 levels .* names 2 blocks"),
-        ("dpt_metric", {"use_cls_token": False, "pooling": "mean"}, "'project' reads the CLS token .*'ignore'"),
+        ("dpt_metric", {"use_cls_token": False, "pooling": "mean"}, "'project' reads the CLS token, .*'ignore'"),
     ],
 )
 def test_heads_that_do_not_fit_the_backbone_are_refused(head: str, options: dict[str, Any], message: str) -> None:
