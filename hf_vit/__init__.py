@@ -33,10 +33,12 @@ from .modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
-    HfViTForUniversalSegmentationOutput,
-    HfViTImageClassifierOutput,
     HfViTModel,
     HfViTPreTrainedModel,
+)
+from .outputs_hf_vit import (
+    HfViTForUniversalSegmentationOutput,
+    HfViTImageClassifierOutput,
     HfViTSemanticSegmenterOutput,
 )
 from .task_classification import soften_labels

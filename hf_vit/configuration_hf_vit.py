@@ -268,7 +268,10 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Builds the configuration from a dictionary, refusing one of another model type."""
+        """Builds the configuration from a dictionary, refusing one of another model type.
+
+        Options of a task that are given as arguments replace those of the dictionary one by one.
+        """
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
             raise ValueError(
@@ -280,6 +283,9 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):
             # The caller has other labels: the names in the checkpoint are not theirs.
             config_dict = {key: config_dict[key] for key in config_dict if key not in ("id2label", "label2id")}
+        for name in TASK_CONFIGS:
+            if isinstance(kwargs.get(name), dict):
+                kwargs[name] = {**(config_dict.get(name) or {}), **kwargs[name]}
         return super().from_dict(config_dict, **kwargs)
 
     def save_pretrained(

@@ -3,6 +3,7 @@
 Annotations stay real objects in this file (no postponed evaluation): the strict field checks read them.
 """
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
@@ -44,10 +45,20 @@ class HfViTTaskConfig:
 
 
 def check_positive(values: dict[str, Any]) -> None:
-    """Raises `ValueError` if a number, or one of a list, is not positive."""
+    """Raises `ValueError` if a number, or one of a list, is not positive and finite."""
     for name, value in values.items():
-        if min(value if isinstance(value, list | tuple) else [value], default=0) <= 0:
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if not numbers or not all(0 < number < math.inf for number in numbers):
             raise ValueError(f"{name}={value} must be positive.")
+
+
+def check_weights(values: dict[str, Any]) -> None:
+    """Raises `ValueError` if a weight is negative or not finite, or all are 0."""
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value} must not be negative; 0 switches it off.")
+    if not any(values.values()):
+        raise ValueError(f"{', '.join(values)} are all 0, which leaves no loss. One at least must be positive.")
 
 
 @strict
@@ -95,13 +106,13 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
         check_positive({"hidden_size": self.hidden_size, "num_layers": self.num_layers})
         if not 0 <= self.dropout_prob < 1:
             raise ValueError(f"dropout_prob={self.dropout_prob} must lie in [0, 1); 0 switches it off.")
-        weights = (self.cross_entropy_weight, self.dice_weight, self.focal_weight)
-        if min(weights) < 0 or sum(weights) == 0:
-            raise ValueError(
-                f"cross_entropy_weight, dice_weight and focal_weight are {weights}: none may be negative, and one at "
-                "least must be positive."
-            )
-        if self.class_weights is not None and min(self.class_weights, default=0) < 0:
+        losses = ("cross_entropy_weight", "dice_weight", "focal_weight")
+        check_weights({name: vars(self)[name] for name in losses})
+        if self.use_auxiliary_head:
+            check_weights({"auxiliary_loss_weight": self.auxiliary_loss_weight})
+        if not 0 <= self.focal_gamma < math.inf:
+            raise ValueError(f"focal_gamma={self.focal_gamma} must not be negative; 0 makes it the cross-entropy.")
+        if self.class_weights is not None and not all(0 <= weight < math.inf for weight in self.class_weights):
             raise ValueError(f"class_weights={list(self.class_weights)} must not be negative; 0 ignores a class.")
 
 
@@ -140,17 +151,12 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
         check_positive({name: vars(self)[name] for name in counts})
         if self.num_upscale_blocks < 0:
             raise ValueError(f"num_upscale_blocks={self.num_upscale_blocks} must not be negative.")
-        if self.oversample_ratio < 1 or not 0 <= self.importance_sample_ratio <= 1:
+        if not 1 <= self.oversample_ratio < math.inf or not 0 <= self.importance_sample_ratio <= 1:
             raise ValueError(
                 f"oversample_ratio={self.oversample_ratio} must be at least 1, and importance_sample_ratio="
                 f"{self.importance_sample_ratio} must lie in [0, 1]."
             )
-        weights = (self.class_weight, self.mask_weight, self.dice_weight)
-        if min(weights) < 0 or sum(weights) == 0:
-            raise ValueError(
-                f"class_weight, mask_weight and dice_weight are {weights}: none may be negative, and one at least "
-                "must be positive."
-            )
+        check_weights({name: vars(self)[name] for name in ("class_weight", "mask_weight", "dice_weight")})
 
 
 @strict
@@ -166,7 +172,8 @@ class HfViTDepthConfig(HfViTTaskConfig):
         out_indices: Numbers of the blocks that the head sees. By default the last one, for "dpt" as many as
             `neck_hidden_sizes`, evenly spaced.
         neck_hidden_sizes: Widths of the levels of "dpt", the finest first.
-        reassemble_factors: Their resolutions relative to the patch grid.
+        reassemble_factors: Their resolutions relative to the patch grid: 1, 2, 3, … times as fine, or a half, a third,
+            … of it.
         readout_type: What "dpt" does with the CLS token: "ignore", "add" it to each patch, or "project" both.
         fusion_hidden_size: Width at which "dpt" fuses.
         head_hidden_size: Width of its layer before the last.
@@ -209,7 +216,13 @@ class HfViTDepthConfig(HfViTTaskConfig):
                 f"neck_hidden_sizes={list(self.neck_hidden_sizes)} and reassemble_factors="
                 f"{list(self.reassemble_factors)} must be as many."
             )
-        if self.max_depth is not None and self.max_depth <= self.min_depth:
+        steps = [max(factor, 1 / factor) for factor in self.reassemble_factors]
+        if not all(math.isclose(step, round(step)) for step in steps):
+            raise ValueError(
+                f"reassemble_factors={list(self.reassemble_factors)} must be whole numbers, or one over a whole "
+                "number, such as 4, 2, 1 and 0.5."
+            )
+        if self.max_depth is not None and not self.min_depth < self.max_depth < math.inf:
             raise ValueError(f"max_depth={self.max_depth} must be more than min_depth={self.min_depth}, in metres.")
         if self.depth_estimation_type == "metric" and self.loss == "ssi":
             raise ValueError("loss='ssi' leaves scale and shift open, so it needs depth_estimation_type='relative'.")
@@ -221,6 +234,8 @@ class HfViTDepthConfig(HfViTTaskConfig):
             raise ValueError("The bins of head='linear' need a max_depth in metres, such as 10 indoors, 80 outdoors.")
         if not 0 <= self.silog_lambda <= 1:
             raise ValueError(f"silog_lambda={self.silog_lambda} must lie in [0, 1].")
+        if not 0 <= self.gradient_loss_weight < math.inf:
+            raise ValueError(f"gradient_loss_weight={self.gradient_loss_weight} must not be negative.")
 
 
 # The fields of `HfViTConfig` that hold them

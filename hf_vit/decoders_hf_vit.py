@@ -3,6 +3,7 @@
 Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L = P + N tokens, D hidden size.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,9 +18,19 @@ from .configuration_hf_vit import HfViTConfig
 class HfViTHeadConv2d(nn.Conv2d):
     """A convolution of a head, which starts at the scale of its inputs (https://arxiv.org/abs/1502.01852)."""
 
+    @property
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start."""
+        return math.sqrt(6 / (self.in_channels // self.groups * math.prod(self.kernel_size)))
+
 
 class HfViTHeadConvTranspose2d(nn.ConvTranspose2d):
     """A transposed convolution of a head, which starts in the same way."""
+
+    @property
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start; only each stride-th row and column of the kernel meets a result."""
+        return math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
 
 
 class HfViTLayerNorm2d(nn.LayerNorm):
@@ -76,12 +87,17 @@ def last_or(indices: Sequence[int] | None, config: HfViTConfig) -> list[int]:
         ValueError: if there is no such block.
     """
     chosen = [config.num_hidden_layers] if indices is None else list(indices)
+    check_blocks("out_indices", chosen, config)
+    return chosen
+
+
+def check_blocks(name: str, chosen: list[int], config: HfViTConfig) -> None:
+    """Raises `ValueError` if an encoder has no blocks of these numbers, or there are none."""
     if not chosen or not all(0 <= index <= config.num_hidden_layers for index in chosen):
         raise ValueError(
-            f"out_indices={chosen} must name blocks from 1 to num_hidden_layers={config.num_hidden_layers}, or 0 for "
-            "the tokens before them."
+            f"{name}={chosen} must name blocks from 1 to num_hidden_layers={config.num_hidden_layers}, or 0 for the "
+            "tokens before them."
         )
-    return chosen
 
 
 def to_maps(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -111,9 +127,9 @@ def each_image_alone(head: Head, levels: list[Tensor], prefixes: list[Tensor], m
     for index, (height, width) in enumerate(zip(rows, columns, strict=True)):
         own = [level[index : index + 1, :, :height, :width] for level in levels]
         output = head(own, [prefix[index : index + 1] for prefix in prefixes])  # (1, K, s·height, s·width)
-        scale = output.shape[-2] / height
-        missing = (round((mask.shape[2] - width) * scale), round((mask.shape[1] - height) * scale))
-        outputs.append(F.pad(output, (0, missing[0], 0, missing[1]), mode="replicate"))
+        below = (mask.shape[1] - height) * output.shape[2] // height
+        right = (mask.shape[2] - width) * output.shape[3] // width
+        outputs.append(F.pad(output, (0, right, 0, below), mode="replicate"))
     return torch.cat(outputs)
 
 
@@ -161,7 +177,7 @@ class HfViTReassemble(nn.Module):
         self.projection = HfViTHeadConv2d(width, size, kernel_size=1)
         self.resize: nn.Module = nn.Identity()
         if factor > 1:
-            self.resize = HfViTHeadConvTranspose2d(size, size, kernel_size=int(factor), stride=int(factor))
+            self.resize = HfViTHeadConvTranspose2d(size, size, kernel_size=round(factor), stride=round(factor))
         elif factor < 1:
             self.resize = HfViTHeadConv2d(size, size, kernel_size=3, stride=round(1 / factor), padding=1)
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings_hf_vit import HfViTEmbeddings, resample_position_embeddings, sincos_position_embeddings
+from .task_depth import HfViTDepthHead
 
 
 Size = int | list[int] | tuple[int, int]
@@ -120,6 +121,7 @@ def apply_geometry(
     }
     changed = {name: value for name, value in wanted.items() if value is not None}
     new = _changed_config(model.config, changed)
+    _check_heads(model, new)
     _resize_embeddings(model.base_model.embeddings, model.config, new, channel_mode)
     for name in (*changed, "position_embedding_type", "rope_grid_size"):
         setattr(model.config, name, vars(new)[name])
@@ -141,6 +143,17 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
     if new.grid_size != config.grid_size and new.position_embedding_type == "sincos2d":
         new.position_embedding_type = "learned"
     return new
+
+
+def _check_heads(model: PreTrainedModel, new: HfViTConfig) -> None:
+    """Raises `ValueError` if a head has weights for a CLS token that comes or goes."""
+    has_such_head = any(isinstance(module, HfViTDepthHead) and module.reads_cls_token for module in model.modules())
+    if has_such_head and new.use_cls_token != model.config.use_cls_token:
+        raise ValueError(
+            f"use_cls_token={new.use_cls_token} does not fit the depth head, which was built for use_cls_token="
+            f"{model.config.use_cls_token}. Change the backbone (HfViTModel), save it, and open it as HfViTForDepth"
+            "Estimation: it gets a new head."
+        )
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ registers), L = P + N, D hidden size.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,16 +20,15 @@ from transformers.modeling_outputs import (
     BackboneOutput,
     BaseModelOutputWithPooling,
     DepthEstimatorOutput,
-    ImageClassifierOutput,
     SemanticSegmenterOutput,
 )
 from transformers.processing_utils import Unpack
-from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple, logging
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTDepthConfig, HfViTSegmentationConfig, HfViTUniversalSegmentationConfig
-from .decoders_hf_vit import HfViTHeadConv2d, HfViTHeadConvTranspose2d, to_maps
+from .decoders_hf_vit import HfViTHeadConv2d, HfViTHeadConvTranspose2d, check_blocks, each_image_alone, to_maps
 from .embeddings_hf_vit import HfViTEmbeddings, Rotary
 from .encoder_hf_vit import (
     HfViTAttention,
@@ -42,6 +40,11 @@ from .encoder_hf_vit import (
 )
 from .geometry_hf_vit import ChannelMode, Size, apply_geometry
 from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
+from .outputs_hf_vit import (
+    HfViTForUniversalSegmentationOutput,
+    HfViTImageClassifierOutput,
+    HfViTSemanticSegmenterOutput,
+)
 from .task_classification import classification_loss
 from .task_depth import HfViTDepthHead, HfViTDepthPredictor, depth_loss
 from .task_segmentation import (
@@ -57,7 +60,6 @@ from .task_segmentation import (
 from .task_universal_segmentation import (
     HfViTUniversalSegmentationHead,
     check_targets,
-    mask_probabilities,
     universal_segmentation_loss,
 )
 
@@ -109,8 +111,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | norms                                     | one, their bias zero                                |
         | LayerScale                                | `config.layerscale_value`                           |
         | fixed sin-cos positions                   | their formula                                       |
-        | convolutions of dense heads               | uniform by their fan-in (He), their bias zero, of   |
-        |                                           | relative depth's last one 1                         |
+        | convolutions of dense heads               | uniform by their fan-in (He), their bias zero; the  |
+        |                                           | last one of depth a tenth, for relative bias 1      |
         | class tokens of the mask head             | as the CLS token                                    |
         | queries                                   | normal of deviation 1                               |
         | chance of masked attention                | one                                                 |
@@ -122,7 +124,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             init.zeros_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, HfViTHeadConv2d | HfViTHeadConvTranspose2d):
-            init.kaiming_uniform_(module.weight, nonlinearity="relu")
+            init.uniform_(module.weight, -module.initial_limit, module.initial_limit)
             if module.bias is not None:
                 init.constant_(module.bias, module.initial_bias if isinstance(module, HfViTDepthPredictor) else 0.0)
         elif isinstance(module, nn.Linear | nn.Conv2d):
@@ -498,23 +500,6 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
         )
 
 
-@dataclass
-class HfViTImageClassifierOutput(ImageClassifierOutput):
-    """The library's output with the two heads of a distilled model; `logits` is what to use.
-
-    Args:
-        loss: Scalar, if labels were given.
-        logits: (B, num_labels); the mean of the two heads with a distillation token.
-        hidden_states: On request, (B, L, D) before the first block and after each one.
-        attentions: On request, (B, heads, L, L) of each block.
-        cls_logits: (B, num_labels) of the head on the pooled image; only with a distillation token.
-        distillation_logits: (B, num_labels) of the head on the distillation token; only with one.
-    """
-
-    cls_logits: Tensor | None = None
-    distillation_logits: Tensor | None = None
-
-
 class HfViTForImageClassification(HfViTPreTrainedModel):
     """Names what is on an image: one label, several, or values."""
 
@@ -615,21 +600,6 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
         return outputs, levels, prefixes
 
 
-@dataclass
-class HfViTSemanticSegmenterOutput(SemanticSegmenterOutput):
-    """The library's output, and what an auxiliary head gave.
-
-    Args:
-        loss: Scalar, if labels were given.
-        logits: (B, num_labels, s·h, s·w); `post_process_semantic_segmentation` resizes them.
-        hidden_states: On request, (B, L, D) before the first block and after each one.
-        attentions: On request, (B, heads, L, L) of each block.
-        auxiliary_logits: (B, num_labels, h, w), in training with `use_auxiliary_head`.
-    """
-
-    auxiliary_logits: Tensor | None = None
-
-
 class HfViTForSemanticSegmentation(HfViTForDensePrediction):
     """Gives every pixel a class."""
 
@@ -639,8 +609,14 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         self.options = HfViTSegmentationConfig.of(config.segmentation_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.segmentation_head = HfViTSegmentationHead(config, self.options)
+        if config.num_labels < 2:
+            raise ValueError(
+                f"num_labels={config.num_labels} leaves nothing to tell apart. Set num_labels to 2 at least: what is "
+                "none of your classes is one too, unless it is ignored."
+            )
         layer = self.options.auxiliary_layer
         self.auxiliary_layer = max(1, config.num_hidden_layers * 2 // 3) if layer is None else layer
+        check_blocks("auxiliary_layer", [self.auxiliary_layer], config)
         self.auxiliary_head = (
             HfViTSimpleSegmentationHead(config, self.options, config.hidden_size)
             if self.options.use_auxiliary_head
@@ -681,7 +657,11 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
             **kwargs,
         )
         logits = self.segmentation_head(levels[: len(indices)], patch_attention_mask)
-        auxiliary_logits = None if auxiliary_head is None else auxiliary_head(levels[-1])
+        auxiliary_logits = None
+        if auxiliary_head is not None:
+            auxiliary_logits = each_image_alone(
+                lambda own, _: auxiliary_head(own[0]), levels[-1:], [], patch_attention_mask
+            )
         loss = None
         if labels is not None:
             loss = segmentation_loss(logits, labels, self.options)
@@ -741,27 +721,6 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         return SemanticSegmenterOutput(logits=segment_copies(look, pixel_values, to_pair(patch), scales, flip))
 
 
-@dataclass
-class HfViTForUniversalSegmentationOutput(ModelOutput):
-    """What `post_process_{semantic,instance,panoptic}_segmentation` take.
-
-    Args:
-        loss: Scalar, if targets were given.
-        class_queries_logits: (B, Q, num_labels + 1), the last one standing for no object.
-        masks_queries_logits: (B, Q, s·h, s·w).
-        last_hidden_state: (B, P + N + Q, D) after the final norm.
-        hidden_states: On request, before the first block and after each one; the last blocks have queries too.
-        attentions: On request, (B, heads, L, L) of each block.
-    """
-
-    loss: Tensor | None = None
-    class_queries_logits: Tensor | None = None
-    masks_queries_logits: Tensor | None = None
-    last_hidden_state: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    attentions: tuple[Tensor, ...] | None = None
-
-
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
 
@@ -771,6 +730,8 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     def __init__(self, config: HfViTConfig) -> None:
         """Builds a model with fresh weights."""
         super().__init__(config)
+        if not config.num_labels:
+            raise ValueError("num_labels=0 leaves the masks no class. Set num_labels.")
         self.options = HfViTUniversalSegmentationConfig.of(config.universal_segmentation_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.universal_segmentation_head = HfViTUniversalSegmentationHead(config, self.options)
@@ -779,8 +740,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
 
     def anneal_masks(self, progress: float) -> None:
         """Sets how likely masked attention is at a point of the training, from 0 to 1; see `mask_probabilities`."""
-        chances = mask_probabilities(progress, self.options.num_blocks)
-        self.universal_segmentation_head.mask_probabilities.copy_(torch.tensor(chances))
+        self.universal_segmentation_head.anneal_masks(progress)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -803,15 +763,16 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTForUniversalSegmentationOutput`; for the loss, summed over all blocks with queries in training,
-            `universal_segmentation_loss`.
+            See `HfViTForUniversalSegmentationOutput`; for the loss `universal_segmentation_loss`. In training it is
+            the sum of the losses of what is predicted before each block with queries and after the last one; otherwise
+            that of the result alone, so that it can be compared at all times of the training.
 
         Raises:
             ValueError: if an input does not fit the model, saying what would.
         """
-        if mask_labels is not None or class_labels is not None:
-            batch = 0 if pixel_values is None else len(pixel_values)
-            check_targets(batch, self.config.num_labels, mask_labels, class_labels)
+        has_targets = mask_labels is not None or class_labels is not None
+        if has_targets and pixel_values is not None:
+            check_targets(len(pixel_values), self.config.num_labels, mask_labels, class_labels)
         predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, **kwargs)
         loss = None
         if mask_labels is not None and class_labels is not None:
@@ -819,7 +780,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
                 universal_segmentation_loss(
                     masks, classes, mask_labels, class_labels, self.options, self.training, patch_attention_mask
                 )
-                for masks, classes in predictions
+                for masks, classes in (predictions if self.training else predictions[-1:])
             ]
             loss = torch.stack(losses).sum()
         masks, classes = predictions[-1]
@@ -833,7 +794,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     def _predict(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Returns masks and classes before every masked block and after the last one, and the tokens of the latter."""
+        """Returns masks and classes after the last block, before that those that are needed, and the last tokens."""
         head, model, num_blocks = self.universal_segmentation_head, self.model, self.options.num_blocks
         hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
         assert pixel_values is not None  # refused above
@@ -843,15 +804,15 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
         start = self.config.num_hidden_layers - num_blocks
         hidden_states = run(hidden_states, attention_mask=unmasked, stop=start)  # (B, P + N, D)
-        queries = head.queries.weight.expand(len(hidden_states), -1, -1)
-        hidden_states = torch.cat((hidden_states, queries), dim=1)  # (B, L, D)
+        hidden_states = head.join_queries(hidden_states)  # (B, L, D)
         unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
         predictions = []
-        for block, chance in enumerate(head.mask_probabilities.tolist()):
+        for block, is_masked in enumerate(head.masked_blocks):
             attention_mask = unmasked
-            if chance >= (1e-9 if self.training else 0.5):
-                self._check_attention()
+            if is_masked or self.training:
                 predictions.append(head(model.norm(hidden_states), grid, patch_attention_mask))
+            if is_masked:
+                self._check_attention(output_attentions)
                 attention_mask = head.attention_mask(
                     predictions[-1][0], block, grid, self.config.num_prefix_tokens, patch_attention_mask
                 )
@@ -860,10 +821,10 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         hidden_states = model.norm(hidden_states)
         return [*predictions, head(hidden_states, grid, patch_attention_mask)], hidden_states
 
-    def _check_attention(self) -> None:
+    def _check_attention(self, output_attentions: bool) -> None:
         """Raises `ValueError` if the attention implementation takes no mask for each query."""
         implementation = self.config._attn_implementation
-        if implementation not in ("eager", "sdpa"):
+        if implementation not in ("eager", "sdpa") and not output_attentions:  # for which eager attention runs
             raise ValueError(
                 f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}. A model whose "
                 "training has annealed it away runs with any."

@@ -22,16 +22,24 @@ from .decoders_hf_vit import (
 
 
 NUM_SCALES = 4  # of the gradient matching
-SILOG_EPS = 1e-6  # keeps the gradient of its root finite
+SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts as 0
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
-    """The last layer of a head, whose bias starts where the activation behind it passes a gradient."""
+    """The last layer of a head, which starts where the activation behind it passes a gradient.
+
+    At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
+    """
 
     def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
         """Builds the layer."""
         super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
         self.initial_bias = 1.0 if options.depth_estimation_type == "relative" else 0.0
+
+    @property
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start."""
+        return 0.1 * super().initial_limit
 
 
 class HfViTLinearDepthHead(nn.Module):
@@ -60,10 +68,12 @@ class HfViTLinearDepthHead(nn.Module):
         scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
         if self.limits is None:
             return scores.relu()
-        weights = scores.relu() + 0.1  # all bins count a little, or none might at first
+        # Half precision has fewer numbers than there are bins.
+        weights = scores.relu().to(torch.promote_types(scores.dtype, torch.float32)) + 0.1  # all bins count a little
         lowest, highest = self.limits
-        bins = torch.linspace(lowest, highest, self.num_bins, device=scores.device, dtype=scores.dtype)
-        return (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
+        bins = torch.linspace(lowest, highest, self.num_bins, device=scores.device, dtype=weights.dtype)
+        depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
+        return depth.to(scores.dtype)
 
 
 class HfViTConvDepthHead(nn.Module):
@@ -96,7 +106,8 @@ class HfViTDPTDepthHead(nn.Module):
                 f"head='dpt' has {len(sizes)} levels by its neck_hidden_sizes={list(sizes)}, but out_indices names "
                 f"{num_levels} blocks. Make them as many."
             )
-        self.patch_size = None if options.doubles_resolution else to_pair(config.patch_size)
+        self.config = config
+        self.doubles_resolution = options.doubles_resolution
         self.scale = round(2 ** (num_levels + 1) * options.reassemble_factors[-1])
         self.reassemble = nn.ModuleList(
             HfViTReassemble(config, size, factor, options.readout_type)
@@ -121,11 +132,12 @@ class HfViTDPTDepthHead(nn.Module):
         fused = maps[0]
         for index, fusion in enumerate(self.fusions):
             is_last = index == len(maps) - 1
-            size = doubled(fused) if self.patch_size is None or is_last else maps[index + 1].shape[-2:]
+            size = doubled(fused) if self.doubles_resolution or is_last else maps[index + 1].shape[-2:]
             fused = fusion(fused, maps[index] if index else None, size)
         size = doubled(fused)
-        if self.patch_size is not None:
-            size = tuple(side * own for side, own in zip(levels[0].shape[-2:], self.patch_size, strict=True))
+        if not self.doubles_resolution:
+            patch = to_pair(self.config.patch_size)
+            size = levels[0].shape[-2] * patch[0], levels[0].shape[-1] * patch[1]
         fused = F.interpolate(self.conv1(fused), size=size, mode="bilinear", align_corners=True)
         return self.activation(self.predictor(self.conv2(fused).relu()))
 
@@ -178,6 +190,7 @@ class HfViTDepthHead(nn.Module):
             num_levels = len(options.neck_hidden_sizes)
             indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
         self.out_indices = last_or(indices, config)
+        self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
         self.decoder = HEADS[options.head](config, options, len(self.out_indices))
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
@@ -192,7 +205,7 @@ class HfViTDepthHead(nn.Module):
             (B, s·h, s·w): depth in metres, or relative inverse depth.
         """
         head: Head = self.decoder
-        if mask is not None and isinstance(self.decoder, HfViTDPTDepthHead) and self.decoder.patch_size is None:
+        if mask is not None and isinstance(self.decoder, HfViTDPTDepthHead) and self.decoder.doubles_resolution:
             head = self.decoder.in_scale
         return each_image_alone(head, levels, prefixes, mask).squeeze(1)
 
@@ -241,8 +254,9 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     if options.loss == "mse":
         return mean((predicted - labels).square()).mean()
     ratio = predicted.clamp_min(options.min_depth).log() - labels.clamp_min(options.min_depth).log()
-    squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()
-    return ((squares.clamp_min(0) + SILOG_EPS).sqrt() * valid.any(dim=2).any(dim=1)).mean()
+    squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()  # (B,)
+    counts = squares > SILOG_EPS
+    return squares.where(counts, 1).sqrt().where(counts, 0).mean()
 
 
 def ssi_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:

@@ -150,8 +150,7 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
         ValueError: if the labels have another shape, or one is out of range (looked at on the CPU only).
     """
     check_labels(logits, labels, options.semantic_loss_ignore_index)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logits = F.interpolate(logits, size=labels.shape[-2:], mode="bilinear", align_corners=False)  # (B, K, H, W)
+    logits = resize_logits(logits, labels.shape[-2:])  # (B, K, H, W)
     counted = labels != options.semantic_loss_ignore_index  # (B, H, W)
     labels = labels.long().where(counted, 0)
     weights = None if options.class_weights is None else logits.new_tensor(list(options.class_weights))
@@ -162,11 +161,18 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
         if options.cross_entropy_weight:
             total = total + options.cross_entropy_weight * mean_of_image(losses, pixel_weights)
         if options.focal_weight:
-            hardness = (1 - torch.exp(-losses)).clamp_min(0) ** options.focal_gamma
+            # Above 0, where a power below 1 has no gradient.
+            hardness = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny) ** options.focal_gamma
             total = total + options.focal_weight * mean_of_image(hardness * losses, pixel_weights)
     if options.dice_weight:
         total = total + options.dice_weight * dice_losses(logits.softmax(dim=1), labels, counted)
     return total.mean()
+
+
+def resize_logits(logits: Tensor, size: Sequence[int]) -> Tensor:
+    """Logits (B, K, h, w) as (B, K, *size), in float32 at least."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.interpolate(logits, size=list(size), mode="bilinear", align_corners=False)
 
 
 def mean_of_image(values: Tensor, weights: Tensor) -> Tensor:
@@ -186,7 +192,8 @@ def dice_losses(probabilities: Tensor, labels: Tensor, counted: Tensor) -> Tenso
     Returns:
         (B,), each in [0, 1]; 0 for an image without a pixel that counts.
     """
-    truth = F.one_hot(labels, probabilities.shape[1]).movedim(-1, 1) * counted[:, None]  # (B, K, H, W)
+    classes = torch.arange(probabilities.shape[1], device=labels.device)[:, None, None]
+    truth = (labels[:, None] == classes) & counted[:, None]  # (B, K, H, W)
     overlap = (probabilities * truth).sum(dim=(2, 3))  # (B, K)
     size = (probabilities * counted[:, None]).sum(dim=(2, 3)) + truth.sum(dim=(2, 3))
     occurs = truth.any(dim=3).any(dim=2)  # (B, K)
@@ -238,7 +245,7 @@ def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], strid
     for top in window_starts(height, window[0], stride[0]):
         for left in window_starts(width, window[1], stride[1]):
             logits = forward(pixel_values[:, :, top : top + window[0], left : left + window[1]])
-            logits = F.interpolate(logits, size=window, mode="bilinear", align_corners=False)
+            logits = resize_logits(logits, window)
             if total.ndim == 0:
                 total, count = logits.new_zeros(*logits.shape[:2], height, width), logits.new_zeros(height, width)
             total[:, :, top : top + window[0], left : left + window[1]] += logits
@@ -290,8 +297,7 @@ def segment_copies(
         for is_mirrored in (False, True) if flip else (False,):
             logits = forward(copy.flip(-1) if is_mirrored else copy)
             logits = logits.flip(-1) if is_mirrored else logits
-            logits = F.interpolate(logits.float(), size=(height, width), mode="bilinear", align_corners=False)
-            probabilities.append(logits.softmax(dim=1))
+            probabilities.append(resize_logits(logits, (height, width)).softmax(dim=1))
     return torch.stack(probabilities).mean(dim=0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
 

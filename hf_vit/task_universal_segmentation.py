@@ -6,6 +6,7 @@ classes, s = 2 ** num_upscale_blocks, M target masks of an image.
 """
 
 from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +55,34 @@ class HfViTUniversalSegmentationHead(nn.Module):
         self.classifier = nn.Linear(width, config.num_labels + 1)
         # How likely the queries of each of these blocks attend to their own mask alone
         self.register_buffer("mask_probabilities", torch.ones(options.num_blocks))
+        self.masked_blocks = [True] * options.num_blocks  # which do so now, see `settle_masks`
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.settle_masks()
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches between training and inference, where a block has masks or not, whatever chance says."""
+        super().train(mode)
+        self.settle_masks()
+        return self
+
+    def settle_masks(self) -> None:
+        """Looks up in which blocks masks play a part, so that no forward waits for the device to say it."""
+        if not self.mask_probabilities.is_meta:  # while the library builds the model, it has no values
+            self.masked_blocks = (self.mask_probabilities > (0.0 if self.training else 0.5)).tolist()
+
+    def anneal_masks(self, progress: float) -> None:
+        """Sets how likely masked attention is at a point of the training, from 0 to 1; see `mask_probabilities`."""
+        self.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, len(self.masked_blocks))))
+        self.settle_masks()
+
+    def join_queries(self, hidden_states: Tensor) -> Tensor:
+        """(B, P + N, D) to (B, L, D), with the queries at the end."""
+        # Not `queries.weight`, which may lie on a disk: only a call fetches it.
+        queries = self.queries(torch.arange(self.queries.num_embeddings, device=hidden_states.device))
+        queries = queries.to(hidden_states.device).expand(len(hidden_states), -1, -1)
+        return torch.cat((hidden_states, queries), dim=1)
 
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Predicts from tokens after the final norm.
@@ -88,9 +117,8 @@ class HfViTUniversalSegmentationHead(nn.Module):
             (B, 1, L, L) bool, True where a token may look.
         """
         batch, num_queries = masks.shape[:2]
-        own = (
-            F.interpolate(masks.detach(), size=grid, mode="bilinear", align_corners=False).flatten(2) > 0
-        )  # (B, Q, N)
+        coarse = F.interpolate(masks.detach(), size=grid, mode="bilinear", align_corners=False)
+        own = coarse.flatten(2) > 0  # (B, Q, N)
         if self.training:
             is_free = torch.rand(batch, num_queries, 1, device=masks.device) > self.mask_probabilities[block]
             own = own | is_free
@@ -142,7 +170,7 @@ def universal_segmentation_loss(
     precision = torch.promote_types(masks.dtype, torch.float32)
     losses = []
     for index, (targets, labels) in enumerate(zip(mask_labels, class_labels, strict=True)):
-        targets, labels = targets.to(masks.device, precision), labels.to(masks.device)
+        targets, labels = targets.to(masks.device, precision), labels.to(masks.device, torch.int64)
         own = masks[index].to(precision)
         if patch_attention_mask is not None:
             own, targets = (without_padding(values, patch_attention_mask[index]) for values in (own, targets))

@@ -1,6 +1,8 @@
 """Writers of tiny data sets in the formats that real ones have."""
 
 import gzip
+import json
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 
@@ -69,3 +71,84 @@ def truncate(file: Path, share: float = 0.6) -> None:
     """Cuts off the end of a file."""
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
+
+
+SHAPE = (6, 8)  # of a `picture`, in rows and columns
+
+
+def class_map(number: int, num_classes: int = 3) -> np.ndarray:
+    """Random class numbers with a few pixels of no class, of the size of a `picture`."""
+    draws = np.random.default_rng(number)
+    return np.where(draws.random(SHAPE) < 0.1, 255, draws.integers(0, num_classes, SHAPE)).astype(np.uint8)
+
+
+def write_image(file: Path, image: PILImage.Image | np.ndarray) -> None:
+    """Writes an image, or an array as one, in the format that its name says."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (PILImage.fromarray(image) if isinstance(image, np.ndarray) else image).save(file)
+
+
+def write_masks(folder: Path, *names: str, num_classes: int = 3) -> None:
+    """Writes a class map to each path below `folder`; of equal place in the list, it is that of a `picture`."""
+    for number, name in enumerate(names):
+        write_image(folder / name, class_map(number, num_classes))
+
+
+def write_mask_folders(folder: Path, names: Iterable[str] = ("sky", "road", "car")) -> Path:
+    """Writes four images with masks to train/ and two to val/, and classes.txt; returns `folder`."""
+    for split, count in (("train", 4), ("val", 2)):
+        write_pictures(folder, *(f"{split}/images/{number}.jpg" for number in range(count)))
+        write_masks(folder, *(f"{split}/masks/{number}.png" for number in range(count)))
+    (folder / "classes.txt").write_text("\n".join(names))
+    return folder
+
+
+def depth_in_millimetres(number: int) -> np.ndarray:
+    """Random depth of 0.5 to 10 metres, of the size of a `picture`; the first pixel has none."""
+    depth = np.random.default_rng(number).integers(500, 10000, SHAPE).astype(np.uint16)
+    depth[0, 0] = 0
+    return depth
+
+
+def write_depth_folders(folder: Path) -> Path:
+    """Writes four images with 16-bit depth in millimetres to train/ and two to val/; returns `folder`."""
+    for split, count in (("train", 4), ("val", 2)):
+        write_pictures(folder, *(f"{split}/images/{number}.jpg" for number in range(count)))
+        for number in range(count):
+            write_image(folder / split / "depths" / f"{number}.png", depth_in_millimetres(number))
+    return folder
+
+
+COCO_CATEGORIES = [{"id": 7, "name": "sky", "isthing": 0}, {"id": 3, "name": "cat", "isthing": 1}]
+
+
+def write_panoptic(folder: Path) -> np.ndarray:
+    """Writes one image as COCO does: sky, two cats and a crowd of cats; returns the numbers of their segments."""
+    ids = np.zeros(SHAPE, np.int32)
+    ids[:2], ids[3:5, :3], ids[3:5, 4:6], ids[5, 6:] = 70000, 300, 5, 9  # the rest is of no class
+    bands = np.stack([ids % 256, ids // 256 % 256, ids // 65536], axis=-1).astype(np.uint8)
+    write_pictures(folder / "val2017", "12.jpg")
+    write_image(folder / "annotations" / "panoptic_val2017" / "12.png", bands)
+    segments = [(70000, 7, 0), (300, 3, 0), (5, 3, 0), (9, 3, 1)]
+    annotation = {
+        "image_id": 12,
+        "file_name": "12.png",
+        "segments_info": [{"id": i, "category_id": c, "iscrowd": crowd, "area": 1} for i, c, crowd in segments],
+    }
+    write_coco(folder / "annotations" / "panoptic_val2017.json", [annotation])
+    return ids
+
+
+def write_instances(folder: Path, *annotations: dict) -> Path:
+    """Writes one image with annotations of instances in one folder of the split; returns the file."""
+    write_pictures(folder, "train/images/12.jpg")
+    file = folder / "train" / "annotations.json"
+    write_coco(file, [{"id": number, "image_id": 12, **annotation} for number, annotation in enumerate(annotations)])
+    return file
+
+
+def write_coco(file: Path, annotations: list[dict]) -> None:
+    """Writes annotations of one image in the format of COCO."""
+    image = {"id": 12, "file_name": "12.jpg", "height": SHAPE[0], "width": SHAPE[1]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"images": [image], "annotations": annotations, "categories": COCO_CATEGORIES}))

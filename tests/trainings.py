@@ -3,6 +3,7 @@
 Run as a script, `python -m tests.trainings JOB FOLDER ...`, it does one of the jobs and writes the results to FOLDER.
 """
 
+import json
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
 from hf_vit.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, last_checkpoint
 
+from .dense_helpers import scores_of_processes
 from .helpers import TRAINING_CASES, small_config
 from .references import draw_weights
 
@@ -223,6 +225,14 @@ def compare_processes(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+def score_dense_predictions(folder: Path) -> None:
+    """Scores made-up predictions in two processes; each writes what it got."""
+    scores = scores_of_processes(batch_size=2)
+    assert torch.distributed.get_world_size() == 2
+    (folder / f"process_{torch.distributed.get_rank()}.json").write_text(json.dumps(scores))
+    torch.distributed.destroy_process_group()
+
+
 # What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
 SAVE_STEPS, KILL_STEP = 4, 10
 RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
@@ -296,7 +306,7 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 
 
 JOBS: dict[str, Callable[..., None]] = {
-    job.__name__: job for job in (compare_processes, train_and_die, train_to_the_end)
+    job.__name__: job for job in (compare_processes, score_dense_predictions, train_and_die, train_to_the_end)
 }
 
 

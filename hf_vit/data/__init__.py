@@ -3,22 +3,41 @@
 from .augmentation import image_classification_augmentation, small_affine
 from .augmented_dataset import AugmentedDataset
 from .checks import unreadable_images, without_unreadable
+from .class_list import ClassList
 from .collators import ImageClassificationCollator
+from .dense_augmentation import dense_augmentation
+from .dense_checks import check_dense
+from .dense_collator import DensePredictionCollator
+from .dense_dataset import DenseData, DenseDataset
+from .dense_sources import load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
 from .digits import DIGITS_RECORD, load_digits_dataset
 from .hold_out import hold_out
 from .record import DataRecord
 from .sources import load_image_classification
+from .target_files import read_depth, read_mask, read_segment_ids
 
 
 __all__ = [
     "DIGITS_RECORD",
     "AugmentedDataset",
+    "ClassList",
     "DataRecord",
+    "DenseData",
+    "DenseDataset",
+    "DensePredictionCollator",
     "ImageClassificationCollator",
+    "check_dense",
+    "dense_augmentation",
     "hold_out",
     "image_classification_augmentation",
+    "load_depth_estimation",
     "load_digits_dataset",
     "load_image_classification",
+    "load_semantic_segmentation",
+    "load_universal_segmentation",
+    "read_depth",
+    "read_mask",
+    "read_segment_ids",
     "small_affine",
     "unreadable_images",
     "without_unreadable",

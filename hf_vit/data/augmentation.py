@@ -4,15 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from ..image_inputs_hf_vit import read_image
+from .augmentation_inputs import GREY, check_probabilities, read_uint8
 
 
 AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine")
-GREY = 128  # about zero after normalisation
 
 
 def small_affine() -> Callable[[Any], Any]:
@@ -51,7 +49,9 @@ def image_classification_augmentation(
         ImportError: if torchvision is not installed.
         ValueError: if a value is out of range, or `auto_augment` changes colours and C is neither 1 nor 3.
     """
-    _check_probabilities(min_crop_scale, horizontal_flip=horizontal_flip, random_erasing=random_erasing)
+    if not 0 < min_crop_scale <= 1:
+        raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 takes the whole image.")
+    check_probabilities(horizontal_flip=horizontal_flip, random_erasing=random_erasing)
     _check_auto_augment(auto_augment, num_channels)
     try:
         from torchvision.transforms import v2  # here, as all else in the package does without torchvision
@@ -60,7 +60,7 @@ def image_classification_augmentation(
 
     is_cropped = min_crop_scale < 1
     steps: list[Callable[[Any], Any]] = [
-        partial(_read_uint8, num_channels=num_channels),
+        partial(read_uint8, num_channels=num_channels),
         v2.RandomResizedCrop(size, scale=(min_crop_scale, 1.0), antialias=True) if is_cropped else v2.Resize(size),
     ]
     if horizontal_flip:
@@ -76,14 +76,6 @@ def image_classification_augmentation(
     return v2.Compose(steps)
 
 
-def _check_probabilities(min_crop_scale: float, **probabilities: float) -> None:
-    if not 0 < min_crop_scale <= 1:
-        raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 takes the whole image.")
-    for name, value in probabilities.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} is a probability and must lie in [0, 1]; 0 switches it off.")
-
-
 def _check_auto_augment(auto_augment: str, num_channels: int) -> None:
     if auto_augment not in AUTO_AUGMENTS:
         raise ValueError(f"auto_augment={auto_augment!r} is unknown. Choose one of {', '.join(AUTO_AUGMENTS)}.")
@@ -92,9 +84,3 @@ def _check_auto_augment(auto_augment: str, num_channels: int) -> None:
             f"auto_augment={auto_augment!r} changes colours, which images of num_channels={num_channels} have not: it "
             "takes 1 or 3. Set auto_augment to none or affine."
         )
-
-
-def _read_uint8(image: Image, num_channels: int) -> Tensor:
-    """Reads an image of any mode; of floats in 0..255, torchvision would take all above 1 for white."""
-    pixels = read_image(image, num_channels=num_channels)
-    return pixels if pixels.dtype == torch.uint8 else pixels.round().clamp(0, 255).to(torch.uint8)

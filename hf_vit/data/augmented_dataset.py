@@ -1,33 +1,49 @@
 """Augmentation: images that are drawn anew every epoch, and the same again under the same seed."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from datasets import Dataset
-from PIL.Image import Image
-from torch import Tensor
+
+
+class Examples(Protocol):
+    """What has examples at whole numbers, as `datasets.Dataset` and datasets of torch."""
+
+    def __len__(self) -> int:
+        """Returns how many there are."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns one of them."""
 
 
 class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """A dataset whose images pass through a random transform.
+    """A dataset whose examples pass through a random transform.
 
-    The image at an index depends on the seed, the epoch and the index alone: neither on the order in which images are
-    read nor on the number of workers, so that a training that is taken up again sees what it would have seen.
+    The example at an index depends on the seed, the epoch and the index alone: neither on the order in which examples
+    are read nor on the number of workers, so that a training that is taken up again sees what it would have seen.
     """
 
-    def __init__(self, dataset: Dataset, transform: Callable[[Image], Image | Tensor], seed: int) -> None:
+    def __init__(
+        self,
+        dataset: Examples,
+        transform: Callable[[Any], Any],
+        seed: int,
+        column: str | None = "image",
+    ) -> None:
         """Wraps a dataset.
 
         Args:
-            dataset: Examples with the column `image` (PIL).
+            dataset: Examples, whatever is in them.
             transform: Draws its randomness from torch's default generator, as those of `torchvision.transforms.v2` do.
             seed: Another seed draws other images.
+            column: What of an example the transform changes; `None` gives it the whole example, for targets that move
+                with their image.
         """
         self.dataset = dataset
         self.transform = transform
         self.seed = seed
+        self.column = column
         # In shared memory, so that worker processes that outlive an epoch learn of the next one.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
@@ -40,10 +56,12 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns the example with its image transformed."""
+        """Returns the transformed example."""
         example = self.dataset[index]
         state = np.random.SeedSequence((self.seed, int(self.epoch), index)).generate_state(1, np.uint64)
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: it would reset the generators of all GPUs too, and with them the dropout.
             torch.default_generator.manual_seed(int(state[0]))
-            return {**example, "image": self.transform(example["image"])}
+            if self.column is None:
+                return self.transform(example)
+            return {**example, self.column: self.transform(example[self.column])}

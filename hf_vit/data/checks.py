@@ -1,15 +1,15 @@
 """Images that cannot be read: found before a training starts rather than in the middle of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
-from itertools import repeat
-from pathlib import Path
 
 from datasets import Dataset, DatasetDict, Image
 from transformers.utils import logging
 
 from ..image_inputs_hf_vit import decode_image, read_image
+from .encoded import encoded_bytes
 from .wording import in_lines, listed
 
 
@@ -31,47 +31,59 @@ def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_pro
         For the index of each image that cannot be read, its file and the reason.
     """
     encoded = dataset.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
-    starts = range(0, len(encoded), CHUNK_SIZE)
-    unreadable: dict[int, str] = {}
-    with (
-        ThreadPoolExecutor(num_threads) as threads,
-        logging.tqdm(total=len(encoded), desc="Checking images", disable=not show_progress) as bar,
-    ):
-        for start, found in zip(starts, threads.map(_unreadable_chunk, repeat(encoded), starts), strict=True):
-            unreadable |= found
-            bar.update(min(CHUNK_SIZE, len(encoded) - start))
-    return unreadable
+    return find_faults(len(encoded), partial(_unreadable_among, encoded), num_threads, show_progress)
 
 
-def _unreadable_chunk(encoded: Dataset, start: int) -> dict[int, str]:
+def _unreadable_among(encoded: Dataset, indices: range) -> dict[int, str]:
     unreadable: dict[int, str] = {}
-    chunk = encoded[start : start + CHUNK_SIZE]
-    for index, (image, file) in enumerate(zip(chunk["image"], chunk["file"], strict=True), start=start):
-        path, content = (image["path"], image["bytes"]) if image is not None else (None, None)
+    chunk = encoded[indices.start : indices.stop]
+    for index, image, file in zip(indices, chunk["image"], chunk["file"], strict=True):
         try:
-            _read(path, content)
+            read_image(decode_image(BytesIO(encoded_bytes(image, "image")), "it"), "it", num_channels=3)
         except (OSError, TypeError, ValueError) as error:
             unreadable[index] = f"{file}: {error}"
     return unreadable
 
 
-def _read(path: str | None, content: bytes | None) -> None:
-    if content is None:
-        if path is None:
-            raise ValueError("there is no image")
-        content = Path(path).read_bytes()
-    read_image(decode_image(BytesIO(content), "it"), "it", num_channels=3)
+def find_faults(
+    count: int, faults_among: Callable[[range], dict[int, str]], num_threads: int | None, show_progress: bool
+) -> dict[int, str]:
+    """Looks through many examples in threads.
+
+    Args:
+        count: How many examples there are.
+        faults_among: From indices to what is wrong with those of them with which something is.
+        num_threads: How many threads look; by default as many as Python thinks fit.
+        show_progress: Whether to draw a progress bar.
+
+    Returns:
+        What is wrong, by index and in its order.
+    """
+    chunks = [range(start, min(start + CHUNK_SIZE, count)) for start in range(0, count, CHUNK_SIZE)]
+    faults: dict[int, str] = {}
+    with (
+        ThreadPoolExecutor(num_threads) as threads,
+        logging.tqdm(total=count, desc="Checking images", disable=not show_progress) as bar,
+    ):
+        for chunk, found in zip(chunks, threads.map(faults_among, chunks), strict=True):
+            faults |= found
+            bar.update(len(chunk))
+    return faults
 
 
 def without_unreadable(
-    splits: DatasetDict, unreadable: Mapping[str, Mapping[int, str]], skip_unreadable: bool
+    splits: DatasetDict,
+    unreadable: Mapping[str, Mapping[int, str]],
+    skip_unreadable: bool,
+    fault: str = "cannot be read",
 ) -> DatasetDict:
-    """Decides what to do about images that cannot be read.
+    """Decides what to do about images that cannot be read, or are otherwise of no use.
 
     Args:
-        splits: Examples with the column `label` of type `datasets.ClassLabel`.
-        unreadable: What `unreadable_images` found in each split.
+        splits: Examples; where they have a column `label`, it is of type `datasets.ClassLabel`.
+        unreadable: What `unreadable_images` or `check_dense` found in each split.
         skip_unreadable: Leave them out, with a warning, rather than raise an error.
+        fault: What is wrong with them, to be said in the error.
 
     Raises:
         ValueError: if there are unreadable images and `skip_unreadable` is not set, or if without them a class of
@@ -81,7 +93,7 @@ def without_unreadable(
     if not reasons:
         return splits
     total = sum(map(len, splits.values()))
-    found = f"{len(reasons)} of {total} images cannot be read:{in_lines(reasons, MAX_NAMED)}"
+    found = f"{len(reasons)} of {total} images {fault}:{in_lines(reasons, MAX_NAMED)}"
     if not skip_unreadable:
         raise ValueError(f"{found}\nRepair or remove them, or leave them out with skip_unreadable.")
     readable = DatasetDict({name: _without(split, unreadable[name]) for name, split in splits.items()})
@@ -100,7 +112,7 @@ def _without(split: Dataset, unreadable: Mapping[int, str]) -> Dataset:
 
 
 def _classes_lost(splits: DatasetDict, readable: DatasetDict) -> list[str]:
-    if "train" not in splits:
+    if "train" not in splits or "label" not in splits["train"].column_names:
         return []
     names = splits["train"].features["label"].names
     return [names[label] for label in sorted(set(splits["train"]["label"][:]) - set(readable["train"]["label"][:]))]

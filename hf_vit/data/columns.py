@@ -1,4 +1,4 @@
-"""Which columns of a dataset hold its images and its labels."""
+"""Which columns of a dataset hold its images and its labels or targets."""
 
 from collections.abc import Collection
 
@@ -8,6 +8,17 @@ from datasets import ClassLabel, Dataset, DatasetDict, Image, Value
 USUAL_NAMES = {
     "image_column_name": ("image", "img", "image_path", "path", "file", "filename", "file_name"),
     "label_column_name": ("label", "labels", "class", "category", "target", "fine_label", "coarse_label"),
+    "mask_column_name": (
+        "mask",
+        "label",
+        "labels",
+        "annotation",
+        "annotations",
+        "segmentation",
+        "segmentation_mask",
+        "semantic_mask",
+    ),
+    "depth_column_name": ("depth", "depth_map", "depths", "label", "labels"),
 }
 
 
@@ -45,6 +56,45 @@ def _two_columns(dataset: Dataset, where: str, image_column: str | None, label_c
         )
     dataset = dataset.select_columns([image, label]).rename_columns({image: "image", label: "label"})
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
+
+
+def image_and_target(
+    splits: DatasetDict, target: str, image_column: str | None, target_column: str | None
+) -> DatasetDict:
+    """Reduces every split to the columns `image` and the one of its targets, which are images too.
+
+    Args:
+        splits: Datasets with any columns.
+        target: What to call the column of targets, "mask" or "depth", which stay encoded.
+        image_column: Which column holds the images, where that is not clear.
+        target_column: Which column holds the targets, where none has a usual name.
+
+    Raises:
+        ValueError: if a column is missing, if several could be it, or if it does not hold images.
+    """
+    return DatasetDict(
+        {
+            name: _two_image_columns(split, f"The split {name!r}", target, image_column, target_column)
+            for name, split in splits.items()
+        }
+    )
+
+
+def _two_image_columns(
+    dataset: Dataset, where: str, target: str, image_column: str | None, target_column: str | None
+) -> Dataset:
+    candidates = [name for name, feature in dataset.features.items() if _can_hold_images(feature)]
+    if len(candidates) < 2:
+        raise ValueError(
+            f"{where} has {len(candidates)} columns of encoded images, but there must be one of images and one of "
+            f"{target}s. Its columns are {', '.join(map(repr, dataset.features))}."
+        )
+    found = choose_column(f"{target}_column_name", target_column, candidates, where)
+    others = [name for name in candidates if name != found]
+    image = choose_column("image_column_name", image_column, others, where, by_type=others)
+    columns = {image: "image", found: target}
+    dataset = dataset.select_columns(list(columns)).rename_columns(columns)
+    return dataset.cast_column("image", Image()).cast_column(target, Image(decode=False))
 
 
 def _can_hold_images(feature: object) -> bool:

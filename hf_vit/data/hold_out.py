@@ -14,8 +14,9 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
     """Splits the training images once more, for choices that must not be made on the test images.
 
     Args:
-        train: A dataset with the column `label` of type `datasets.ClassLabel`.
-        train_val_split: Share of every class that is held out, in (0, 1).
+        train: A dataset. Where it has a column `label`, of type `datasets.ClassLabel`, every class has the same share
+            of what is held out.
+        train_val_split: Share that is held out, in (0, 1).
         seed: Another seed holds out other images.
 
     Returns:
@@ -29,6 +30,10 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
         raise ValueError(
             f"train_val_split={train_val_split} of the images cannot be held out. Give more than 0 and less than 1."
         )
+    if "label" not in train.column_names:
+        if len(train) < 2:
+            raise ValueError("A single image cannot be both trained on and held out. Add images.")
+        return train.train_test_split(test_size=train_val_split, seed=seed)
     counts = Counter(train["label"][:])
     names = train.features["label"].names
     if few := [names[label] for label, count in sorted(counts.items()) if count < 2]:

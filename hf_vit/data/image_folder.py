@@ -1,21 +1,17 @@
 """Image files in one folder per class."""
 
-import os
 from collections import Counter
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 from transformers.utils import logging
 
+from .folders import IMAGE_SUFFIXES, files_below, is_image, subfolders
 from .splits import one_per_split, split_named
 from .wording import listed
 
 
 logger = logging.get_logger(__name__)
-
-IMAGE_SUFFIXES = {
-    ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
-}  # fmt: skip
 
 
 def load_image_folder(folder: Path) -> DatasetDict:
@@ -42,34 +38,34 @@ def load_image_folder(folder: Path) -> DatasetDict:
 
 def has_class_folders(folder: Path) -> bool:
     """Returns whether a folder looks like one of `load_image_folder`: it has folders of splits, or of two classes."""
-    subfolders = _subfolders(folder)
-    return len(subfolders) > 1 or any(split_named(sub.name) for sub in subfolders)
+    inside = subfolders(folder)
+    return len(inside) > 1 or any(split_named(sub.name) for sub in inside)
 
 
 def _is_unlabelled(root: Path) -> bool:
-    return not _subfolders(root) and bool(_loose_images(root))
+    return not subfolders(root) and bool(_loose_images(root))
 
 
 def _loose_images(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if path.is_file() and _is_image(path))
+    return sorted(path.name for path in root.iterdir() if path.is_file() and is_image(path))
 
 
 def _split_folders(folder: Path) -> dict[str, Path]:
-    named = [(sub.name, sub) for sub in _subfolders(folder) if split_named(sub.name)]
+    named = [(sub.name, sub) for sub in subfolders(folder) if split_named(sub.name)]
     # A class may be called "train" too, but then it holds images and not further folders.
-    if not any(_subfolders(sub) for _, sub in named):
+    if not any(subfolders(sub) for _, sub in named):
         return {"train": folder}
-    if others := sorted({sub.name for sub in _subfolders(folder)} - {name for name, _ in named}):
+    if others := sorted({sub.name for sub in subfolders(folder)} - {name for name, _ in named}):
         logger.warning("Left out of %s, as their names are of no known split: %s.", folder, listed(others))
     return one_per_split(named)
 
 
 def _load_split(name: str, root: Path) -> Dataset:
-    files = {sub.name: _files_below(sub) for sub in _subfolders(root)}
-    images = {label: [file for file in found if _is_image(file)] for label, found in files.items()}
+    files = {sub.name: files_below(sub) for sub in subfolders(root)}
+    images = {label: [file for file in found if is_image(file)] for label, found in files.items()}
     loose = _loose_images(root)
     _check_images(root, images, loose)
-    others = Counter(file.suffix for found in files.values() for file in found if not _is_image(file))
+    others = Counter(file.suffix for found in files.values() for file in found if not is_image(file))
     if others:
         logger.warning("Left out of %s, as they do not end like images: %s.", root, dict(others))
     if loose:
@@ -94,20 +90,3 @@ def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -
             f"Class folders of {root} without an image: {', '.join(map(repr, empty))}. Remove them, or put images "
             f"there ({suffixes})."
         )
-
-
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _files_below(folder: Path) -> list[Path]:
-    """Lists the visible files at any depth, sorted; unlike `Path.rglob`, also behind links to folders."""
-    found = []
-    for path, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(path, name) for name in names if not name.startswith(".")]
-    return sorted(found)

@@ -1,11 +1,8 @@
 """Data sets for image classification, from wherever a user has them."""
 
-import difflib
 from pathlib import Path
 
-from datasets import DatasetDict, load_dataset, load_from_disk
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from datasets import DatasetDict
 
 from .columns import image_and_label
 from .files import with_files
@@ -13,9 +10,8 @@ from .idx import find_idx, load_idx
 from .image_folder import has_class_folders, load_image_folder
 from .labels import with_class_labels
 from .parquet import find_parquet, load_parquet
-from .splits import standard_splits
+from .stored import check_revision, is_saved, load_from_hub, load_saved
 from .table import TABLE_SUFFIXES, find_tables, list_tables, load_tables
-from .wording import listed
 
 
 def load_image_classification(
@@ -61,13 +57,10 @@ def load_image_classification(
     """
     path = Path(source).expanduser()
     if not path.exists():
-        found = _load_from_hub(source, dataset_config_name, dataset_revision)
+        found = load_from_hub(source, dataset_config_name, dataset_revision)
         splits = image_and_label(found, image_column_name, label_column_name)
-    elif dataset_revision is not None:
-        raise ValueError(
-            f"dataset_revision={dataset_revision!r} is for datasets on the Hub, but {source} is here. Leave it out."
-        )
     else:
+        check_revision(path, dataset_revision)
         splits = _load_path(path, dataset_config_name, image_column_name, label_column_name)
     return with_files(with_class_labels(splits))
 
@@ -81,8 +74,8 @@ def _load_path(path: Path, config_name: str | None, image_column: str | None, la
         )
     elif parquet_files := find_parquet(path):
         splits = load_parquet(parquet_files)
-    elif any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        splits = _load_saved(path)
+    elif is_saved(path):
+        splits = load_saved(path)
     elif tables := find_tables(path):
         return load_tables(tables, image_column, label_column)
     elif path.is_file():
@@ -96,30 +89,3 @@ def _load_path(path: Path, config_name: str | None, image_column: str | None, la
     else:
         splits = load_image_folder(path)
     return image_and_label(splits, image_column, label_column)
-
-
-def _load_saved(path: Path) -> DatasetDict:
-    saved = load_from_disk(path)
-    return standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
-
-
-def _load_from_hub(source: str, config_name: str | None, revision: str | None) -> DatasetDict:
-    try:
-        validate_repo_id(source)
-        return standard_splits(load_dataset(source, config_name, revision=revision))
-    except (HFValidationError, FileNotFoundError, ConnectionError) as error:
-        raise FileNotFoundError(
-            f"There is no file or folder {source!r}. {_neighbours(Path(source).expanduser().absolute())} Nor did the "
-            f"Hub give a dataset of that name: {error}"
-        ) from error
-
-
-def _neighbours(path: Path) -> str:
-    """Says what lies where `path` was looked for."""
-    while not path.parent.is_dir():
-        path = path.parent
-    names = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith("."))
-    near = difflib.get_close_matches(path.name, names)
-    if near:
-        return f"Did you mean {' or '.join(repr(str(path.parent / name)) for name in near)}?"
-    return f"In {path.parent} there is no {path.name!r}, but {listed(names) if names else 'nothing'}."

@@ -9,8 +9,12 @@ from .arguments import (
     parse_arguments,
 )
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
+from .dense_scorer import DenseScorer
+from .dense_trainer import DenseTrainer
+from .depth_estimation import DepthEstimation, DepthScorer
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
+    ImageClassification,
     load_classifier,
     make_trainer,
     open_classifier,
@@ -21,17 +25,33 @@ from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
+from .semantic_segmentation import SemanticScorer, SemanticSegmentation
+from .task import TrainingTask, run
 from .trainer import HfViTTrainer
+from .universal_metric import UniversalMetric
+from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSegmentation
 
 
 __all__ = [
     "AugmentationArguments",
     "DataArguments",
+    "DenseScorer",
+    "DenseTrainer",
+    "DepthEstimation",
+    "DepthScorer",
     "HfViTTrainer",
     "HfViTTrainingArguments",
+    "ImageClassification",
+    "MaskAnnealing",
     "ModelArguments",
+    "SemanticScorer",
+    "SemanticSegmentation",
     "TrainingDataArguments",
     "TrainingRecord",
+    "TrainingTask",
+    "UniversalMetric",
+    "UniversalScorer",
+    "UniversalSegmentation",
     "begin_recipe",
     "check_labels",
     "check_upload",
@@ -47,6 +67,7 @@ __all__ = [
     "open_classifier",
     "parse_arguments",
     "publish",
+    "run",
     "without_secrets",
     "write_model_card",
     "write_report",

@@ -74,24 +74,16 @@ class ModelArguments:
 
 
 @dataclass
-class DataArguments:
-    """Which images to score."""
+class ImageDataArguments:
+    """Which images, whatever is known of them."""
 
-    dataset_name: str = field(
-        default="",
-        metadata={
-            "help": "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
-        },
-    )
+    dataset_name: str = field(default="", metadata={"help": "Folder, or name on the Hub."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of a dataset on the Hub."})
     dataset_revision: str | None = field(
         default=None, metadata={"help": "Branch, tag or commit of a dataset on the Hub."}
     )
     image_column_name: str | None = field(
         default=None, metadata={"help": "Column of the images, where it is not clear by itself."}
-    )
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of the labels, where it is not clear by itself."}
     )
     skip_unreadable: bool = field(
         default=False, metadata={"help": "Leave images out that cannot be read, rather than stop."}
@@ -122,8 +114,23 @@ class DataArguments:
 
 
 @dataclass
-class TrainingDataArguments(DataArguments):
-    """Which images to train on."""
+class DataArguments(ImageDataArguments):
+    """Which images to score a classifier on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={
+            "help": "Folder of <split>/<class>/<image>, idx or parquet files, CSV of paths and labels, or a Hub name."
+        },
+    )
+    label_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the labels, where it is not clear by itself."}
+    )
+
+
+@dataclass
+class TrainedImagesArguments(ImageDataArguments):
+    """Which images to train on, whatever is known of them."""
 
     max_train_samples: int | None = field(
         default=None, metadata={"help": "Train on this many images, drawn at random: for a trial."}
@@ -137,6 +144,11 @@ class TrainingDataArguments(DataArguments):
             raise ValueError(
                 f"max_train_samples={self.max_train_samples} leaves no image to train on. Give at least 1."
             )
+
+
+@dataclass
+class TrainingDataArguments(DataArguments, TrainedImagesArguments):
+    """Which images to train a classifier on."""
 
 
 @dataclass

@@ -1,14 +1,29 @@
 """The data of a training or a scoring: opened once for all processes, checked, and split."""
 
+from typing import Protocol
+
 from accelerate.utils import gather_object
 from datasets import ClassLabel, Dataset, DatasetDict
 from transformers.utils import logging
 
 from ..data import hold_out, load_image_classification, unreadable_images, without_unreadable
-from .arguments import DataArguments, HfViTTrainingArguments, TrainingDataArguments
+from .arguments import (
+    DataArguments,
+    HfViTTrainingArguments,
+    ImageDataArguments,
+    TrainedImagesArguments,
+    TrainingDataArguments,
+)
 
 
 logger = logging.get_logger(__name__)
+
+
+class FindFaults(Protocol):
+    """Finds the rows of a split that cannot be trained on, as `unreadable_images` does."""
+
+    def __call__(self, dataset: Dataset, *, show_progress: bool) -> dict[int, str]:
+        """Returns the file and the reason for the index of each."""
 
 
 def open_splits(args: DataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
@@ -42,10 +57,29 @@ def load_splits(args: TrainingDataArguments, training_args: HfViTTrainingArgumen
         OSError: if the data is missing.
         ValueError: if it is bad.
     """
-    splits = open_splits(args, training_args)
+    return prepare_splits(open_splits(args, training_args), args, training_args, unreadable_images)
+
+
+def prepare_splits(
+    splits: DatasetDict, args: TrainedImagesArguments, training_args: HfViTTrainingArguments, find_faults: FindFaults
+) -> DatasetDict:
+    """Checks the splits of a training, and holds out images for validation if there is no such split.
+
+    Args:
+        splits: As they were opened.
+        args: What to do about images that cannot be read, and how many to take.
+        training_args: Gives the seed and, on several processes, the share of each.
+        find_faults: Finds images that cannot be read.
+
+    Returns:
+        Splits "train" and, where there are such, "validation" and "test".
+
+    Raises:
+        ValueError: if there are no training images, or some cannot be read.
+    """
     if "train" not in splits:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(splits)}.")
-    splits = readable_images(splits, args, training_args)
+    splits = readable_images(splits, args, training_args, find_faults)
     if "validation" not in splits and args.train_val_split > 0:
         held_out = hold_out(splits["train"], args.train_val_split)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
@@ -91,7 +125,7 @@ def load_scored_split(
         logger.warning("These are training images: their scores say little about images that a model has not seen.")
     source = sources[split]
     images = with_model_labels(splits[source], label2id, args.dataset_name)
-    images = readable_images(DatasetDict({source: images}), args, training_args)[source]
+    images = readable_images(DatasetDict({source: images}), args, training_args, unreadable_images)[source]
     if split != source:
         images = hold_out(images, args.train_val_split)["test"]
     images = images.remove_columns("label").rename_column("model_label", "label")
@@ -119,8 +153,16 @@ def with_model_labels(images: Dataset, label2id: dict[str, int], dataset_name: s
     return images.add_column("model_label", numbers, feature=feature)
 
 
-def readable_images(splits: DatasetDict, args: DataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+def readable_images(
+    splits: DatasetDict, args: ImageDataArguments, training_args: HfViTTrainingArguments, find_faults: FindFaults
+) -> DatasetDict:
     """Returns the splits with images that can be read; on several processes each of them reads a share.
+
+    Args:
+        splits: As they were opened.
+        args: What to do about images that cannot be read.
+        training_args: Says which share is that of this process.
+        find_faults: Finds them.
 
     Raises:
         ValueError: if an image cannot be read and `skip_unreadable` is not set, or too few are left.
@@ -129,7 +171,7 @@ def readable_images(splits: DatasetDict, args: DataArguments, training_args: HfV
         return splits
     rank, world_size = training_args.process_index, training_args.world_size
     share = {
-        name: unreadable_images(
+        name: find_faults(
             split.shard(world_size, rank, contiguous=False),
             show_progress=training_args.local_process_index == 0 and not training_args.disable_tqdm,
         )

@@ -1,15 +1,17 @@
 """Diagrams of a training and its scores, drawn by matplotlib."""
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .figures import new_figure
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 
 MAX_COUNTED = 20  # more classes than this leave no room for a number in each cell
@@ -32,7 +34,7 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | 
     if matrix.shape != (len(names), len(names)):
         raise ValueError(f"{len(names)} classes need a matrix of that many rows and columns, not {matrix.shape}.")
     side = min(12.0, max(4.0, 2 + 0.45 * len(names)))  # inches
-    figure = _new_figure(side, side)
+    figure = new_figure(side, side)
     axes = figure.subplots()
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -46,6 +48,39 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | 
         for row, column in zip(*np.nonzero(matrix), strict=True):
             colour = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, matrix[row, column], ha="center", va="center", color=colour, fontsize=8)
+    figure.savefig(file, dpi=120)
+
+
+def draw_class_scores(scores: Mapping[str, float], file: str | os.PathLike[str], label: str = "IoU") -> None:
+    """Draws a bar for each class, the best first, and their mean as a line.
+
+    Args:
+        scores: Score of each class in [0, 1], in the order of the classes; NaN for a class that does not occur.
+        file: Where to save the picture; the suffix is the format.
+        label: What the scores are.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if there is no class.
+    """
+    if not scores:
+        raise ValueError("There is no class to draw.")
+    ranked = sorted(scores.items(), key=lambda item: (math.isnan(item[1]), -item[1]))
+    known = [value for _, value in ranked if not math.isnan(value)]
+    figure = new_figure(6, 0.8 + 0.22 * len(ranked))
+    axes = figure.subplots()
+    background = {"facecolor": "white", "linewidth": 0, "pad": 1}
+    axes.barh(range(len(ranked)), [0 if math.isnan(value) else value for _, value in ranked], height=0.7)
+    for place, (_, value) in enumerate(ranked):
+        text = "does not occur" if math.isnan(value) else f"{value:.3f}"
+        axes.text(0.01 + (0 if math.isnan(value) else value), place, text, va="center", fontsize=8, bbox=background)
+    if known:
+        mean = math.fsum(known) / len(known)
+        axes.axvline(mean, color="black", linestyle="--", linewidth=1, label=f"mean {mean:.3f}")
+        axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.set(xlabel=label, xlim=(0, 1.12), ylim=(len(ranked) - 0.4, -0.6), xticks=np.linspace(0, 1, 6))
+    axes.set_yticks(range(len(ranked)), [name for name, _ in ranked], parse_math=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=120)
 
 
@@ -63,22 +98,13 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[s
     scores = sorted(
         {name for entry in log_history for name in entry if name.startswith("eval_") and not name.endswith(ignored)}
     )
-    figure = _new_figure(12 if scores else 8, 3.2)
+    figure = new_figure(12 if scores else 8, 3.2)
     panels = figure.subplots(1, 3 if scores else 2)
     _draw_lines(panels[0], log_history, {"loss": "training", "eval_loss": "validation"}, "loss")
     if scores:
         _draw_lines(panels[1], log_history, {name: name.removeprefix("eval_") for name in scores}, "validation score")
     _draw_lines(panels[-1], log_history, {"learning_rate": ""}, "learning rate")
     figure.savefig(file, dpi=120)
-
-
-def _new_figure(width: float, height: float) -> "Figure":
-    """Returns an empty figure of a size in inches."""
-    try:
-        from matplotlib.figure import Figure  # here, as training needs this module but not always a picture
-    except ImportError as error:
-        raise ImportError('Diagrams need matplotlib. Install it: pip install "hf-vit[train]".') from error
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _draw_lines(axes: "Axes", log_history: Sequence[dict[str, Any]], labels: dict[str, str], title: str) -> None:

@@ -1,0 +1,195 @@
+"""The random changes that images and their targets go through together, by `torchvision.transforms.v2`.
+
+Shapes: C channels, H W pixels, M masks, h w pixels of the result.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import exp, log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..image_sizes_hf_vit import resize_nearest
+from .augmentation_inputs import GREY, check_probabilities, read_uint8
+from .class_list import IGNORED
+
+
+# What a target has where the image does not reach.
+OUTSIDE = {"segmentation_map": IGNORED, "masks": 0, "depth_map": 0}
+MAX_TRIES = 10
+
+
+def dense_augmentation(
+    size: tuple[int, int],
+    *,
+    num_channels: int = 3,
+    scale_range: tuple[float, float] = (0.5, 2.0),
+    keep_aspect_ratio: bool = True,
+    max_class_share: float = 0.75,
+    horizontal_flip: float = 0.5,
+    max_rotation: float = 0.0,
+    photometric: float = 0.5,
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Returns the augmentation of training examples for segmentation and depth, which also brings them to one size.
+
+    An image is scaled at random, and a crop of it, or where it is smaller a frame around it, is taken. Where the image
+    does not reach, it is grey, and its target is 255 (classes), empty (masks) or 0 (depth). Masks without a pixel left
+    are dropped. A depth map is divided by the scale: what is twice as large is half as far
+    (https://arxiv.org/abs/1406.2283, section 3.4).
+
+    Args:
+        size: Height h and width w of the result in pixels.
+        num_channels: Number of channels C of the result; colours are converted as the image processor does.
+        scale_range: Smallest and largest scale, drawn evenly on a logarithmic axis. At scale 1 the image just covers
+            the result.
+        keep_aspect_ratio: Whether it covers it in its own proportions, or else is squeezed into it, as by an image
+            processor that resizes to `{"height", "width"}`.
+        max_class_share: Largest share of a crop's labelled pixels that one class may have, in (0, 1]; crops are drawn
+            anew up to ten times (as in mmsegmentation). For class maps only; 1 takes any crop.
+        horizontal_flip: Probability of a mirror image, in [0, 1].
+        max_rotation: Largest angle of a random rotation in degrees, either way.
+        photometric: Probability that brightness, contrast and, of colours, saturation and hue change, in [0, 1]. The
+            target stays as it is.
+
+    Returns:
+        A function from an example (an image of any kind and size in `image`, a target of its size in
+        `segmentation_map`, `masks` and `class_labels`, or `depth_map`, and whatever else) to one with `image`
+        (C, h, w) uint8 and its target (h, w) or (M, h, w).
+
+    Raises:
+        ImportError: if torchvision is not installed.
+        ValueError: if a value is out of range, or colours shall change and C is neither 1 nor 3.
+    """
+    check_probabilities(horizontal_flip=horizontal_flip, photometric=photometric)
+    if not 0 < scale_range[0] <= scale_range[1]:
+        raise ValueError(f"scale_range={scale_range} must be two positive numbers, the smaller one first.")
+    if not 0 < max_class_share <= 1:
+        raise ValueError(f"max_class_share={max_class_share} must lie in (0, 1]; 1 takes any crop.")
+    if not 0 <= max_rotation <= 180:
+        raise ValueError(f"max_rotation={max_rotation} must lie between 0 and 180 degrees.")
+    if photometric and num_channels not in (1, 3):
+        raise ValueError(f"photometric={photometric} changes 1 or 3 channels, not num_channels={num_channels}. Set 0.")
+    if find_spec("torchvision") is None:
+        raise ImportError('Augmentation needs torchvision. Install it: pip install "hf-vit[train]".')
+    return _DenseAugmentation(
+        size, num_channels, scale_range, keep_aspect_ratio, max_class_share, horizontal_flip, max_rotation, photometric
+    )
+
+
+@dataclass(frozen=True)
+class _DenseAugmentation:
+    """The function that `dense_augmentation` returns; a class, so that it passes to worker processes."""
+
+    size: tuple[int, int]
+    num_channels: int
+    scale_range: tuple[float, float]
+    keep_aspect_ratio: bool
+    max_class_share: float
+    horizontal_flip: float
+    max_rotation: float
+    photometric: float
+
+    def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        name = next(name for name in OUTSIDE if name in example)
+        image, target = read_uint8(example["image"], self.num_channels), example[name]
+        scale = exp(_uniform(*map(log, self.scale_range)))
+        crop = self._draw_crop(image.shape[-2:], scale)
+        for _ in range(MAX_TRIES if name == "segmentation_map" and self.max_class_share < 1 else 0):
+            if _largest_share(crop.cut(target)) <= self.max_class_share:
+                break
+            crop = self._draw_crop(image.shape[-2:], scale)
+        image = crop.place(_resize_image(crop.cut(image), crop.inner), GREY)  # (C, h, w)
+        target = crop.place(resize_nearest(crop.cut(target), *crop.inner), OUTSIDE[name])  # (h, w) or (M, h, w)
+        if torch.rand(()) < self.horizontal_flip:
+            image, target = image.flip(-1), target.flip(-1)
+        if self.max_rotation:
+            image, target = _rotate(image, target, _uniform(-self.max_rotation, self.max_rotation), OUTSIDE[name])
+        if torch.rand(()) < self.photometric:
+            image = _distort(image)
+        changed = {"image": image, name: target / scale if name == "depth_map" else target}
+        if name == "masks":
+            is_left = target.flatten(1).any(dim=1)  # (M,)
+            changed |= {"masks": target[is_left], "class_labels": example["class_labels"][is_left]}
+        return {**example, **changed}
+
+    def _draw_crop(self, shape: Sequence[int], scale: float) -> "_Crop":
+        zooms = [length / old for length, old in zip(self.size, shape, strict=True)]
+        if self.keep_aspect_ratio:
+            zooms = [max(zooms)] * 2
+        rows, columns = (_draw_span(*lengths) for lengths in zip(shape, self.size, zooms, [scale] * 2, strict=True))
+        return _Crop(rows, columns, self.size)
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Along one side: which part of the old one is taken, and where it lies in the new one."""
+
+    start: int
+    length: int
+    new_start: int
+    new_length: int
+
+
+def _draw_span(old: int, new: int, zoom: float, scale: float) -> _Span:
+    new_length = min(new, max(1, round(old * zoom * scale)))
+    length = min(old, max(1, round(new_length / (zoom * scale))))
+    start, new_start = (int(torch.randint(spare + 1, ())) for spare in (old - length, new - new_length))
+    return _Span(start, length, new_start, new_length)
+
+
+@dataclass(frozen=True)
+class _Crop:
+    rows: _Span
+    columns: _Span
+    size: tuple[int, int]
+
+    @property
+    def inner(self) -> tuple[int, int]:
+        """Height and width of what is cut out once it is resized."""
+        return self.rows.new_length, self.columns.new_length
+
+    def cut(self, image: Tensor) -> Tensor:
+        rows, columns = (slice(span.start, span.start + span.length) for span in (self.rows, self.columns))
+        return image[..., rows, columns]
+
+    def place(self, inner: Tensor, outside: float) -> Tensor:
+        if self.inner == self.size:
+            return inner
+        frame = inner.new_full((*inner.shape[:-2], *self.size), outside)
+        rows, columns = (slice(span.new_start, span.new_start + span.new_length) for span in (self.rows, self.columns))
+        frame[..., rows, columns] = inner
+        return frame
+
+
+def _largest_share(labels: Tensor) -> float:
+    """Returns the share of the most frequent class, seen on every fourth pixel each way; 1 if there is none."""
+    counts = labels[::4, ::4].flatten().bincount(minlength=IGNORED)[:IGNORED]
+    return float(counts.max() / counts.sum()) if counts.any() else 1.0
+
+
+def _resize_image(image: Tensor, size: tuple[int, int]) -> Tensor:
+    from torchvision.transforms.v2 import functional  # here, as all else in the package does without torchvision
+
+    return functional.resize(image, list(size), antialias=True)
+
+
+def _rotate(image: Tensor, target: Tensor, angle: float, outside: float) -> tuple[Tensor, Tensor]:
+    from torchvision import tv_tensors  # here, as all else in the package does without torchvision
+    from torchvision.transforms.v2 import InterpolationMode, functional
+
+    # The type of a tensor says how it turns: masks are never interpolated.
+    turned = functional.rotate(tv_tensors.Mask(target), angle, fill=outside).as_subclass(Tensor)
+    return functional.rotate(image, angle, InterpolationMode.BILINEAR, fill=GREY), turned
+
+
+def _distort(image: Tensor) -> Tensor:
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    return v2.ColorJitter(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05)(image)
+
+
+def _uniform(low: float, high: float) -> float:
+    return low + (high - low) * float(torch.rand(()))

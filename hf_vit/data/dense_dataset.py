@@ -1,0 +1,82 @@
+"""Images with the targets of dense prediction, read on access. Shapes: H W pixels, M masks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import torch
+from datasets import Dataset, DatasetDict, Image
+from PIL import Image as PILImage
+from torch import Tensor
+
+from ..image_inputs_hf_vit import decode_image
+from .encoded import encoded_bytes
+
+
+ReadTarget = Callable[[dict[str, Any]], dict[str, Tensor]]
+
+
+class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """Examples of an image and its target, from rows that name their files or hold their bytes."""
+
+    def __init__(self, rows: Dataset, read_target: ReadTarget) -> None:
+        """Wraps rows.
+
+        Args:
+            rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads.
+            read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,), or
+                `depth_map` (H, W).
+        """
+        # Decoded here, so that errors name the file.
+        self.rows = rows.cast_column("image", Image(decode=False))
+        self.read_target = read_target
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns `image` (PIL, upright), `file`, and the target of the same size.
+
+        Raises:
+            OSError: if the image or the target cannot be read.
+            ValueError: if the target is wrong, or of another size than the image.
+        """
+        row = self.rows[index]
+        image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
+        target = self.read_target(row)
+        _check_same_size(image, target, row["file"])
+        return {"image": image, "file": row["file"], **target}
+
+
+def _check_same_size(image: PILImage.Image, target: dict[str, Tensor], file: str) -> None:
+    for name, values in target.items():
+        if values.ndim > 1 and values.shape[-2:] != (image.height, image.width):
+            height, width = values.shape[-2:]
+            raise ValueError(
+                f"{file} has {image.height} x {image.width} pixels, but its {name.replace('_', ' ')} {height} x "
+                f"{width}. They must be of one size."
+            )
+
+
+@dataclass(frozen=True)
+class DenseData:
+    """A data set for dense prediction.
+
+    Args:
+        splits: Those of "train", "validation" and "test" that exist, with the columns `image` (`datasets.Image`),
+            `file` (its name) and those of the target, which are not opened.
+        read_target: Reads the target of a row.
+        names: Name of each class; none for depth.
+        thing_ids: The classes whose masks are one instance each; the others are stuff, one mask an image.
+    """
+
+    splits: DatasetDict
+    read_target: ReadTarget
+    names: tuple[str, ...] = ()
+    thing_ids: tuple[int, ...] = ()
+
+    def examples(self, split: str) -> DenseDataset:
+        """Returns the examples of a split, read on access."""
+        return DenseDataset(self.splits[split], self.read_target)

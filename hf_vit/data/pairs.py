@@ -1,0 +1,139 @@
+"""Images and targets in folders side by side, matched by the stems of their names."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, Features, Image, NamedSplit
+from transformers.utils import logging
+
+from .folders import IMAGE_SUFFIXES, files_below, subfolders
+from .splits import one_per_split, split_named
+from .wording import in_lines, listed
+
+
+logger = logging.get_logger(__name__)
+
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "rgb")
+TARGET_FOLDERS = {
+    "mask": ("masks", "mask", "labels", "annotations", "segmentations"),
+    "depth": ("depths", "depth", "depth_maps", "labels", "annotations"),
+}
+TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
+
+
+def load_pairs(folder: Path, target: str) -> DatasetDict:
+    """Lists images and their targets, without opening them.
+
+    The folder holds `images/` and `masks/` (or `depths/`, ...), or such folders for each of "train", "validation" and
+    "test" by any of their usual names: `train/images/`, or `images/train/`. An image and its target have one stem,
+    at any depth below these folders; where no stem has a partner, words that all stems of a side end in are cut off,
+    as in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
+
+    Args:
+        folder: Where they lie.
+        target: What to call the column of targets, "mask" or "depth".
+
+    Returns:
+        Splits with the columns `image` (opened on access) and `target` (paths), sorted by path.
+
+    Raises:
+        ValueError: if there are no pairs, or if an image or a target has no partner.
+    """
+    folder = folder.absolute()  # the dataset outlives the working directory
+    roots = _split_roots(folder, target)
+    if not roots:
+        image, other = IMAGE_FOLDERS[0], TARGET_FOLDERS[target][0]
+        inside = [path.name for path in subfolders(folder)]
+        raise ValueError(
+            f"{folder} holds no pairs of an image and a {target}, only {listed(inside) if inside else 'no folders'}. "
+            f"Put them into train/{image}/1.jpg and train/{other}/1.png, ..., or into {image}/ and {other}/."
+        )
+    pairs: dict[str, list[tuple[Path, Path]]] = {}
+    problems: list[str] = []
+    for split, (images, targets) in roots.items():
+        pairs[split], found = _match(images, targets, target)
+        problems += found
+    if problems:
+        raise ValueError(
+            f"{len(problems)} files in {folder} have no partner:{in_lines(problems)}\nAn image and its {target} need "
+            "the same name but for the suffix. Add what lacks or remove what is left over."
+        )
+    return DatasetDict({split: _as_dataset(found, target, split) for split, found in pairs.items()})
+
+
+def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
+    """Returns the folders of images and of targets by split."""
+    whole = _side_by_side(folder, target)
+    if whole is not None:
+        named = {name: _split_named_folders(side) for name, side in zip(("image", target), whole, strict=True)}
+        if not named["image"] and not named[target]:
+            return {"train": whole}
+        sides = {split: (named["image"].get(split), named[target].get(split)) for split in named["image"]}
+    else:
+        named_folders = _split_named_folders(folder)
+        sides = {split: _side_by_side(sub, target) or (sub, None) for split, sub in named_folders.items()}
+    complete = {split: (images, targets) for split, (images, targets) in sides.items() if images and targets}
+    if complete and (others := sorted(sides.keys() - complete.keys())):
+        lack = f"as they lack a folder of images or of {target}s: {listed(others)}"
+        logger.warning("Left out of %s, %s.", folder, lack)
+    return complete
+
+
+def _split_named_folders(folder: Path) -> dict[str, Path]:
+    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
+
+
+def _side_by_side(folder: Path, target: str) -> tuple[Path, Path] | None:
+    """Returns the folder of images and that of targets in a folder, if it has both."""
+    inside = {sub.name.lower(): sub for sub in subfolders(folder)}
+    images, targets = (
+        next((inside[name] for name in names if name in inside), None)
+        for names in (IMAGE_FOLDERS, TARGET_FOLDERS[target])
+    )
+    return (images, targets) if images and targets else None
+
+
+def _match(images: Path, targets: Path, target: str) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """Returns pairs of an image and its target, and a line for each file that has no partner or two."""
+    problems: list[str] = []
+    sides = []
+    for folder, suffixes in ((images, IMAGE_SUFFIXES), (targets, TARGET_SUFFIXES[target])):
+        by_stem = defaultdict(list)
+        for file in files_below(folder):
+            if file.suffix.lower() in suffixes:
+                by_stem[file.relative_to(folder).with_suffix("").as_posix()].append(file)
+        if not by_stem:
+            return [], [f"{folder} has no file that ends in {', '.join(sorted(suffixes))}"]
+        problems += [f"{listed(files)} have one stem" for files in map(_names, by_stem.values()) if len(files) > 1]
+        sides.append({stem: files[0] for stem, files in by_stem.items()})
+    if not sides[0].keys() & sides[1].keys():
+        sides = [_without_common_words(side) for side in sides]
+    problems += _alone(sides[0], sides[1], f"no {target} in {targets}")
+    problems += _alone(sides[1], sides[0], f"no image in {images}")
+    return [(file, sides[1][stem]) for stem, file in sorted(sides[0].items()) if stem in sides[1]], problems
+
+
+def _names(files: list[Path]) -> list[str]:
+    return [str(file) for file in files]
+
+
+def _alone(side: dict[str, Path], other: Collection[str], problem: str) -> Iterator[str]:
+    return (f"{file}: {problem}" for stem, file in sorted(side.items()) if stem not in other)
+
+
+def _without_common_words(side: dict[str, Path]) -> dict[str, Path]:
+    """Cuts off the words that all stems end in, if what is left tells them apart."""
+    words = [stem.split("_")[:0:-1] for stem in side]  # the last first; of each stem, the first word stays
+    common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False)))
+    cut = {stem.rsplit("_", common)[0]: file for stem, file in side.items()}
+    return cut if len(cut) == len(side) else side
+
+
+def _as_dataset(pairs: list[tuple[Path, Path]], target: str, split: str) -> Dataset:
+    return Dataset.from_dict(
+        {"image": [str(image) for image, _ in pairs], target: [str(file) for _, file in pairs]},
+        features=Features({"image": Image(), target: Image(decode=False)}),
+        split=NamedSplit(split),
+    )

@@ -1,0 +1,78 @@
+"""What the scores of dense predictions share: images come one by one, on any number of processes."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+
+
+class StreamedMetric(ABC):
+    """A score that never holds more of an image than a small record.
+
+    `record` looks at one image where it was predicted. The records of all processes are brought together by
+    `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` takes them in and `compute` scores all
+    images. Sums are exact: neither the order of images nor batches nor processes change a score. Where there is
+    nothing to score, a score is NaN.
+    """
+
+    @abstractmethod
+    def record(self, prediction: Any, target: Any) -> Any:
+        """Returns what the score needs to know of one image, as a small object that can be pickled."""
+
+    @abstractmethod
+    def update(self, records: Iterable[Any]) -> None:
+        """Takes in the records of images."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Returns the scores of all images so far."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets all images."""
+
+
+def as_array(values: Any, dtype: DTypeLike) -> np.ndarray:
+    """Returns a tensor of any device and precision, or what numpy takes for an array, as an array."""
+    if isinstance(values, torch.Tensor):
+        # numpy knows no bfloat16.
+        values = (values.double() if values.is_floating_point() else values).numpy(force=True)
+    return np.asarray(values, dtype=dtype)
+
+
+def check_same_size(prediction: np.ndarray, target: np.ndarray) -> None:
+    """Compares the height and width of two maps or stacks of masks.
+
+    Raises:
+        ValueError: if they differ.
+    """
+    if prediction.shape[-2:] != target.shape[-2:]:
+        sizes = " and ".join("x".join(map(str, array.shape[-2:])) for array in (prediction, target))
+        raise ValueError(
+            f"Prediction and target differ in size (height x width): {sizes}. Bring the prediction to the target's "
+            "size, with target_sizes in post-processing."
+        )
+
+
+def check_labels(labels: np.ndarray, names: Sequence[str], what: str) -> None:
+    """Compares class numbers with the number of classes.
+
+    Raises:
+        ValueError: if some are none of the classes.
+    """
+    strange = np.unique(labels[(labels < 0) | (labels >= len(names))])
+    if len(strange):
+        raise ValueError(
+            f"The {what} holds class numbers that are none of the {len(names)} classes (0 to {len(names) - 1}): "
+            f"{', '.join(map(str, strange[:10]))}."
+        )
+
+
+def mean_of_known(values: Iterable[float]) -> float:
+    """Returns the mean of the values that are not NaN, NaN where there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan

@@ -1,0 +1,64 @@
+"""What the models return where the library has no output of its own for it.
+
+Shapes: B batch, h w patch grid, P prefix tokens, N = h·w, L = P + N, Q queries, D hidden size, s how much finer a
+head's result is than the grid.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers.modeling_outputs import ImageClassifierOutput, SemanticSegmenterOutput
+from transformers.utils import ModelOutput
+
+
+@dataclass
+class HfViTImageClassifierOutput(ImageClassifierOutput):
+    """The library's output with the two heads of a distilled model; `logits` is what to use.
+
+    Args:
+        loss: Scalar, if labels were given.
+        logits: (B, num_labels); the mean of the two heads with a distillation token.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+        cls_logits: (B, num_labels) of the head on the pooled image; only with a distillation token.
+        distillation_logits: (B, num_labels) of the head on the distillation token; only with one.
+    """
+
+    cls_logits: Tensor | None = None
+    distillation_logits: Tensor | None = None
+
+
+@dataclass
+class HfViTSemanticSegmenterOutput(SemanticSegmenterOutput):
+    """The library's output, and what an auxiliary head gave.
+
+    Args:
+        loss: Scalar, if labels were given.
+        logits: (B, num_labels, s·h, s·w); `post_process_semantic_segmentation` resizes them.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+        auxiliary_logits: (B, num_labels, h, w), in training with `use_auxiliary_head`.
+    """
+
+    auxiliary_logits: Tensor | None = None
+
+
+@dataclass
+class HfViTForUniversalSegmentationOutput(ModelOutput):
+    """What `post_process_{semantic,instance,panoptic}_segmentation` take.
+
+    Args:
+        loss: Scalar, if targets were given.
+        class_queries_logits: (B, Q, num_labels + 1), the last one standing for no object.
+        masks_queries_logits: (B, Q, s·h, s·w).
+        last_hidden_state: (B, P + N + Q, D) after the final norm.
+        hidden_states: On request, before the first block and after each one; the last blocks have queries too.
+        attentions: On request, (B, heads, L, L) of each block.
+    """
+
+    loss: Tensor | None = None
+    class_queries_logits: Tensor | None = None
+    masks_queries_logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None

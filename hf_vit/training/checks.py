@@ -1,0 +1,54 @@
+"""What can be said of a training before its first step: that it would fail, or could not choose its best model."""
+
+from collections.abc import Collection
+from importlib.util import find_spec
+
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from .arguments import HfViTTrainingArguments
+
+
+def check_packages(*packages: str) -> None:
+    """Raises `ImportError` if a package is missing that is needed only at the end."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise ImportError(f'Scores and diagrams need {" and ".join(missing)}. Install: pip install "hf-vit[train]".')
+
+
+def check_training(
+    args: HfViTTrainingArguments, num_images: int, has_validation: bool, scores: Collection[str]
+) -> list[TrainerCallback]:
+    """Checks that a training can begin; without validation images it sets `args.eval_strategy` to "no".
+
+    Args:
+        args: How to train.
+        num_images: Number of training images.
+        has_validation: Whether there are validation images.
+        scores: What an evaluation gives, by name.
+
+    Returns:
+        The callback that stops early, if it shall.
+
+    Raises:
+        ValueError: if the training images do not fill one batch, or choosing the best model lacks validation images.
+    """
+    batch_size = args.train_batch_size * args.world_size
+    if args.dataloader_drop_last and num_images < batch_size:
+        raise ValueError(
+            f"{num_images} training images do not fill a batch of {batch_size}. Set "
+            "--per_device_train_batch_size lower."
+        )
+    metric = str(args.metric_for_best_model).removeprefix("eval_")
+    is_best_wanted = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
+    if is_best_wanted and metric not in scores:
+        raise ValueError(
+            f"There is no score {metric!r} to choose the best model by. Choose {', '.join(sorted(scores))}."
+        )
+    if not has_validation:
+        if is_best_wanted:
+            raise ValueError(
+                "Early stopping and the choice of the best model need validation images. Set --train_val_split 0.1."
+            )
+        args.eval_strategy = IntervalStrategy.NO
+    patience = args.early_stopping_patience
+    return [] if patience is None else [EarlyStoppingCallback(patience)]

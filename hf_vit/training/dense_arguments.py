@@ -1,0 +1,212 @@
+"""What the training scripts of segmentation and depth can be told beside what all training scripts can."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
+
+from .arguments import LIBRARY, HfViTTrainingArguments, ModelArguments, TrainedImagesArguments
+
+
+LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog"}
+
+
+@dataclass
+class DenseModelArguments(ModelArguments):
+    """Which model to train, and with which head."""
+
+    task_config: ClassVar[str]  # the field of HfViTConfig that holds the options of the head
+
+    head: str | None = field(default=None, metadata={"help": "Which head the model has."})
+
+    def overrides(self) -> dict[str, Any]:
+        """Returns the fields of `config_overrides`, and with them `image_size` and `head`.
+
+        Raises:
+            ValueError: if one of these is given twice, or the fields are no JSON object.
+        """
+        fields = super().overrides()
+        options = fields.get(self.task_config) or {}
+        if self.head is None:
+            return fields
+        if "head" in options:
+            raise ValueError("--head is given twice: leave it out of --config_overrides.")
+        return {**fields, self.task_config: {**options, "head": self.head}}
+
+
+@dataclass
+class SemanticModelArguments(DenseModelArguments):
+    """Which model to train for semantic segmentation."""
+
+    task_config = "segmentation_config"
+
+    head: str | None = field(
+        default=None, metadata={"help": "conv, linear, mask or simple; conv, or that of the saved model, unless said."}
+    )
+
+
+@dataclass
+class DepthModelArguments(DenseModelArguments):
+    """Which model to train for depth."""
+
+    task_config = "depth_config"
+
+    head: str | None = field(
+        default=None, metadata={"help": "dpt, conv or linear; dpt, or that of the saved model, unless said."}
+    )
+
+
+def split_names(names: str | None) -> list[str]:
+    """Returns names that are written with commas between them."""
+    return [name.strip() for name in names.split(",")] if names else []
+
+
+@dataclass
+class SemanticDataArguments(TrainedImagesArguments):
+    """Which images and masks to train on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={"help": "Folder of <split>/images and <split>/masks, parquet files, or a Hub name."},
+    )
+    mask_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the masks, where it is not clear by itself."}
+    )
+    class_names: str | None = field(
+        default=None,
+        metadata={"help": 'Names of the classes, "sky,road,car", where no file beside the data has them.'},
+    )
+    classes_file: str | None = field(
+        default=None,
+        metadata={"help": "File of class names (classes.txt, id2label.json) or colours (palette.txt), if elsewhere."},
+    )
+    reduce_labels: bool = field(
+        default=False, metadata={"help": "The masks count classes from 1 and have 0 where there is none."}
+    )
+
+
+@dataclass
+class UniversalDataArguments(SemanticDataArguments):
+    """Which images, and masks of things and stuff, to train on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={
+            "help": "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
+        },
+    )
+    thing_classes: str | None = field(
+        default=None,
+        metadata={"help": 'Classes of semantic masks whose connected regions are instances: "cat,dog". Else stuff.'},
+    )
+    annotations: str | None = field(
+        default=None, metadata={"help": "panoptic or instances, where a folder in the format of COCO has both."}
+    )
+
+
+@dataclass
+class DepthDataArguments(TrainedImagesArguments):
+    """Which images and depth maps to train on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={"help": "Folder of <split>/images and <split>/depths, parquet files, or a Hub name."},
+    )
+    depth_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the depth maps, where it is not clear by itself."}
+    )
+    depth_scale: float = field(
+        default=1000.0, metadata={"help": "Units per metre of whole numbers: 1000 for millimetres, 256 for KITTI."}
+    )
+
+
+@dataclass
+class DenseAugmentationArguments:
+    """How training images are changed at random, and their targets with them, in this order."""
+
+    keep_aspect_ratio: bool = field(
+        default=True,
+        metadata={
+            "help": "Images keep their proportions, the shorter side being image_size; false squeezes them into it."
+        },
+    )
+    min_scale: float = field(default=0.5, metadata={"help": "Least scale; at 1 an image just covers image_size."})
+    max_scale: float = field(default=2.0, metadata={"help": "Largest scale."})
+    max_class_share: float = field(
+        default=0.75, metadata={"help": "Crops of class masks are drawn anew if one class has more; 1 takes any."}
+    )
+    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
+    max_rotation: float = field(default=0.0, metadata={"help": "Largest angle of a random rotation in degrees."})
+    photometric: float = field(
+        default=0.5, metadata={"help": "Probability that brightness, contrast and colours change."}
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Returns them as `dense_augmentation` takes them."""
+        options = asdict(self)
+        scale_range = options.pop("min_scale"), options.pop("max_scale")
+        return {**options, "scale_range": scale_range}
+
+
+@dataclass
+class SemanticEvaluationArguments:
+    """How semantic segmentation is scored."""
+
+    eval_window_size: int | None = field(
+        default=None,
+        metadata={"help": "Side in pixels of windows that slide over an image; without, one look at all."},
+    )
+    eval_scales: list[float] = field(
+        default_factory=lambda: [1.0], metadata={"help": "Sizes, relative to the image, of copies that are averaged."}
+    )
+    eval_flip: bool = field(default=False, metadata={"help": "Whether the mirror image of each copy counts too."})
+
+
+@dataclass
+class DepthEvaluationArguments:
+    """How depth is scored."""
+
+    eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = field(
+        default=None, metadata={"help": "Part of the images that counts, as usual for NYU (eigen) or KITTI."}
+    )
+    eval_alignment: Literal["median", "scale_shift"] | None = field(
+        default=None,
+        metadata={"help": "What is fitted to the truth first; scale_shift for relative depth, else nothing."},
+    )
+    min_eval_depth: float = field(default=1e-3, metadata={"help": "Least depth that counts, in metres."})
+    max_eval_depth: float | None = field(
+        default=None, metadata={"help": "Largest depth that counts, in metres; the model's max_depth unless said."}
+    )
+
+
+@dataclass
+class DenseTrainingArguments(HfViTTrainingArguments):
+    """The library's arguments, with defaults that suit dense prediction."""
+
+    per_device_train_batch_size: int = field(default=16, metadata=LIBRARY["per_device_train_batch_size"].metadata)
+    per_device_eval_batch_size: int = field(default=16, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+    metric_for_best_model: str | None = field(
+        default="mean_iou", metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
+    )
+
+    def __post_init__(self) -> None:
+        """Of errors, the least is the best."""
+        if str(self.metric_for_best_model).removeprefix("eval_") in LOWER_IS_BETTER:
+            self.greater_is_better = False
+        super().__post_init__()
+
+
+@dataclass
+class UniversalTrainingArguments(DenseTrainingArguments):
+    """The same, for universal segmentation."""
+
+    metric_for_best_model: str | None = field(
+        default="pq", metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
+    )
+
+
+@dataclass
+class DepthTrainingArguments(DenseTrainingArguments):
+    """The same, for depth."""
+
+    metric_for_best_model: str | None = field(
+        default="abs_rel", metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
+    )

@@ -1,0 +1,101 @@
+"""What is left of a trained model for segmentation or depth beside its weights: scores, pictures and the card."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..data import DataRecord, DenseData, DenseDataset
+from ..visualize import draw_class_scores, draw_curves
+from .dense_scorer import DenseScorer, size_of
+from .dense_trainer import DenseTrainer, draw_examples
+from .model_card import TrainingRecord, write_model_card
+from .record import describe_training, scored_split
+
+
+def write_dense_report(
+    trainer: DenseTrainer, data: DenseData, describe: Callable[[str], DataRecord], **facts: Any
+) -> dict[str, float]:
+    """Scores a trained model and writes the scores, pictures and model card into its output folder.
+
+    The split that is scored is "test", else "validation", else "train".
+
+    Args:
+        trainer: Has finished its training.
+        data: What it was trained on.
+        describe: Says of the data what the card shall say, given the split that is scored.
+        **facts: Fields of the card's `TrainingRecord` that the trainer does not tell.
+
+    Returns:
+        The scores.
+    """
+    split = scored_split(list(data.splits))
+    folder, scorer, examples = Path(trainer.args.output_dir), trainer.scorer, data.examples(split)
+    metrics = trainer.predict(examples, metric_key_prefix=split).metrics  # on all processes
+    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.compute())}
+    is_first = trainer.is_world_process_zero()
+    draw_examples(scorer, trainer.model, examples, folder / f"{split}_examples.png", is_first)
+    if not is_first:
+        return scores
+    pictures = {"Image, truth and prediction": f"{split}_examples.png"}
+    pictures |= write_scores(folder, split, scores, scorer)
+    draw_curves(trainer.state.log_history, folder / "curves.png")
+    name, baseline = score_trivial(scorer, data.examples("train"), examples)
+    record = TrainingRecord.from_trainer(
+        trainer,
+        data=describe(split),
+        metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
+        baselines={name: baseline},
+        pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
+        limits=scorer.describe_limits(),
+        **describe_training(trainer, split),
+        **facts,
+    )
+    write_model_card(folder, record)
+    return scores
+
+
+def write_scores(folder: Path, split: str, scores: dict[str, float], scorer: DenseScorer) -> dict[str, str]:
+    """Writes `{split}_scores.json` and, where there are classes, their scores as JSON and as a picture.
+
+    Returns:
+        The file name of the picture by its caption.
+    """
+    write_json(folder / f"{split}_scores.json", {name: known(value) for name, value in scores.items()})
+    classes = scorer.per_class()
+    if not classes:
+        return {}
+    write_json(
+        folder / f"{split}_classes.json",
+        {name: {score: known(value) for score, value in values.items()} for name, values in classes.items()},
+    )
+    label, values = scorer.class_score, {name: values[scorer.class_score.lower()] for name, values in classes.items()}
+    draw_class_scores(values, folder / f"{split}_classes.png", label)
+    return {f"{label} of each class": f"{split}_classes.png"}
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Writes what JSON can hold."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def known(value: float) -> float | None:
+    """Returns a score as JSON has it: there is no NaN."""
+    return None if math.isnan(value) else value
+
+
+def score_trivial(scorer: DenseScorer, train: DenseDataset, scored: DenseDataset) -> tuple[str, dict[str, float]]:
+    """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards."""
+    name, predict = scorer.trivial(targets_of(train))
+    scorer.metric.reset()
+    for target in targets_of(scored):
+        scorer.metric.update([scorer.metric.record(predict(size_of(target)), target)])
+    return name, scorer.metric.compute()
+
+
+def targets_of(examples: DenseDataset) -> Iterator[Any]:
+    """Reads the targets of a data set and leaves its images closed."""
+    for row in examples.rows:
+        target = examples.read_target(row)
+        yield target if "masks" in target else next(iter(target.values()))

@@ -1,0 +1,66 @@
+"""What a model card says of a finished training and of its data."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..data import DataRecord
+from .model_card import TrainingRecord
+from .models import shorten
+from .recipe import RECIPE_NAME
+from .trainer import HfViTTrainer
+
+
+def scored_split(splits: Sequence[str]) -> str:
+    """Returns which split is scored at the end of a training: "test", else "validation", else "train"."""
+    return next(name for name in ("test", "validation", "train") if name in splits)
+
+
+def describe_data(
+    dataset_name: str, license: str, sizes: dict[str, int], split: str, names: Sequence[str] = ()
+) -> DataRecord:
+    """Says of the data what its place and its splits tell.
+
+    Args:
+        dataset_name: Path, or name on the Hub.
+        license: License of the data.
+        sizes: Number of images by split.
+        split: The split that is scored.
+        names: Names of the classes, if there are classes.
+    """
+    counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
+    place = Path(dataset_name)
+    name = place.resolve().name if place.exists() else dataset_name
+    classes = f", in {len(names)} classes ({shorten(names)})" if names else ""
+    return DataRecord(
+        name=name,
+        identifier=name,
+        license=license,
+        description=f"{name}: {counts}{classes}.",
+        test=f"the {sizes[split]:,} {split} images",
+        split=split,
+    )
+
+
+def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
+    """Returns the fields of a `TrainingRecord` that a training by a script tells, whatever its task.
+
+    Args:
+        trainer: Has finished its training.
+        split: The split that is scored.
+    """
+    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    return {
+        "model_name": Path(trainer.args.output_dir).resolve().name,
+        "selection": "after the last step" if best is None else f"at step {best}, the best on the validation images",
+        "is_chosen_on_scored": best is not None and split == "validation",
+        "arguments": RECIPE_NAME,
+        "seconds": trainer.seconds,
+        "location": trainer.hub_model_id or TrainingRecord.location,
+    }
+
+
+def describe_options(options: Any) -> str:
+    """Returns a dataclass of options in one line."""
+    return ", ".join(f"{name} {value}" for name, value in asdict(options).items())

@@ -1,0 +1,139 @@
+"""Training of semantic segmentation: how images are predicted, scored and drawn, and what a script is told."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from transformers import BaseImageProcessor, PreTrainedModel
+
+from ..data import DenseData, load_semantic_segmentation
+from ..metrics import SemanticSegmentationMetric
+from ..modeling_hf_vit import HfViTForSemanticSegmentation
+from ..task_segmentation import segmentation_loss
+from ..visualize import draw_segmentation
+from .dense_arguments import (
+    DenseAugmentationArguments,
+    DenseTrainingArguments,
+    SemanticDataArguments,
+    SemanticEvaluationArguments,
+    SemanticModelArguments,
+    split_names,
+)
+from .dense_scorer import Batch, DenseScorer, Size, own_part
+from .dense_task import DenseTask
+
+
+LOOK_ONCE = SemanticEvaluationArguments()
+
+
+class SemanticScorer(DenseScorer):
+    """Predicts and scores the class of every pixel."""
+
+    class_score = "IoU"
+    metric: SemanticSegmentationMetric
+
+    def __init__(
+        self,
+        processor: BaseImageProcessor,
+        names: Sequence[str],
+        evaluation: SemanticEvaluationArguments = LOOK_ONCE,
+    ) -> None:
+        """Begins.
+
+        Args:
+            processor: Makes maps of outputs.
+            names: The class names.
+            evaluation: Windows and copies; one look at the whole image unless said.
+        """
+        super().__init__(processor, SemanticSegmentationMetric(names))
+        self.evaluation = evaluation
+
+    def predict(self, model: PreTrainedModel, batch: Batch, sizes: Sequence[Size]) -> list[tuple[Tensor, float]]:
+        """Returns the map (H, W) and the loss of each image."""
+        if self.evaluation != LOOK_ONCE:
+            return [self._look_closely(model, *own_part(batch, index), size) for index, size in enumerate(sizes)]
+        mask = batch.get("patch_attention_mask")
+        outputs = model(batch["pixel_values"], patch_attention_mask=mask)
+        maps = self.processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
+        losses = [
+            float(segmentation_loss(logits[None], labels[None], model.options))
+            for logits, labels in zip(outputs.logits, batch["labels"], strict=True)
+        ]
+        return list(zip(maps, losses, strict=True))
+
+    def _look_closely(
+        self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: Size
+    ) -> tuple[Tensor, float]:
+        """Segments one image (1, C, H, W) in windows and copies."""
+        window, scales = self.evaluation.eval_window_size, tuple(self.evaluation.eval_scales)
+        outputs = model.segment(pixels, window, scales=scales, flip=self.evaluation.eval_flip)
+        (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
+        return segmentation, float(segmentation_loss(outputs.logits, labels, model.options))
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each class."""
+        return self.metric.per_class()
+
+    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Size], Tensor]]:
+        """Gives every pixel the commonest class."""
+        counts = torch.zeros(256, dtype=torch.int64)
+        for target in targets:
+            counts += target.flatten().bincount(minlength=256)
+        commonest = int(counts[: len(self.metric.names)].argmax())
+        return f"{self.metric.names[commonest]} everywhere", lambda size: torch.full(size, commonest)
+
+    def draw(
+        self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
+    ) -> None:
+        """Draws image, truth and prediction side by side."""
+        draw_segmentation(images, predictions, targets, self.metric.names, file)
+
+    def describe_limits(self) -> str:
+        """Says what the model is not good for."""
+        return (
+            f"It knows {len(self.metric.names)} classes and gives one of them to every pixel, whatever it is shown. "
+            "It has seen images like those that it was trained on, and its score says little about others."
+        )
+
+
+@dataclass
+class SemanticSegmentation(DenseTask):
+    """Training of semantic segmentation by a script; see `DenseTask`.
+
+    Args:
+        evaluation: How it is scored.
+    """
+
+    argument_types = (
+        SemanticModelArguments,
+        SemanticDataArguments,
+        DenseAugmentationArguments,
+        DenseTrainingArguments,
+        SemanticEvaluationArguments,
+    )
+    model_class = HfViTForSemanticSegmentation
+    pipeline = "image-segmentation"
+
+    data: SemanticDataArguments
+    evaluation: SemanticEvaluationArguments
+
+    def open_data(self) -> DenseData:
+        """Opens images and masks."""
+        data = self.data
+        return load_semantic_segmentation(
+            data.dataset_name,
+            class_names=split_names(data.class_names),
+            classes_file=data.classes_file,
+            reduce_labels=data.reduce_labels,
+            dataset_config_name=data.dataset_config_name,
+            dataset_revision=data.dataset_revision,
+            image_column_name=data.image_column_name,
+            mask_column_name=data.mask_column_name,
+        )
+
+    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticScorer:
+        """Returns what predicts and scores images."""
+        return SemanticScorer(processor, self.loaded.names, self.evaluation)

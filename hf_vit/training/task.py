@@ -1,0 +1,102 @@
+"""The course of a training by a script, whatever the task: check all that can be wrong, train, report, publish."""
+
+import os
+import shlex
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from accelerate import PartialState
+from transformers import set_seed
+
+from .arguments import HfViTTrainingArguments, ModelArguments, parse_arguments
+from .checkpoints import check_labels, checkpoint_to_resume
+from .recipe import begin_recipe, without_secrets
+from .trainer import HfViTTrainer
+
+
+class TrainingTask(ABC):
+    """What a script trains: its arguments, data, trainer and report.
+
+    Args:
+        model: Which model to train.
+        args: How to train it.
+    """
+
+    argument_types: ClassVar[tuple[type, ...]]  # of the constructor
+
+    model: ModelArguments
+    args: HfViTTrainingArguments
+
+    @abstractmethod
+    def load_data(self) -> list[str]:
+        """Opens and checks the data and returns the names of its classes, none where it has no classes."""
+
+    @abstractmethod
+    def make_trainer(self) -> HfViTTrainer:
+        """Returns the trainer of a new or a saved model."""
+
+    @abstractmethod
+    def count_images(self) -> dict[str, int]:
+        """Returns the number of images of each split."""
+
+    @abstractmethod
+    def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
+        """Scores a trained model and writes scores, pictures and model card into its output folder.
+
+        Args:
+            trainer: Has finished its training.
+            **facts: Fields of the card's `TrainingRecord`.
+
+        Returns:
+            The scores.
+        """
+
+
+def run(
+    task_class: type[TrainingTask], arguments: Sequence[str], description: str | None, say: Callable[[str], None]
+) -> None:
+    """Trains, scores, saves and, on request, publishes; exits with one line that says what is wrong before that.
+
+    Args:
+        task_class: What to train.
+        arguments: The command line without the program's name.
+        description: What `--help` says first.
+        say: Tells the user how it goes; called on the first process.
+    """
+    try:
+        task = task_class(*parse_arguments(task_class.argument_types, arguments, description=description))
+        args = task.args
+        checkpoint = checkpoint_to_resume(args)
+        names = task.load_data()
+        if checkpoint is not None and names:
+            check_labels(checkpoint, names)
+        set_seed(args.seed)
+        trainer = task.make_trainer()
+        if trainer.is_world_process_zero():
+            begin_recipe(Path(args.output_dir), arguments, is_resumed=checkpoint is not None)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
+    is_first = trainer.is_world_process_zero()
+    if is_first:
+        sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_images().items())
+        say(f"Images: {sizes}. Model: {trainer.model.num_parameters():,} parameters. Output: {args.output_dir}")
+    result = trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.save_model()
+    trainer.save_state()
+    trainer.save_metrics("train", result.metrics)
+    launcher = ["python"] if args.world_size == 1 else ["torchrun", "--nproc_per_node", str(args.world_size)]
+    scores = task.write_report(
+        trainer,
+        command=shlex.join([*launcher, sys.argv[0], *without_secrets(arguments)]),
+        license=task.model.license,
+        base_model=task.model.model_name_or_path,
+    )
+    if is_first:
+        say("Scores: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        say(f"The model, its scores and its card: {args.output_dir}")
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    PartialState().destroy_process_group()  # else several processes can abort while they exit

@@ -1,0 +1,150 @@
+"""Depth in colours."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from ..metrics.streamed import as_array
+from .figures import MAX_ROWS, Picture, as_picture, check_size, picture_rows, save, show
+from .palette import IGNORED
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+DEPTH_COLOURS, INVERSE_DEPTH_COLOURS = "viridis_r", "viridis"  # what is near is bright
+ERROR_COLOURS = "magma"
+MAX_ERROR = 0.5  # of the truth: beyond, an error is as bright as this one
+OUTLIERS = 1  # per cent of the pixels, at either end, that do not stretch the colours
+BAR_COLUMN = 0.28  # of a picture: the bar, its numbers and what they are
+BAR_WIDTH = 0.2  # of that column
+
+
+def colour_depth(depth: ArrayLike | Tensor, lowest: float, highest: float) -> np.ndarray:
+    """Gives each depth a colour: bright is near, grey is invalid.
+
+    Args:
+        depth: (H, W) depth; 0, NaN, negative or infinite is invalid.
+        lowest: Depth of the brightest colour.
+        highest: Depth of the darkest colour.
+
+    Returns:
+        (H, W, 3) uint8.
+    """
+    values = as_array(depth, np.float64)
+    return _colour(values, _is_valid(values), (lowest, highest), DEPTH_COLOURS)
+
+
+def draw_depth(
+    images: Sequence[Picture],
+    predictions: Sequence[ArrayLike | Tensor],
+    targets: Sequence[ArrayLike | Tensor] | None,
+    file: str | os.PathLike[str],
+    relative: bool = False,
+) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: image, truth and prediction in the same colours, and error.
+
+    The colours of a row span the depth of its truth, or of its prediction where there is no truth. Pixels without a
+    valid depth are grey. Relative depth has no common scale: each picture spans its own values, and no error is drawn.
+
+    Args:
+        images: N images of any sizes: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8.
+        predictions: N maps (H, W) of depth in metres, or of relative inverse depth.
+        targets: N maps (H, W) of depth in metres, where 0, NaN, negative or infinite is invalid; None where the truth
+            is not known.
+        file: Where to save the picture; the suffix is the format.
+        relative: Whether predictions are relative inverse depth.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if there is no image, or sizes differ.
+    """
+    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
+    predicted = [as_array(prediction, np.float64) for prediction in predictions[:MAX_ROWS]]
+    truths = [None] * len(pictures) if targets is None else [as_array(t, np.float64) for t in targets[:MAX_ROWS]]
+    titles = ["image", *([] if targets is None else ["truth"]), "prediction", ""]
+    if targets is not None and not relative:
+        titles += ["error", ""]
+    figure, panels = picture_rows(pictures, titles, [1.0 if title else BAR_COLUMN for title in titles])
+    for row, picture, prediction, truth in zip(panels, pictures, predicted, truths, strict=True):
+        check_size(picture, prediction, "prediction")
+        show(row[0], picture)
+        if truth is not None:
+            check_size(picture, truth, "target")
+        if relative:
+            _draw_relative(row[1:], prediction, truth)
+        else:
+            _draw_metric(row[1:], prediction, truth)
+    save(figure, file)
+
+
+def _draw_metric(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None) -> None:
+    """Draws truth, prediction, colour bar, error and its bar; the prediction and its bar where there is no truth."""
+    if truth is None:
+        span = _span(prediction[_is_valid(prediction)])
+        show(panels[0], colour_depth(prediction, *span))
+        _draw_bar(panels[1], span, DEPTH_COLOURS, "metres")
+        return
+    valid = _is_valid(truth)
+    span = _span(truth[valid])
+    show(panels[0], colour_depth(truth, *span))
+    show(panels[1], colour_depth(prediction, *span))
+    _draw_bar(panels[2], span, DEPTH_COLOURS, "metres")
+    error = np.abs(prediction - truth) / np.where(valid, truth, 1.0)
+    show(panels[3], _colour(error, valid & np.isfinite(error), (0, MAX_ERROR), ERROR_COLOURS))
+    _draw_bar(panels[4], (0, MAX_ERROR), ERROR_COLOURS, "share of the truth")
+
+
+def _draw_relative(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None) -> None:
+    """Draws truth, where there is one, prediction and colour bar."""
+    maps = [(prediction, np.isfinite(prediction))]
+    if truth is not None:
+        valid = _is_valid(truth)
+        maps.insert(0, (1 / np.where(valid, truth, 1.0), valid))
+    for panel, (values, valid) in zip(panels[:-1], maps, strict=True):
+        show(panel, _colour(values, valid, _span(values[valid]), INVERSE_DEPTH_COLOURS))
+    _draw_bar(panels[-1], (0, 1), INVERSE_DEPTH_COLOURS, "relative", {0: "far", 1: "near"})
+
+
+def _is_valid(depth: np.ndarray) -> np.ndarray:
+    """Returns where a depth is finite and positive."""
+    return np.isfinite(depth) & (depth > 0)
+
+
+def _span(values: np.ndarray) -> tuple[float, float]:
+    """Returns the lowest and the highest of values (N,), without outliers; 0 and 1 where there are none."""
+    if not len(values):
+        return 0.0, 1.0
+    lowest, highest = np.percentile(values, [OUTLIERS, 100 - OUTLIERS])
+    return float(lowest), float(highest)
+
+
+def _colour(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colours: str) -> np.ndarray:
+    """Returns values (H, W) in colours, grey where they are not valid, (H, W, 3) uint8."""
+    from matplotlib import colormaps  # here, as training needs this package but not always a picture
+
+    lowest, highest = span
+    shares = (np.where(valid, values, lowest) - lowest) / max(highest - lowest, np.finfo(np.float64).tiny)
+    picture = colormaps[colours](shares.clip(0, 1), bytes=True)[..., :3]
+    return np.where(valid[..., None], picture, np.array(IGNORED, dtype=np.uint8))
+
+
+def _draw_bar(
+    panel: "Axes", span: tuple[float, float], colours: str, label: str, ticks: dict[float, str] | None = None
+) -> None:
+    """Draws the colours of a span of values at the left of a panel."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    panel.set_axis_off()
+    inset = panel.inset_axes((0, 0, BAR_WIDTH, 1))
+    bar = panel.figure.colorbar(ScalarMappable(Normalize(*span), colours), cax=inset)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+    if ticks is not None:
+        bar.set_ticks(list(ticks), labels=list(ticks.values()))

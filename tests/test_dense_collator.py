@@ -1,0 +1,105 @@
+"""From examples with targets to the batch that a model takes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit import HfViTImageProcessor
+from hf_vit.data import DensePredictionCollator, dense_augmentation
+
+
+WIDTHS = (40, 24)
+
+
+def examples(**targets: Any) -> list[dict[str, Any]]:
+    """Two examples of 30 rows and another number of columns each."""
+    made = []
+    for width in WIDTHS:
+        image = Image.fromarray(np.random.default_rng(width).integers(0, 256, (30, width, 3), dtype=np.uint8))
+        target = {name: make(width) for name, make in targets.items()}
+        made.append({"image": image, "file": f"{width}.jpg", **target})
+    return made
+
+
+def columns(width: int) -> torch.Tensor:
+    return torch.arange(width).expand(30, width) // 8
+
+
+def masks(width: int) -> torch.Tensor:
+    return torch.stack([columns(width) == number for number in range(width // 8)])
+
+
+SEMANTIC = examples(segmentation_map=columns)
+UNIVERSAL = examples(masks=masks, class_labels=lambda width: torch.arange(width // 8))
+DEPTH = examples(depth_map=lambda width: columns(width) / 4)
+PROCESSOR = HfViTImageProcessor(size={"height": 16, "width": 16})
+
+
+@pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["semantic", "universal", "depth"])
+def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> None:
+    batch = DensePredictionCollator(PROCESSOR)(kind)
+    assert torch.equal(
+        batch["pixel_values"], PROCESSOR([example["image"] for example in kind], return_tensors="pt").pixel_values
+    )
+    assert not {"targets", "files"} & batch.keys()
+    for number, width in enumerate(WIDTHS):
+        places = ((2 * torch.arange(16) + 1) * width // 32).expand(16, 16) // 8  # under the centres of new pixels
+        if kind is UNIVERSAL:
+            assert batch["mask_labels"][number].dtype == torch.float32
+            assert batch["class_labels"][number].tolist() == list(range(width // 8))
+            assert torch.equal(batch["mask_labels"][number].argmax(dim=0), places)
+        elif kind is SEMANTIC:
+            assert torch.equal(batch["labels"][number], places)
+        else:
+            assert torch.equal(batch["labels"][number], places / 4)
+
+
+@pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["semantic", "universal", "depth"])
+def test_augmented_examples_are_only_normalised(kind: list[dict[str, Any]]) -> None:
+    augmented = [dense_augmentation((24, 32))(example) for example in kind]
+    batch = DensePredictionCollator(PROCESSOR)(augmented)
+    assert batch["pixel_values"].shape == (2, 3, 24, 32)
+    restored = batch["pixel_values"] * 127.5 + 127.5
+    assert torch.equal(restored.round().to(torch.uint8), torch.stack([example["image"] for example in augmented]))
+    for number, example in enumerate(augmented):
+        if kind is UNIVERSAL:
+            assert torch.equal(batch["mask_labels"][number], example["masks"].float())
+            assert torch.equal(batch["class_labels"][number], example["class_labels"])
+        else:
+            assert torch.equal(
+                batch["labels"][number], example["segmentation_map" if kind is SEMANTIC else "depth_map"]
+            )
+
+
+def test_targets_are_kept_at_full_size_to_be_scored() -> None:
+    collator = DensePredictionCollator(PROCESSOR, keeps_targets=True)
+    batch = collator(SEMANTIC)
+    assert batch["files"] == ["40.jpg", "24.jpg"]
+    assert [target.shape for target in batch["targets"]] == [(30, 40), (30, 24)]
+    assert collator(DEPTH)["targets"][1] is DEPTH[1]["depth_map"]
+    universal = collator(UNIVERSAL)["targets"][0]
+    assert universal.keys() == {"masks", "class_labels"}
+    assert universal["masks"] is UNIVERSAL[0]["masks"]
+
+
+def test_images_of_several_sizes_are_padded_with_their_targets() -> None:
+    padded = HfViTImageProcessor(do_resize=False, do_pad=True, ensure_multiple_of=8)
+    batch = DensePredictionCollator(padded)(SEMANTIC)
+    assert batch["pixel_values"].shape == (2, 3, 32, 40)
+    assert batch["patch_attention_mask"].shape == (2, 4, 5)
+    assert (batch["labels"][1, :, 24:] == 255).all()
+    assert torch.equal(batch["labels"][1, :30, :24], columns(24))
+
+
+def test_class_numbers_are_not_reduced_twice() -> None:
+    processor = HfViTImageProcessor(size={"height": 16, "width": 16}, do_reduce_labels=True)
+    expected = DensePredictionCollator(PROCESSOR)(SEMANTIC)["labels"]
+    assert torch.equal(DensePredictionCollator(processor)(SEMANTIC)["labels"], expected)
+
+
+def test_examples_without_a_target_are_refused() -> None:
+    with pytest.raises(ValueError, match="have no target segmentation_map, masks, depth_map, only file, image"):
+        DensePredictionCollator(PROCESSOR)(examples())
