@@ -66,7 +66,7 @@ class InstanceMetric(StreamedMetric):
         Raises:
             ValueError: if sizes differ or class numbers are too large or negative.
         """
-        masks, target_masks = as_array(prediction["masks"], np.uint8), as_array(target["masks"], np.uint8)
+        masks, target_masks = as_array(prediction["masks"], np.bool_), as_array(target["masks"], np.bool_)
         check_same_size(masks, target_masks)
         crowd = as_array(target.get("is_crowd", np.zeros(len(target_masks))), np.int64)
         scores = as_array(prediction["scores"], np.float64)
@@ -101,20 +101,20 @@ class InstanceMetric(StreamedMetric):
         self, masks: np.ndarray, class_labels: Any, what: str, **values: np.ndarray
     ) -> list[dict[str, int | float | bytes]]:
         """Returns the masks of classes that are scored as entries of the COCO format, with values (M,) for each."""
-        from faster_coco_eval import mask  # here, as only this score needs it
+        from faster_coco_eval import mask as run_lengths  # here, as only this score needs it
 
         labels = as_array(class_labels, np.int64)
         check_labels(labels, self.names, what)
-        codes = mask.encode(np.asfortranarray(masks.transpose(1, 2, 0)))
+        kept = np.flatnonzero(np.isin(labels, self.thing_ids))
+        codes = run_lengths.encode(np.asfortranarray(masks[kept].transpose(1, 2, 0)).view(np.uint8))
         return [
             {
-                "category_id": int(labels[i]),
+                "category_id": labels[i].item(),
                 "counts": code["counts"],
-                "area": int(masks[i].sum()),
+                "area": int(run_lengths.area(code)),
                 **{name: value[i].item() for name, value in values.items()},
             }
-            for i, code in enumerate(codes)
-            if labels[i] in self.thing_ids
+            for i, code in zip(kept, codes, strict=True)
         ]
 
     def _evaluate(self) -> Any:

@@ -28,6 +28,8 @@ from .report import write_scores
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
 from .trainer import HfViTTrainer
+from .universal_metric import UniversalMetric
+from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSegmentation
 
 
 __all__ = [
@@ -40,12 +42,16 @@ __all__ = [
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
+    "MaskAnnealing",
     "ModelArguments",
     "SemanticScorer",
     "SemanticSegmentation",
     "TrainingDataArguments",
     "TrainingRecord",
     "TrainingTask",
+    "UniversalMetric",
+    "UniversalScorer",
+    "UniversalSegmentation",
     "begin_recipe",
     "check_labels",
     "check_upload",

@@ -45,7 +45,7 @@ def write_dense_report(
     record = TrainingRecord.from_trainer(
         trainer,
         data=describe(split),
-        metrics={name: scores[name] for name in baseline},
+        metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
         baselines={name: baseline},
         pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
         limits=scorer.describe_limits(),

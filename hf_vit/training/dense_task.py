@@ -11,9 +11,9 @@ from ..configuration_hf_vit import HfViTConfig, to_pair
 from ..data import AugmentedDataset, DenseData, DensePredictionCollator, dense_augmentation
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTPreTrainedModel
-from .arguments import TrainedImagesArguments
+from .arguments import ModelArguments, TrainedImagesArguments
 from .checks import check_packages, check_training
-from .dense_arguments import DenseAugmentationArguments, DenseModelArguments, DenseTrainingArguments
+from .dense_arguments import DenseAugmentationArguments, DenseTrainingArguments
 from .dense_report import write_dense_report
 from .dense_scorer import DenseScorer
 from .dense_trainer import DenseTrainer, EvaluationPictures
@@ -38,7 +38,7 @@ class DenseTask(TrainingTask):
     model_class: ClassVar[type[HfViTPreTrainedModel]]
     pipeline: ClassVar[str]  # name of the stock pipeline
 
-    model: DenseModelArguments
+    model: ModelArguments
     data: TrainedImagesArguments
     augmentation: DenseAugmentationArguments
     args: DenseTrainingArguments
@@ -50,6 +50,10 @@ class DenseTask(TrainingTask):
     @abstractmethod
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DenseScorer:
         """Returns what predicts and scores images."""
+
+    def processor_options(self) -> dict[str, Any]:
+        """Returns what this task's image processor shall know."""
+        return {}
 
     def callbacks(self) -> list[TrainerCallback]:
         """Returns what happens beside the steps of this task's trainings."""
@@ -69,7 +73,9 @@ class DenseTask(TrainingTask):
         """
         check_packages("matplotlib")
         model, processor = load_model(self.model_class, self.model, self.loaded.names)
-        processor = dense_processor(processor, model.config, self.augmentation.keep_aspect_ratio)
+        processor = dense_processor(
+            processor, model.config, self.augmentation.keep_aspect_ratio, **self.processor_options()
+        )
         scorer = self.make_scorer(model, processor)
         splits = self.loaded.splits
         has_validation = "validation" in splits
@@ -111,7 +117,9 @@ class DenseTask(TrainingTask):
         )
 
 
-def dense_processor(processor: BaseImageProcessor, config: HfViTConfig, keep_aspect_ratio: bool) -> BaseImageProcessor:
+def dense_processor(
+    processor: BaseImageProcessor, config: HfViTConfig, keep_aspect_ratio: bool, **more: Any
+) -> BaseImageProcessor:
     """Returns an image processor that leaves nothing of an image out.
 
     Args:
@@ -119,6 +127,7 @@ def dense_processor(processor: BaseImageProcessor, config: HfViTConfig, keep_asp
         config: Its image size is that of training.
         keep_aspect_ratio: Whether images keep their proportions and get that size along their shorter side, or else
             are squeezed into it.
+        **more: Other options of the processor.
     """
     height, width = to_pair(config.image_size)
     patch = to_pair(config.patch_size)
@@ -130,5 +139,6 @@ def dense_processor(processor: BaseImageProcessor, config: HfViTConfig, keep_asp
         "do_center_crop": False,
         "do_pad": keep_aspect_ratio,
         "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
+        **more,
     }
     return HfViTImageProcessor.from_dict(options)

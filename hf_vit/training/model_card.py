@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import Trainer
 
 from ..data.record import DataRecord
+from .usage import USAGE
 
 
 # The file is here rather than in model_cards/, which links to it, so that an installed package has it too.
@@ -151,7 +152,9 @@ def write_model_card(folder: str | os.PathLike[str], record: TrainingRecord) -> 
         base_model_relation="finetune" if is_on_hub else None,
         eval_results=results if is_comparable else None,
     )
-    card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), record=record)
+    card = ModelCard.from_template(
+        card_data, template_path=str(TEMPLATE), record=record, usage=USAGE[record.model_class]
+    )
     path = Path(folder) / "README.md"
     card.save(path)
     return path

@@ -1,0 +1,219 @@
+"""Training of universal segmentation: how images are predicted, scored and drawn, and what a script is told."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from transformers import (
+    BaseImageProcessor,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from ..data import DenseData, load_universal_segmentation
+from ..modeling_hf_vit import HfViTForUniversalSegmentation
+from ..task_universal_segmentation import universal_segmentation_loss
+from ..visualize import draw_panoptic
+from .arguments import ModelArguments
+from .dense_arguments import (
+    DenseAugmentationArguments,
+    UniversalDataArguments,
+    UniversalTrainingArguments,
+    split_names,
+)
+from .dense_scorer import Batch, DenseScorer, Size
+from .dense_task import DenseTask
+from .universal_metric import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
+
+
+# Average precision ranks all detections, but the least likely do not move it.
+MIN_INSTANCE_SCORE = 0.05
+
+
+class UniversalScorer(DenseScorer):
+    """Predicts and scores segments, instances and classes of pixels."""
+
+    metric: UniversalMetric
+
+    def __init__(self, processor: BaseImageProcessor, metric: UniversalMetric) -> None:
+        """Begins."""
+        super().__init__(processor, metric)
+        self.class_score = "PQ" if PANOPTIC in metric.parts else "AP"
+
+    def predict(
+        self, model: PreTrainedModel, batch: Batch, sizes: Sequence[Size]
+    ) -> list[tuple[dict[str, Any], float]]:
+        """Returns what the parts of the metric score, and the loss of each image."""
+        mask = batch.get("patch_attention_mask")
+        outputs = model(batch["pixel_values"], patch_attention_mask=mask)
+        found: dict[str, list[Any]] = {}
+        same = {"target_sizes": sizes, "patch_attention_mask": mask}
+        if PANOPTIC in self.metric.parts:
+            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **same)
+        if SEMANTIC in self.metric.parts:
+            found[SEMANTIC] = self.processor.post_process_semantic_segmentation(outputs, **same)
+        if INSTANCE in self.metric.parts:
+            instances = self.processor.post_process_instance_segmentation(
+                outputs, threshold=MIN_INSTANCE_SCORE, return_binary_maps=True, **same
+            )
+            found[INSTANCE] = [_listed(result) for result in instances]
+        predictions = [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
+        return list(zip(predictions, self._losses(model, outputs, batch), strict=True))
+
+    def _losses(self, model: PreTrainedModel, outputs: Any, batch: Batch) -> list[float]:
+        """Returns the loss of each image alone, of the last block."""
+        mask = batch.get("patch_attention_mask")
+        alone = [slice(index, index + 1) for index in range(len(batch["pixel_values"]))]
+        return [
+            float(
+                universal_segmentation_loss(
+                    outputs.masks_queries_logits[i],
+                    outputs.class_queries_logits[i],
+                    batch["mask_labels"][i],
+                    batch["class_labels"][i],
+                    model.options,
+                    is_training=False,
+                    patch_attention_mask=None if mask is None else mask[i],
+                )
+            )
+            for i in alone
+        ]
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each class."""
+        return self.metric.per_class()
+
+    def trivial(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[Size], dict[str, Any]]]:
+        """Makes one segment of the whole image, of the class with the most pixels."""
+        names = self.metric.names
+        counts = torch.zeros(len(names), dtype=torch.int64)
+        for target in targets:
+            counts.index_add_(0, target["class_labels"], target["masks"].sum(dim=(1, 2)))
+        commonest = int(counts.argmax())
+
+        def predict(size: Size) -> dict[str, Any]:
+            return {
+                PANOPTIC: {
+                    "segmentation": torch.zeros(size, dtype=torch.int64),
+                    "segments_info": [{"id": 0, "label_id": commonest, "score": 1.0}],
+                },
+                SEMANTIC: torch.full(size, commonest),
+                INSTANCE: {
+                    "masks": torch.ones(1, *size, dtype=torch.bool),
+                    "class_labels": torch.tensor([commonest]),
+                    "scores": torch.ones(1),
+                },
+            }
+
+        return f"{names[commonest]} as one segment", predict
+
+    def draw(
+        self,
+        images: list[Image],
+        predictions: list[dict[str, Any]],
+        targets: list[dict[str, Any]],
+        file: str | PathLike[str],
+    ) -> None:
+        """Draws image, true and predicted segments side by side."""
+        part = PANOPTIC if PANOPTIC in self.metric.parts else INSTANCE
+        draw_panoptic(images, [prediction[part] for prediction in predictions], targets, self.metric.names, file)
+
+    def describe_limits(self) -> str:
+        """Says what the model is not good for."""
+        return (
+            f"It knows {len(self.metric.names)} classes, and finds in an image as many segments as it has queries at "
+            "most. It has seen images like those that it was trained on, and its score says little about others."
+        )
+
+
+def _listed(result: dict[str, Any]) -> dict[str, Any]:
+    """Returns instances with classes and scores in lists beside their masks."""
+    info = result["segments_info"]
+    return {
+        "masks": result["segmentation"],
+        "class_labels": [segment["label_id"] for segment in info],
+        "scores": [segment["score"] for segment in info],
+    }
+
+
+class MaskAnnealing(TrainerCallback):
+    """Lowers the chance of masked attention with every step, so that the trained model does without it.
+
+    The model holds the chances and so does every checkpoint: a model that was the best in between keeps its own.
+    """
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: HfViTForUniversalSegmentation,
+        **kwargs: Any,
+    ) -> None:
+        """Sets the chances of the first step."""
+        model.anneal_masks(state.global_step / state.max_steps)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: HfViTForUniversalSegmentation,
+        **kwargs: Any,
+    ) -> None:
+        """Sets the chances of the next step; after the last there is none left."""
+        model.anneal_masks(state.global_step / state.max_steps)
+
+
+@dataclass
+class UniversalSegmentation(DenseTask):
+    """Training of universal segmentation by a script; see `DenseTask`."""
+
+    argument_types = (
+        ModelArguments,
+        UniversalDataArguments,
+        DenseAugmentationArguments,
+        UniversalTrainingArguments,
+    )
+    model_class = HfViTForUniversalSegmentation
+    pipeline = "image-segmentation"
+
+    data: UniversalDataArguments
+
+    def open_data(self) -> DenseData:
+        """Opens images and masks."""
+        data = self.data
+        return load_universal_segmentation(
+            data.dataset_name,
+            thing_names=split_names(data.thing_classes),
+            annotations=data.annotations,
+            class_names=split_names(data.class_names),
+            classes_file=data.classes_file,
+            reduce_labels=data.reduce_labels,
+            dataset_config_name=data.dataset_config_name,
+            dataset_revision=data.dataset_revision,
+            image_column_name=data.image_column_name,
+            mask_column_name=data.mask_column_name,
+        )
+
+    def callbacks(self) -> list[TrainerCallback]:
+        """Returns what anneals masked attention."""
+        return [MaskAnnealing()]
+
+    def processor_options(self) -> dict[str, Any]:
+        """Returns which classes are stuff, of which an image has one segment."""
+        things = self.loaded.thing_ids
+        return {"label_ids_to_fuse": [label for label in range(len(self.loaded.names)) if label not in things]}
+
+    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalScorer:
+        """Returns what predicts and scores images."""
+        data = self.loaded
+        # Instances in the format of COCO may overlap, so that no map of segments or classes can be made of them.
+        can_overlap = "objects" in data.splits["train"].column_names
+        return UniversalScorer(processor, UniversalMetric(data.names, data.thing_ids, can_overlap))

@@ -1,0 +1,57 @@
+"""What a model card shows of how a model is used: without the package, and with it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Code that uses a model on `image.png`.
+
+    Args:
+        name: What to call the stock pipeline.
+        stock: What to do with it.
+        own: What to do with `model`, `image_processor` and `image`.
+    """
+
+    name: str
+    stock: str
+    own: str
+
+
+# By class of the model
+USAGE = {
+    "HfViTForImageClassification": Usage(
+        name="classify",
+        stock='print(classify("image.png"))',
+        own="""logits = model(**image_processor(images=image, return_tensors="pt")).logits
+print(model.config.id2label[int(logits.argmax())])""",
+    ),
+    "HfViTForSemanticSegmentation": Usage(
+        name="segment",
+        stock="""for part in segment("image.png"):
+    print(part["label"], part["mask"])  # white in the mask is where the image shows it""",
+        own="""outputs = model(**image_processor(images=image, return_tensors="pt"))
+sizes = [(image.height, image.width)]
+(classes,) = image_processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
+print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
+    ),
+    "HfViTForUniversalSegmentation": Usage(
+        name="segment",
+        stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
+    print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
+        own="""outputs = model(**image_processor(images=image, return_tensors="pt"))
+sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
+print(result["segmentation"].shape, result["segments_info"])""",
+    ),
+    "HfViTForDepthEstimation": Usage(
+        name="estimate",
+        stock="""result = estimate("image.png")
+print(result["predicted_depth"])  # (height, width)
+result["depth"].save("depth.png")  # the lowest value is black, the highest white""",
+        own="""outputs = model(**image_processor(images=image, return_tensors="pt"))
+sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_depth_estimation(outputs, target_sizes=sizes)
+print(result["predicted_depth"])  # (height, width)""",
+    ),
+}
