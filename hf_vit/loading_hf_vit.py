@@ -102,9 +102,10 @@ def check_weights(
             f"at random. The checkpoint holds {some(info['unexpected_keys'], 3)}. Open it with the transformers class "
             f"it was saved from, or build a new model with {type(model).__name__}(config)."
         )
+    of_backbone_first = sorted(info["mismatched_keys"], key=lambda entry: (not entry[0].startswith(prefix), entry))
     shapes = [
         f"{name} is {tuple(theirs)} there and {tuple(ours)} here"
-        for name, theirs, ours in sorted(info["mismatched_keys"])
+        for name, theirs, ours in of_backbone_first
         if name.startswith(prefix) or not has_new_labels
     ]
     missing = [name for name in info["missing_keys"] if is_backbone(name.removeprefix(prefix), model.config)]

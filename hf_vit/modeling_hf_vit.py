@@ -804,8 +804,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
         start = self.config.num_hidden_layers - num_blocks
         hidden_states = run(hidden_states, attention_mask=unmasked, stop=start)  # (B, P + N, D)
-        queries = head.embed_queries(len(hidden_states)).to(hidden_states.device)
-        hidden_states = torch.cat((hidden_states, queries), dim=1)  # (B, L, D)
+        hidden_states = head.join_queries(hidden_states)  # (B, L, D)
         unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
         predictions = []
         for block, is_masked in enumerate(head.masked_blocks):

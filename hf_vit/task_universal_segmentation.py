@@ -77,10 +77,12 @@ class HfViTUniversalSegmentationHead(nn.Module):
         self.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, len(self.masked_blocks))))
         self.settle_masks()
 
-    def embed_queries(self, batch: int) -> Tensor:
-        """Returns the queries that join each image, (B, Q, D)."""
-        numbers = torch.arange(self.queries.num_embeddings, device=self.queries.weight.device)
-        return self.queries(numbers).expand(batch, -1, -1)
+    def join_queries(self, hidden_states: Tensor) -> Tensor:
+        """(B, P + N, D) to (B, L, D), with the queries at the end."""
+        # Not `queries.weight`, which may lie on a disk: only a call fetches it.
+        queries = self.queries(torch.arange(self.queries.num_embeddings, device=hidden_states.device))
+        queries = queries.to(hidden_states.device).expand(len(hidden_states), -1, -1)
+        return torch.cat((hidden_states, queries), dim=1)
 
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Predicts from tokens after the final norm.

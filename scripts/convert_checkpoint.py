@@ -13,12 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel, convert
+from hf_vit import HfViTImageProcessor, convert
 from hf_vit.configuration_hf_vit import check_fields
 from hf_vit.loading_hf_vit import read_config
-
-
-TASKS = {"features": HfViTModel, "image-classification": HfViTForImageClassification}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -27,7 +24,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("source", nargs="?", help="folder, file of weights, or name on the Hub")
     parser.add_argument("output", nargs="?", type=Path, help="new folder")
     parser.add_argument("--to", choices=list(convert.LAYOUTS), help="layout to export one of our own models to")
-    parser.add_argument("--task", choices=list(TASKS), help="what to save it for (default: what it was trained for)")
+    parser.add_argument(
+        "--task", choices=list(convert.TASKS), help="what to save it for (default: what it was trained for)"
+    )
     parser.add_argument("--config_overrides", type=fields, default={}, help="fields that differ, as JSON")
     parser.add_argument("--architecture", help="timm's name of the model, for a file of its weights alone")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as is)")
@@ -76,7 +75,7 @@ def bring_in(args: argparse.Namespace) -> None:
     converted.weights.clear()  # the model below has its own
     options = {name: vars(args)[name] for name in ("architecture", "dtype") if vars(args)[name] is not None}
     changes = args.config_overrides | {name: vars(args)[name] for name in ("task", "dtype") if vars(args)[name]}
-    model_class = converted.model_class if args.task is None else TASKS[args.task]
+    model_class = converted.model_class if args.task is None else convert.TASKS[args.task]
     with convert.new_folder(args.output) as folder:
         model = model_class.from_pretrained(args.source, **hub, **args.config_overrides, **options)
         model.save_pretrained(folder)
@@ -93,9 +92,8 @@ def take_out(args: argparse.Namespace, config: dict[str, Any]) -> None:
     """Exports one of our models as it is."""
     if given := [f"--{name}" for name in ("config_overrides", "architecture", "dtype", "task") if vars(args)[name]]:
         raise ValueError(f"--to exports a model as it is. Leave out {', '.join(given)}.")
-    is_classifier = "ForImageClassification" in config["architectures"][0]
-    model_class = HfViTForImageClassification if is_classifier else HfViTModel
-    model = model_class.from_pretrained(args.source, revision=args.revision)
+    task = "image-classification" if "ForImageClassification" in config["architectures"][0] else "features"
+    model = convert.TASKS[task].from_pretrained(args.source, revision=args.revision)
     image_processor = HfViTImageProcessor.from_pretrained(args.source, revision=args.revision)
     convert.export_checkpoint(model, args.output, args.to, image_processor)
     print(f"Saved {args.output} in the layout {args.to!r}.")

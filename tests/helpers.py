@@ -7,12 +7,35 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from hf_vit import HfViTBackbone, HfViTConfig, HfViTForImageClassification, HfViTModel
+from hf_vit import (
+    HfViTBackbone,
+    HfViTConfig,
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTModel,
+)
 from hf_vit.configuration_hf_vit import to_pair
 from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
 
 
-MODEL_CLASSES = [HfViTModel, HfViTBackbone, HfViTForImageClassification]
+MODEL_CLASSES = [
+    HfViTModel,
+    HfViTBackbone,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTForDepthEstimation,
+]
+
+SMALL_DEPTH = {
+    "head": "dpt",
+    "neck_hidden_sizes": (8, 8, 8),
+    "reassemble_factors": (2, 1, 0.5),
+    "fusion_hidden_size": 8,
+    "head_hidden_size": 8,
+}
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,
@@ -22,6 +45,9 @@ SMALL: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 8,
     "num_labels": 5,
+    "segmentation_config": {"head": "conv", "hidden_size": 8},
+    "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
+    "depth_config": SMALL_DEPTH,
 }
 
 # Together these switch on every option of the backbone.
@@ -54,6 +80,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
         "use_cls_token": False,
         "pooling": "mean",
+        "depth_config": {**SMALL_DEPTH, "readout_type": "ignore"},
     },
     "sincos": {
         "position_embedding_type": "sincos2d",

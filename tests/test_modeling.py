@@ -29,6 +29,7 @@ from transformers.utils import logging as logging_of_the_library
 from hf_vit import (
     HfViTBackbone,
     HfViTForImageClassification,
+    HfViTForUniversalSegmentation,
     HfViTImageProcessor,
     HfViTModel,
     HfViTPreTrainedModel,
@@ -41,6 +42,9 @@ from .helpers import MODEL_CLASSES, VARIANTS, pixels, small_config
 from .references import assert_close, draw_weights
 
 
+TASK_CLASSES = MODEL_CLASSES[2:]
+NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # test_dense_models.py compiles the others
+HEADS = ("classifier.", "segmentation_head.", "universal_segmentation_head.", "depth_head.")
 all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -118,11 +122,13 @@ def test_checkpoint_of_one_task_opens_as_another(source: type[Any], target: type
     model = build(source)
     model.save_pretrained(tmp_path)
     opened, info = target.from_pretrained(tmp_path, output_loading_info=True)
-    head = {"classifier.weight", "classifier.bias"}
-    has_head = target is HfViTForImageClassification and source is not target
-    assert set(info["missing_keys"]) == (head if has_head else set())
-    loses_head = source is HfViTForImageClassification and source is not target
-    assert set(info["unexpected_keys"]) == (head if loses_head else set())
+    new, lost = (
+        {name for name in one.state_dict() if name.startswith(HEADS)} - another.state_dict().keys()
+        for one, another in ((opened, model), (model, opened))
+    )
+    assert bool(new) == (source is not target and target in TASK_CLASSES)
+    assert set(info["missing_keys"]) == new
+    assert set(info["unexpected_keys"]) == lost
     expected = model.base_model.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.base_model.state_dict().items())
 
@@ -230,11 +236,14 @@ def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> N
     model = build(model_class, variant, attn_implementation="eager")
     config = model.config
     outputs = model(pixels(config), output_hidden_states=True, output_attentions=True)
-    length = config.num_prefix_tokens + math.prod(config.grid_size)
-    assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, length, config.hidden_size)] * 4
-    assert [tuple(a.shape) for a in outputs.attentions] == [(2, config.num_attention_heads, length, length)] * 3
+    length, heads = config.num_prefix_tokens + math.prod(config.grid_size), config.num_attention_heads
+    num_queries = 5 if model_class is HfViTForUniversalSegmentation else 0  # which join the last two of three blocks
+    lengths = [length, length + num_queries, length + num_queries]
+    sizes = [(2, length, config.hidden_size) for length in (length, *lengths)]
+    assert [tuple(state.shape) for state in outputs.hidden_states] == sizes
+    assert [tuple(a.shape) for a in outputs.attentions] == [(2, heads, length, length) for length in lengths]
     for attention in outputs.attentions:
-        torch.testing.assert_close(attention.sum(-1), torch.ones(2, config.num_attention_heads, length))
+        torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:3]))
     plain = model(pixels(config))
     assert plain.hidden_states is None
     assert plain.attentions is None
@@ -329,7 +338,7 @@ def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) ->
     for index in range(3):
         alone = model(images[index : index + 1], output_hidden_states=True)
         for a, t in zip(values(alone), values(together), strict=True):
-            assert_close(a, t[index : index + 1], 1e-5, f"image {index}")
+            assert_close(a, t[index : index + 1], 3e-5, f"image {index}")
 
 
 @all_classes
@@ -337,6 +346,8 @@ def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) ->
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
 def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementation: str) -> None:
     model = build(model_class, variant, attn_implementation=implementation)
+    if implementation == "flex_attention" and model_class is HfViTForUniversalSegmentation:
+        model.anneal_masks(1.0)  # it takes none for each query
     config = model.config
     patch = to_pair(config.patch_size)
     grids = [(2, 5), (4, 3), (4, 5)]
@@ -350,15 +361,16 @@ def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementa
         padded = model(batch, patch_attention_mask=mask)
         for index, image in enumerate(images):
             alone = model(image)
-            prefix = torch.ones(config.num_prefix_tokens, dtype=torch.bool)
-            real = torch.cat((prefix, mask[index].flatten()))
             for a, p in zip(values(alone), values(padded), strict=True):
                 actual = p[index]
-                if model_class is HfViTBackbone:
-                    actual = actual[:, : grids[index][0], : grids[index][1]]
-                elif actual.ndim == 2:
-                    actual = actual[real]
-                assert_close(actual, a[0], 1e-5, f"image {index}")
+                if actual.ndim == 2 and actual.shape[1] == config.hidden_size:  # tokens
+                    others = torch.ones(len(actual) - mask[index].numel(), dtype=torch.bool)
+                    before, after = others.split([config.num_prefix_tokens, len(others) - config.num_prefix_tokens])
+                    actual = actual[torch.cat((before, mask[index].flatten(), after))]
+                elif actual.ndim > 1 and actual.shape != a[0].shape:  # maps
+                    actual = actual[..., : a.shape[-2], : a.shape[-1]]
+                    assert a.shape[-2] * 4 == p.shape[-2] * grids[index][0]
+                assert_close(actual, a[0], 3e-5, f"image {index}")
 
 
 def test_forward_leaves_its_inputs_alone() -> None:
@@ -434,7 +446,9 @@ def test_gradient_checkpointing_changes_nothing(model_class: type[Any], variant:
     model.enable_input_require_grads()
     actual = training_gradients(model, images)
     assert actual.keys() == expected.keys()
-    assert all(torch.equal(actual[name], gradient) for name, gradient in expected.items())
+    for name, gradient in expected.items():
+        # Gradients that reach a block from several levels are added in another order.
+        assert_close(actual[name], gradient, 2e-6, name)
 
 
 @all_variants
@@ -452,7 +466,7 @@ def test_half_precision_is_close(variant: str, dtype: torch.dtype) -> None:
         assert_close(actual.float(), expected, 0.1, "logits")
 
 
-@pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip"])
 def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str) -> None:
     model = build(model_class, variant)
@@ -468,7 +482,7 @@ def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str) 
                 assert_same(compiled(images), outputs, 1e-6)
 
 
-@pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_compiles_whole_with_hidden_states_and_attentions(model_class: type[Any], implementation: str) -> None:
     model = build(model_class, attn_implementation=implementation)
@@ -524,7 +538,7 @@ def test_runs_spread_over_devices(model_class: type[Any], variant: str, tmp_path
     expected = model(images)
     assert_same(model_class.from_pretrained(tmp_path, device_map="auto")(images), expected)
     prefix = "" if model.base_model is model else "model."
-    places = {name: "cpu" for name, _ in model.named_children() if name not in ("model", "encoder")}
+    places = {name: "disk" for name, _ in model.named_children() if name not in ("model", "encoder")}
     places |= {f"{prefix}{name}": "cpu" for name, _ in model.base_model.named_children() if name != "encoder"}
     places |= {f"{prefix}encoder.layers.{index}": "disk" if index == 1 else "cpu" for index in range(3)}
     offloaded = dispatch_model(

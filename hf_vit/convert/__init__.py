@@ -13,11 +13,13 @@ from .peak_memory import peak_memory
 from .reference import NoReferenceError
 from .source import Source, open_source
 from .table import families_table
+from .tasks import TASKS
 
 
 __all__ = [
     "FAMILIES",
     "LAYOUTS",
+    "TASKS",
     "Converted",
     "NoReferenceError",
     "OutputParity",

@@ -8,12 +8,19 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from ..configuration_hf_vit import AUTO_MAP
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTPreTrainedModel
+from ..modeling_hf_vit import HfViTPreTrainedModel
 from .loading import Converted
 from .parity import OutputParity
 
 
 TEMPLATE = Path(__file__).with_suffix(".md")
+# The stock pipeline of each class, by the Auto class that opens it; others give features
+PIPELINES = {
+    "AutoModelForImageClassification": "image-classification",
+    "AutoModelForSemanticSegmentation": "image-segmentation",
+    "AutoModelForUniversalSegmentation": "image-segmentation",
+    "AutoModelForDepthEstimation": "depth-estimation",
+}
 
 
 def write_conversion_card(
@@ -37,10 +44,9 @@ def write_conversion_card(
     source = converted.name
     class_name = type(model).__name__
     auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
-    is_classifier = isinstance(model, HfViTForImageClassification)
     card_data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="image-classification" if is_classifier else "image-feature-extraction",
+        pipeline_tag=PIPELINES.get(auto_class, "image-feature-extraction"),
         tags=["vision", "hf_vit"],
         base_model=None if Path(source).exists() else source,
     )

@@ -1,0 +1,19 @@
+"""What a converted checkpoint can be saved for."""
+
+from ..modeling_hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
+
+
+TASKS: dict[str, type[HfViTPreTrainedModel]] = {
+    "features": HfViTModel,
+    "image-classification": HfViTForImageClassification,
+    "semantic-segmentation": HfViTForSemanticSegmentation,
+    "universal-segmentation": HfViTForUniversalSegmentation,
+    "depth-estimation": HfViTForDepthEstimation,
+}
