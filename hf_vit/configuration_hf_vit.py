@@ -294,6 +294,9 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """Saves config.json with the whole `auto_map`, and the code that it points to."""
         self.check()
         self.auto_map = dict(AUTO_MAP)
+        if self.architectures == ["HfViTForUniversalSegmentation"]:
+            # The stock pipeline asks for this class first, and then opens all others as semantic ones.
+            self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
         copy_code(save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:  # the library would upload only what it has written itself

@@ -24,6 +24,7 @@ from hf_vit.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, last_checkpoint
 
 from .dense_helpers import scores_of_processes
+from .dense_trainings import scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
 from .references import draw_weights
 
@@ -233,6 +234,14 @@ def score_dense_predictions(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+def score_scenes(folder: Path, scenes: str) -> None:
+    """Scores models of segmentation and depth in two processes; each writes what it got."""
+    assert training_arguments(folder).world_size == 2
+    scores = scores_at_all_batch_sizes(Path(scenes), folder)
+    (folder / f"process_{torch.distributed.get_rank()}.json").write_text(json.dumps(scores))
+    torch.distributed.destroy_process_group()
+
+
 # What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
 SAVE_STEPS, KILL_STEP = 4, 10
 RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
@@ -306,7 +315,8 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 
 
 JOBS: dict[str, Callable[..., None]] = {
-    job.__name__: job for job in (compare_processes, score_dense_predictions, train_and_die, train_to_the_end)
+    job.__name__: job
+    for job in (compare_processes, score_dense_predictions, score_scenes, train_and_die, train_to_the_end)
 }
 
 

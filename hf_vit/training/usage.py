@@ -10,7 +10,7 @@ class Usage:
     Args:
         name: What to call the stock pipeline.
         stock: What to do with it.
-        own: What to do with `model`, `image_processor` and `image`.
+        own: What to do with the `outputs` of `model` for `image`, and `image_processor`.
     """
 
     name: str
@@ -23,15 +23,13 @@ USAGE = {
     "HfViTForImageClassification": Usage(
         name="classify",
         stock='print(classify("image.png"))',
-        own="""logits = model(**image_processor(images=image, return_tensors="pt")).logits
-print(model.config.id2label[int(logits.argmax())])""",
+        own="print(model.config.id2label[int(outputs.logits.argmax())])",
     ),
     "HfViTForSemanticSegmentation": Usage(
         name="segment",
         stock="""for part in segment("image.png"):
     print(part["label"], part["mask"])  # white in the mask is where the image shows it""",
-        own="""outputs = model(**image_processor(images=image, return_tensors="pt"))
-sizes = [(image.height, image.width)]
+        own="""sizes = [(image.height, image.width)]
 (classes,) = image_processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
 print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
     ),
@@ -39,8 +37,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         name="segment",
         stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
     print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
-        own="""outputs = model(**image_processor(images=image, return_tensors="pt"))
-sizes = [(image.height, image.width)]
+        own="""sizes = [(image.height, image.width)]
 (result,) = image_processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
 print(result["segmentation"].shape, result["segments_info"])""",
     ),
@@ -49,8 +46,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
         stock="""result = estimate("image.png")
 print(result["predicted_depth"])  # (height, width)
 result["depth"].save("depth.png")  # the lowest value is black, the highest white""",
-        own="""outputs = model(**image_processor(images=image, return_tensors="pt"))
-sizes = [(image.height, image.width)]
+        own="""sizes = [(image.height, image.width)]
 (result,) = image_processor.post_process_depth_estimation(outputs, target_sizes=sizes)
 print(result["predicted_depth"])  # (height, width)""",
     ),

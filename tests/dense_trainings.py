@@ -1,0 +1,132 @@
+"""Trainings of segmentation and depth on a few drawn scenes, by the scripts and by the Trainer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hf_vit.data import DensePredictionCollator
+from hf_vit.training import (
+    DenseTrainer,
+    DepthEstimation,
+    SemanticSegmentation,
+    UniversalSegmentation,
+    parse_arguments,
+    run,
+)
+from hf_vit.training.dense_task import DenseTask
+
+from .references import draw_weights
+
+
+NAMES = ["floor", "cat", "dog"]
+COLOURS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
+TASKS: dict[str, type[DenseTask]] = {
+    "semantic_segmentation": SemanticSegmentation,
+    "universal_segmentation": UniversalSegmentation,
+    "depth_estimation": DepthEstimation,
+}
+NUM_TRAIN, NUM_VALIDATION = 8, 5
+SCENES_BATCHES = (1, 2)  # images per process, of which the last batch has fewer
+CONFIG = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "patch_size": 4,
+    "segmentation_config": {"hidden_size": 16},
+    "universal_segmentation_config": {
+        "num_queries": 6,
+        "num_blocks": 1,
+        "num_upscale_blocks": 1,
+        "train_num_points": 200,
+    },
+    "depth_config": {"neck_hidden_sizes": [16, 16, 16, 16], "fusion_hidden_size": 16, "head_hidden_size": 8},
+}
+SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
+SMALL += ["--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "2"]
+TINY = ["--preset", "tiny", "--image_size", "16", "--config_overrides", json.dumps(CONFIG)]
+OF_TASK = {
+    "semantic_segmentation": [],
+    "universal_segmentation": ["--thing_classes", "cat,dog"],
+    "depth_estimation": [],
+}
+
+
+def write_scenes(folder: Path) -> Path:
+    """Writes images of several sizes of an animal on a floor, with masks and depths; returns `folder`.
+
+    The animal is a box of its colour, 2 metres away; the floor goes from 2 to 6 metres. A border has no truth.
+    """
+    generator = np.random.default_rng(0)
+    for split, count in (("train", NUM_TRAIN), ("val", NUM_VALIDATION)):
+        for kind in ("images", "masks", "depths"):
+            (folder / split / kind).mkdir(parents=True)
+        for number in range(count):
+            height, width = 18 + 3 * (number % 3), 20 + 5 * (number % 4)
+            mask = np.zeros((height, width), dtype=np.uint8)
+            top, left = generator.integers(2, 6, 2)
+            animal = (slice(top, top + 9), slice(left, left + 10))
+            mask[animal] = 1 + number % 2
+            depth = np.tile(np.linspace(6000, 2000, height).astype(np.uint16)[:, None], (1, width))
+            depth[animal] = 2000
+            noisy = COLOURS[mask] + generator.normal(0, 10, (height, width, 3))
+            mask[:, 0], depth[:, 0] = 255, 0
+            for kind, pixels in (("images", noisy.clip(0, 255).astype(np.uint8)), ("masks", mask), ("depths", depth)):
+                Image.fromarray(pixels).save(folder / split / kind / f"{number}.png")
+    (folder / "classes.txt").write_text("\n".join(NAMES))
+    return folder
+
+
+def arguments_of(task: str, scenes: Path, output_dir: Path, *options: str) -> list[str]:
+    """A command line of the script of a task."""
+    model = [] if "--model_name_or_path" in options else TINY
+    return [*SMALL, *model, "--dataset_name", str(scenes), "--output_dir", str(output_dir), *OF_TASK[task], *options]
+
+
+def train(task: str, scenes: Path, output_dir: Path, *options: str) -> dict[str, float]:
+    """Trains by what the script does; returns its scores."""
+    run(TASKS[task], arguments_of(task, scenes, output_dir, *options), None, say=lambda _: None)
+    scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
+    return scores
+
+
+def make_trainer(task: str, scenes: Path, output_dir: Path, *options: str) -> DenseTrainer:
+    """The trainer of a script, in float64, with weights that are always the same and not the zeros of fresh ones."""
+    task_class = TASKS[task]
+    made = task_class(*parse_arguments(task_class.argument_types, arguments_of(task, scenes, output_dir, *options)))
+    made.load_data()
+    trainer = made.make_trainer()
+    draw_weights(trainer.model)
+    trainer.model.double()
+    trainer.data_collator = Float64Collator(trainer.processing_class)
+    return trainer
+
+
+class Float64Collator(DensePredictionCollator):
+    """Pixels in float64, so that predictions are the same in whatever batches."""
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super().__call__(examples)
+        return {**batch, "pixel_values": batch["pixel_values"].double()}
+
+
+def scores_of(trainer: DenseTrainer) -> dict[str, float]:
+    """What an evaluation says, but for its speed."""
+    names = ("loss", *trainer.scorer.metric.compute())
+    found = trainer.evaluate()
+    return {name: found[f"eval_{name}"] for name in names}
+
+
+def scores_at_all_batch_sizes(scenes: Path, folder: Path) -> dict[str, dict[int, dict[str, float]]]:
+    """Scores of all tasks by batch size."""
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    for task in TASKS:
+        trainer = make_trainer(task, scenes, folder)
+        scores[task] = {}
+        for batch_size in SCENES_BATCHES:
+            trainer.args.per_device_eval_batch_size = batch_size
+            scores[task][batch_size] = scores_of(trainer)
+    return scores

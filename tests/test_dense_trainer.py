@@ -1,0 +1,88 @@
+"""Evaluation of dense predictions: image by image, whatever the batches and processes, and nothing is kept."""
+
+import gc
+import json
+import math
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vit.training import DenseTrainer, SemanticScorer
+from hf_vit.training.dense_scorer import size_of
+
+from .dense_trainings import NAMES, NUM_VALIDATION, SCENES_BATCHES, TASKS, make_trainer, scores_of, write_scenes
+from .distributed import finish, start
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("scenes"))
+
+
+def scores_one_by_one(trainer: DenseTrainer) -> dict[str, float]:
+    """Scores each image alone, unpadded, as a user would."""
+    scorer, losses = trainer.scorer, []
+    scorer.metric.reset()
+    trainer.model.eval()
+    collator = trainer.data_collator
+    collator.keeps_targets = True
+    for index in range(NUM_VALIDATION):
+        batch = collator([trainer.eval_dataset[index]])
+        assert batch["patch_attention_mask"].all()
+        (target,) = batch["targets"]
+        with torch.no_grad():
+            given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
+            losses.append(float(trainer.model(**given).loss))
+            ((prediction, _),) = scorer.predict(trainer.model, batch, [size_of(target)])
+        scorer.metric.update([scorer.metric.record(prediction, target)])
+    return {"loss": math.fsum(losses) / len(losses), **scorer.metric.compute()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_scores_are_those_of_single_images_at_any_batch_size(task: str, scenes: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(task, scenes, tmp_path)
+    if task == "universal_segmentation":
+        trainer.model.anneal_masks(1.0)  # then the loss is that of the last block, as in an evaluation
+    expected = scores_one_by_one(trainer)
+    assert any(0 < value < 1 for name, value in expected.items() if name != "loss")
+    for batch_size in (1, 2, NUM_VALIDATION):
+        trainer.args.per_device_eval_batch_size = batch_size
+        assert scores_of(trainer) == pytest.approx(expected, rel=1e-9, nan_ok=True)
+
+
+def test_two_processes_score_as_one(scenes: Path, tmp_path: Path) -> None:
+    process = start("score_scenes", tmp_path / "two", scenes, processes=2)
+    expected = {task: scores_of(make_trainer(task, scenes, tmp_path / task)) for task in TASKS}
+    finish(process, tmp_path / "two")
+    for rank in (0, 1):
+        found = json.loads((tmp_path / "two" / f"process_{rank}.json").read_text())
+        for batch_size in SCENES_BATCHES:
+            for task in TASKS:
+                assert found[task][str(batch_size)] == pytest.approx(expected[task], rel=1e-9, nan_ok=True)
+
+
+class WatchingScorer(SemanticScorer):
+    """Looks at each batch what is left of the earlier ones."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.maps: list[weakref.ref[torch.Tensor]] = []
+        self.most_alive = 0
+
+    def predict(self, *args: Any) -> list[tuple[torch.Tensor, float]]:
+        gc.collect()
+        self.most_alive = max(self.most_alive, sum(kept() is not None for kept in self.maps))
+        results = super().predict(*args)
+        self.maps += [weakref.ref(result) for result, _ in results]
+        return results
+
+
+def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
+    trainer.args.per_device_eval_batch_size = 1
+    trainer.scorer = WatchingScorer(trainer.processing_class, NAMES)
+    trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
+    assert (len(trainer.scorer.maps), trainer.scorer.most_alive) == (NUM_VALIDATION, 0)
