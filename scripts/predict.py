@@ -1,7 +1,7 @@
 """Says what is on images, with a saved model and nothing but transformers: `hf_vit` need not be installed.
 
-Which labels an image has, which class or segment each pixel belongs to, or how far it is, as the model was trained for.
-Prints one JSON line per image. Files that cannot be read are named on stderr, and end the script with exit code 1.
+Labels of images, classes and segments of their pixels, or depth: whatever the model was trained for. Prints one JSON
+line per image. Files that cannot be read are named on stderr, and end the script with exit code 1.
 
 Examples:
     python scripts/predict.py outputs/digits photo.png folder_of_images --picture labelled.png > predictions.jsonl
@@ -46,8 +46,8 @@ def open_model(args: argparse.Namespace) -> Task:
     if "ForDepthEstimation" in name:
         return DepthEstimation(args.model)
     raise ValueError(
-        f"{args.model} was saved as {name}, which neither names images, nor segments them, nor estimates depth. Give a "
-        "model that was trained for one of these."
+        f"{args.model} was saved as {name}, which neither names images, nor segments them, nor estimates depth. Give "
+        "a model that was trained for one of these."
     )
 
 
