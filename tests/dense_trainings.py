@@ -48,6 +48,7 @@ CONFIG = {
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
 SMALL += ["--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "2"]
 TINY = ["--preset", "tiny", "--image_size", "16", "--config_overrides", json.dumps(CONFIG)]
+A_FEW_STEPS = ["--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--learning_rate", "1e-3"]
 OF_TASK = {
     "semantic_segmentation": [],
     "universal_segmentation": ["--thing_classes", "cat,dog"],
@@ -86,9 +87,14 @@ def arguments_of(task: str, scenes: Path, output_dir: Path, *options: str) -> li
     return [*SMALL, *model, "--dataset_name", str(scenes), "--output_dir", str(output_dir), *OF_TASK[task], *options]
 
 
+def run_task(task: str, scenes: Path, output_dir: Path, *options: str) -> None:
+    """Does what the script of a task does."""
+    run(TASKS[task], arguments_of(task, scenes, output_dir, *options), None, say=lambda _: None)
+
+
 def train(task: str, scenes: Path, output_dir: Path, *options: str) -> dict[str, float]:
     """Trains by what the script does; returns its scores."""
-    run(TASKS[task], arguments_of(task, scenes, output_dir, *options), None, say=lambda _: None)
+    run_task(task, scenes, output_dir, *options)
     scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
     return scores
 

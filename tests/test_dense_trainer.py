@@ -12,8 +12,19 @@ import torch
 
 from hf_vit.training import DenseTrainer, SemanticScorer
 from hf_vit.training.dense_scorer import size_of
+from hf_vit.training.dense_trainer import draw_examples
 
-from .dense_trainings import NAMES, NUM_VALIDATION, SCENES_BATCHES, TASKS, make_trainer, scores_of, write_scenes
+from .dense_trainings import (
+    A_FEW_STEPS,
+    NAMES,
+    NUM_VALIDATION,
+    SCENES_BATCHES,
+    TASKS,
+    make_trainer,
+    scores_of,
+    train,
+    write_scenes,
+)
 from .distributed import finish, start
 
 
@@ -53,15 +64,19 @@ def test_scores_are_those_of_single_images_at_any_batch_size(task: str, scenes: 
         assert scores_of(trainer) == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
-def test_two_processes_score_as_one(scenes: Path, tmp_path: Path) -> None:
+def test_two_processes_score_and_train_as_one(scenes: Path, tmp_path: Path) -> None:
     process = start("score_scenes", tmp_path / "two", scenes, processes=2)
     expected = {task: scores_of(make_trainer(task, scenes, tmp_path / task)) for task in TASKS}
+    trained = train("depth_estimation", scenes, tmp_path / "trained", *A_FEW_STEPS)
     finish(process, tmp_path / "two")
     for rank in (0, 1):
         found = json.loads((tmp_path / "two" / f"process_{rank}.json").read_text())
         for batch_size in SCENES_BATCHES:
             for task in TASKS:
                 assert found[task][str(batch_size)] == pytest.approx(expected[task], rel=1e-9, nan_ok=True)
+    scores = json.loads((tmp_path / "two" / "trained" / "validation_scores.json").read_text())
+    assert scores == pytest.approx(trained, rel=1e-3, abs=1e-3)
+    assert "torchrun --nproc_per_node 2" in (tmp_path / "two" / "trained" / "README.md").read_text()
 
 
 class WatchingScorer(SemanticScorer):
@@ -86,3 +101,20 @@ def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: 
     trainer.scorer = WatchingScorer(trainer.processing_class, NAMES)
     trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
     assert (len(trainer.scorer.maps), trainer.scorer.most_alive) == (NUM_VALIDATION, 0)
+
+
+def test_every_evaluation_draws_the_same_images(scenes: Path, tmp_path: Path) -> None:
+    drawn: list[list[Any]] = []
+
+    class DrawingScorer(SemanticScorer):
+        def draw(self, images: list[Any], *rest: Any) -> None:
+            drawn.append(images)
+            super().draw(images, *rest)
+
+    trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
+    scorer = DrawingScorer(trainer.processing_class, NAMES)
+    for name in ("1.png", "2.png"):
+        draw_examples(scorer, trainer.model, trainer.eval_dataset, tmp_path / name, is_first=True)
+    assert len(drawn[0]) == NUM_VALIDATION
+    assert drawn[0] == drawn[1]
+    assert (tmp_path / "1.png").read_bytes() == (tmp_path / "2.png").read_bytes()

@@ -17,6 +17,8 @@ GEOMETRIES = {
     "even_crop": {"size": 41, "do_center_crop": True, "crop_size": (20, 30), "crop_rounding": "half_to_even"},
     "surround": {"size": {"longest_edge": 20}, "do_center_crop": True, "crop_size": (25, 40)},
     "pad": {"size": {"longest_edge": 24}, "do_pad": True, "ensure_multiple_of": (4, 8), "pad_size": (32, 40)},
+    "pad_seen": {"size": {"longest_edge": 24}, "do_pad": True, "hide_padding": False, "pad_size": (30, 41)},
+    "one_side": {"size": (20, 23), "keep_aspect_ratio": True, "ensure_multiple_of": 7},
     "as_is": {"do_resize": False},
 }
 SIZE = (30, 44)

@@ -340,6 +340,20 @@ def test_padding_changes_nothing(processor, sizes):
         assert torch.equal(given["predicted_depth"], expected["predicted_depth"])
 
 
+def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does(processor):
+    outputs, sizes = universal_outputs(size=(64, 64)), [(64, 64), (48, 60)]
+    outputs.masks_queries_logits[1, :, 52:] = -9
+    own = type(processor)(**EOMT, do_pad=True, hide_padding=False, pad_size=64)
+    ours = own.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
+    theirs = EomtImageProcessor().post_process_panoptic_segmentation(outputs, sizes, threshold=0.5, **EOMT)
+    check_segments(ours, theirs, least=2)
+    depth = draw(1, 16, 16).abs()  # 4 pixels each
+    (result,) = own.post_process_depth_estimation(DepthEstimatorOutput(predicted_depth=depth), [(30, 20)])
+    plain = DepthEstimatorOutput(predicted_depth=depth[:, :, :11])  # of 43 pixels
+    (expected,) = processor.post_process_depth_estimation(plain, [(30, 20)])
+    assert torch.equal(result["predicted_depth"], expected["predicted_depth"])
+
+
 # --- the stock pipelines
 
 

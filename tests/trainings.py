@@ -24,7 +24,7 @@ from hf_vit.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, last_checkpoint
 
 from .dense_helpers import scores_of_processes
-from .dense_trainings import scores_at_all_batch_sizes
+from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
 from .references import draw_weights
 
@@ -235,11 +235,11 @@ def score_dense_predictions(folder: Path) -> None:
 
 
 def score_scenes(folder: Path, scenes: str) -> None:
-    """Scores models of segmentation and depth in two processes; each writes what it got."""
+    """Scores models of segmentation and depth in two processes, and trains one; each writes what it got."""
     assert training_arguments(folder).world_size == 2
     scores = scores_at_all_batch_sizes(Path(scenes), folder)
     (folder / f"process_{torch.distributed.get_rank()}.json").write_text(json.dumps(scores))
-    torch.distributed.destroy_process_group()
+    run_task("depth_estimation", Path(scenes), folder / "trained", *A_FEW_STEPS, "--per_device_train_batch_size", "2")
 
 
 # What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.

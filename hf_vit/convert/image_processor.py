@@ -96,7 +96,6 @@ SHARED = (
     "image_std",
     "num_channels",  # of ours, where one was exported
 )
-PADDING = ("do_pad", "hide_padding", "pad_size")
 HONOURED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb"}
 # Keys that leave the pixels of an image as they are
 WITHOUT_EFFECT = {
@@ -166,7 +165,7 @@ def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit
 def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
     """Returns our options for the image processor of a checkpoint of transformers.
 
-    Pixels are within one grey level of the original's, but for a few (below 0.1 %) where bicubic overshoots and the
+    Pixels are within one grey level of the original's, but for a few (below 0.2 %) where bicubic overshoots and the
     original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
     aspect ratio bounds only the number of patches: here images become the square of as many.
 
@@ -194,15 +193,16 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
             "image_mean=..., image_std=...)."
         )
     options["size"] = _as_dict(options["size"], "size", default_to_square=options.pop("default_to_square"))
-    if is_padded:
-        options |= _padded(options["size"])
     if options["do_center_crop"] and "crop_size" in options:
         options["crop_size"] = _as_dict(options["crop_size"], "crop_size", forms=EXACT_KEYS)
     else:
         options.pop("crop_size", None)
     if options.get("do_convert_rgb"):
         del options["do_convert_rgb"]  # ours does so for three channels, and only for them
-    return {key: options[key] for key in options if key in {*HONOURED, *PADDING}}
+    if not options.get("keep_aspect_ratio"):
+        options.pop("keep_aspect_ratio", None)
+    honoured = {key: options[key] for key in options if key in HONOURED}
+    return honoured | (_padded(options["size"]) if is_padded else {})
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:

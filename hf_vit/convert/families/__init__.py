@@ -6,7 +6,7 @@ from .deit import DEIT, DEIT_ONE_HEAD
 from .depth_anything import DEPTH_ANYTHING
 from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from .dinov3 import DINOV3
-from .dpt import DPT
+from .dpt import DPT, DPT_SEGMENTATION
 from .eomt import EOMT, EOMT_DINOV3
 from .google import BIG_VISION, GOOGLE
 from .ijepa import IJEPA
@@ -35,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     SIGLIP_2,
     EOMT,
     EOMT_DINOV3,
+    DPT_SEGMENTATION,
     DPT,
     DEPTH_ANYTHING,
     TIMM,

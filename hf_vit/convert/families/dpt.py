@@ -1,5 +1,6 @@
 """DPT of transformers on its own ViT (https://arxiv.org/abs/2103.13413)."""
 
+from dataclasses import replace
 from typing import Any
 
 from ..family import Config, Family, Shapes, transformers_fields
@@ -31,13 +32,20 @@ KEYS: KeyMap = {
 }
 
 
-def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """DPTConfig; its levels are blocks counted from 0, not normalised."""
-    blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
+def configure_encoder(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """DPTConfig without its head."""
     return {
         **transformers_fields(config, image_size=384, layer_norm_eps=1e-12),
         "use_pooler": has_pooler(config, shapes),
         "position_interpolation": "bilinear",
+    }
+
+
+def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """DPTConfig; its levels are blocks counted from 0, not normalised."""
+    blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
+    return {
+        **configure_encoder(config, shapes),
         "apply_layernorm": False,
         "depth_config": {
             "out_indices": [block + 1 for block in sorted(blocks)],
@@ -74,4 +82,13 @@ DPT = Family(
         "use_batch_norm_in_fusion_residual": False,
     },
     outputs="hidden states, relative depth",
+)
+DPT_SEGMENTATION = replace(
+    DPT,
+    name="DPT for segmentation",
+    reads=lambda config: "DPTForSemanticSegmentation" in (config.get("architectures") or ()),
+    keys=VIT_KEYS,
+    configure=configure_encoder,
+    dropped={r"(neck|head|auxiliary_head)\..*": "its head, which has no counterpart"},
+    outputs="hidden states; without its head",
 )

@@ -1,0 +1,76 @@
+"""Training of depth: how it is scored, and beside what."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit.metrics import DepthMetric
+from hf_vit.training import DepthScorer
+from hf_vit.training.dense_arguments import DepthTrainingArguments
+
+from .dense_trainings import A_FEW_STEPS, CONFIG, make_trainer, scores_of, train, write_scenes
+
+
+TASK = "depth_estimation"
+RELATIVE = {"depth_config": {**CONFIG["depth_config"], "depth_estimation_type": "relative"}}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("scenes"))
+
+
+def test_the_trivial_predictor_is_the_mean_of_what_is_valid_at_each_pixel() -> None:
+    depths = [torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])]
+    _, predict = DepthScorer(None, DepthMetric(max_depth=10.0)).trivial(depths)
+    mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # of all, where no image has depth
+    torch.testing.assert_close(predict((2, 2)), mean)
+    assert predict((4, 6)).shape == (4, 6)
+    relative = DepthScorer(None, DepthMetric(max_depth=10.0, alignment="scale_shift"))
+    torch.testing.assert_close(relative.trivial(depths)[1]((2, 2)), 1 / mean)
+
+
+def test_crop_caps_and_alignment_are_those_of_the_command_line(scenes: Path, tmp_path: Path) -> None:
+    options = ["--eval_crop", "garg", "--eval_alignment", "median", "--min_eval_depth", "1", "--max_eval_depth", "5"]
+    metric = make_trainer(TASK, scenes, tmp_path, *options).scorer.metric
+    assert (metric.crop, metric.alignment, metric.min_depth, metric.max_depth) == ("garg", "median", 1, 5)
+    metric = make_trainer(TASK, scenes, tmp_path).scorer.metric
+    assert (metric.crop, metric.alignment, metric.max_depth) == (None, None, 10)
+
+
+def test_relative_depth_is_trained_and_scored_after_alignment(scenes: Path, tmp_path: Path) -> None:
+    options = ["--config_overrides", json.dumps({**CONFIG, **RELATIVE})]
+    scores = train(TASK, scenes, tmp_path / "out", *A_FEW_STEPS, *options)
+    assert 0 < scores["abs_rel"] < 1
+    assert "up to scale and shift" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_of_errors_the_least_is_the_best(tmp_path: Path) -> None:
+    for name, is_greater_better in (("abs_rel", False), ("eval_rmse", False), ("delta1", True), ("loss", False)):
+        args = DepthTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=name, report_to="none")
+        assert args.greater_is_better is is_greater_better
+
+
+def test_an_image_without_depth_counts_in_no_score(scenes: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(TASK, scenes, tmp_path)
+    rows = trainer.eval_dataset.rows
+    expected = scores_of(trainer)
+    read = trainer.eval_dataset.read_target
+
+    def without_first(row: dict) -> dict:
+        target = read(row)
+        return {"depth_map": target["depth_map"] * (row["file"] != rows[0]["file"])}
+
+    trainer.eval_dataset.read_target = without_first
+    found = scores_of(trainer)
+    assert all(np.isfinite(list(found.values())))
+    trainer.eval_dataset.read_target = read
+    trainer.eval_dataset.rows = rows.select(range(1, len(rows)))
+    fewer = scores_of(trainer)
+    assert {name: found[name] for name in fewer if name != "loss"} == pytest.approx(
+        {name: value for name, value in fewer.items() if name != "loss"}
+    )
+    assert fewer["abs_rel"] != expected["abs_rel"]
