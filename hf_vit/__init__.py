@@ -9,6 +9,7 @@ from transformers import (
     AutoModel,
     AutoModelForDepthEstimation,
     AutoModelForImageClassification,
+    AutoModelForImageSegmentation,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
 )
@@ -54,6 +55,9 @@ AutoBackbone.register(HfViTConfig, HfViTBackbone, exist_ok=True)
 AutoModelForImageClassification.register(HfViTConfig, HfViTForImageClassification, exist_ok=True)
 AutoModelForSemanticSegmentation.register(HfViTConfig, HfViTForSemanticSegmentation, exist_ok=True)
 AutoModelForUniversalSegmentation.register(HfViTConfig, HfViTForUniversalSegmentation, exist_ok=True)
+# The stock pipeline asks for this class first; the checkpoint says which of the two it is.
+segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
+AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 

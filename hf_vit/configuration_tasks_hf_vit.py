@@ -32,12 +32,12 @@ class HfViTTaskConfig:
         return cls.make(options or {}) if options is None or isinstance(options, dict) else options
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options that differ from their defaults, as JSON holds them."""
-        own, defaults = (
+        """Returns the options that differ from their defaults, as they come back from JSON: tuples as lists."""
+        given, defaults = (
             {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(options).items()}
             for options in (self, type(self)())
         )
-        return {name: value for name, value in own.items() if value != defaults[name]}
+        return {name: value for name, value in given.items() if value != defaults[name]}
 
     def __post_init__(self) -> None:
         """Checks the values."""

@@ -22,6 +22,7 @@ from transformers.modeling_outputs import (
     DepthEstimatorOutput,
     SemanticSegmenterOutput,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
@@ -877,3 +878,10 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
+MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
+    HfViTForSemanticSegmentation.__name__,
+    HfViTForUniversalSegmentation.__name__,
+)

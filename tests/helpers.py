@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor
@@ -125,11 +125,15 @@ MakeBatch = Callable[[HfViTConfig, int], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """A model that trains, and what it trains on."""
+    """A model that trains, and what it trains on.
+
+    Batch norm looks at all images of a step at once, so `accumulates` is False for it.
+    """
 
     model_class: type[HfViTPreTrainedModel]
     make_batch: MakeBatch
     overrides: dict[str, Any] = field(default_factory=dict)
+    accumulates: bool = True
 
 
 def labelled(make_labels: Callable[[Generator, int, int], Tensor]) -> MakeBatch:
@@ -158,6 +162,54 @@ def values(generator: Generator, batch: int, num_labels: int) -> Tensor:
     return torch.randn(batch, num_labels, generator=generator)
 
 
+def semantic_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    """Every image has another number of pixels that do not count, the last one nothing else."""
+    labels = torch.randint(num_labels, (batch, 32, 32), generator=generator)
+    for index in range(batch):
+        labels[index, : index * 32 // (batch - 1)] = 255
+    return labels
+
+
+def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    """Every image has another number of invalid pixels, the last one nothing else."""
+    depth = 1 + 8 * torch.rand(batch, 32, 32, generator=generator)
+    for index in range(batch):
+        depth[index, : index * 32 // (batch - 1)] = float("nan")
+    return depth
+
+
+def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(batch)
+    return {
+        "pixel_values": pixels(config, batch),
+        "mask_labels": torch.rand(batch, 3, 32, 32, generator=generator).round(),
+        "class_labels": torch.randint(config.num_labels, (batch, 3), generator=generator),
+    }
+
+
+def padded(make_batch: MakeBatch) -> MakeBatch:
+    """The same with padding in every image but the first, more of it in each."""
+
+    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+        mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
+        for index in range(batch):
+            mask[index, mask.shape[1] - index % 3 :] = False
+            mask[index, :, mask.shape[2] - index % 4 :] = False
+        return {**make_batch(config, batch), "patch_attention_mask": mask}
+
+    return make_padded_batch
+
+
+class WithPointsOnALattice(HfViTForUniversalSegmentation):
+    """Always as in evaluation: in training the points of a mask's loss are drawn at random, others in each process."""
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+
+# For images of several sizes a position table is resampled in float32 by design, and its gradients are summed in it.
+ROTARY = {"position_embedding_type": "rotary"}
+
 # Every class that trains, with every kind of target it takes.
 TRAINING_CASES = {
     "class_numbers": TrainingCase(HfViTForImageClassification, labelled(class_numbers)),
@@ -171,4 +223,22 @@ TRAINING_CASES = {
     "distillation_token": TrainingCase(
         HfViTForImageClassification, labelled(class_numbers), {"use_distillation_token": True}
     ),
+    "semantic": TrainingCase(
+        HfViTForSemanticSegmentation,
+        padded(labelled(semantic_maps)),
+        {"segmentation_config": {"head": "simple", "dice_weight": 1.0, "use_auxiliary_head": True}, **ROTARY},
+    ),
+    "batch_norm": TrainingCase(
+        HfViTForSemanticSegmentation,
+        padded(labelled(semantic_maps)),
+        {"segmentation_config": {"head": "linear"}, **ROTARY},
+        accumulates=False,
+    ),
+    "metric_depth": TrainingCase(HfViTForDepthEstimation, labelled(depth_maps)),
+    "relative_depth": TrainingCase(
+        HfViTForDepthEstimation,
+        padded(labelled(depth_maps)),
+        {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
+    ),
+    "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
 }

@@ -1,7 +1,7 @@
 """The configuration refuses what cannot be, keeps what was set, and says what it derives."""
 
 import json
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ import pytest
 import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
-from hf_vit import HfViTConfig, HfViTModel
+from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTModel
 from hf_vit.configuration_hf_vit import AUTO_MAP
+from hf_vit.configuration_tasks_hf_vit import TASK_CONFIGS
 
 from .helpers import VARIANTS, small_config
 
@@ -182,3 +183,128 @@ def test_other_model_type_is_refused(tmp_path: Path) -> None:
     transformers.Dinov2Config().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"of a 'dinov2' model, not of 'hf_vit'\. .*HfViTModel\.from_pretrained"):
         HfViTConfig.from_pretrained(tmp_path)
+
+
+# Options of the tasks
+
+TASKS: dict[str, dict[str, Any]] = {
+    "segmentation_config": {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
+    "universal_segmentation_config": {"num_queries": 7, "oversample_ratio": 2},
+    "depth_config": {"depth_estimation_type": "relative", "head": "conv", "max_depth": None},
+}
+all_tasks = pytest.mark.parametrize("field", TASKS)
+
+
+def test_every_task_is_tried_and_has_few_options() -> None:
+    assert TASKS.keys() == TASK_CONFIGS.keys()
+    assert all(len(fields(task)) <= 15 for task in TASK_CONFIGS.values())
+
+
+@all_tasks
+def test_options_are_the_same_as_object_as_dictionary_and_reopened(field: str, tmp_path: Path) -> None:
+    options = TASK_CONFIGS[field](**TASKS[field])
+    for given in (options, TASKS[field]):
+        config = small_config(**{field: given})
+        assert getattr(config, field) == options
+        config.save_pretrained(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text())[field] == TASKS[field]
+        reopened = HfViTConfig.from_pretrained(tmp_path)
+        assert getattr(reopened, field).to_dict() == TASKS[field]
+        assert reopened.to_diff_dict() == config.to_diff_dict()
+    config = small_config()
+    setattr(config, field, TASKS[field])
+    assert getattr(config, field) == options
+
+
+@all_tasks
+def test_defaults_are_not_written(field: str, tmp_path: Path) -> None:
+    config = HfViTConfig()
+    assert getattr(config, field) is None
+    config.save_pretrained(tmp_path)
+    assert field not in json.loads((tmp_path / "config.json").read_text())
+    assert getattr(HfViTConfig.from_pretrained(tmp_path), field) is None
+    spelled_out = small_config(**{field: json.loads(json.dumps(asdict(TASK_CONFIGS[field]())))})
+    assert spelled_out.to_dict()[field] == {}
+    assert TASK_CONFIGS[field].of(None) == TASK_CONFIGS[field]() == TASK_CONFIGS[field].of({})
+
+
+@all_tasks
+def test_overrides_at_loading_leave_the_other_options(field: str, tmp_path: Path) -> None:
+    small_config(**{field: TASKS[field]}).save_pretrained(tmp_path)
+    name, value = {
+        "segmentation_config": ("dice_weight", 1.5),
+        "universal_segmentation_config": ("mask_weight", 1.5),
+        "depth_config": ("gradient_loss_weight", 1.5),
+    }[field]
+    reopened = HfViTConfig.from_pretrained(tmp_path, **{field: {name: value}})
+    assert getattr(reopened, field).to_dict() == {**TASKS[field], name: value}
+    assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: None}), field) is None
+    plain = tmp_path / "plain"
+    HfViTConfig().save_pretrained(plain)
+    assert getattr(HfViTConfig.from_pretrained(plain, **{field: {name: value}}), field).to_dict() == {name: value}
+
+
+def test_models_take_overrides_of_options(tmp_path: Path) -> None:
+    HfViTForDepthEstimation(small_config()).save_pretrained(tmp_path)
+    model, info = HfViTForDepthEstimation.from_pretrained(
+        tmp_path, depth_config={"max_depth": 80}, output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert (model.options.head, model.options.max_depth) == ("dpt", 80)
+    assert HfViTForDepthEstimation.from_pretrained(tmp_path).options.max_depth == 10
+
+
+@all_tasks
+def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
+    with pytest.raises(ValueError, match=r"has no option nonsense, trash\. It has: .*weight"):
+        small_config(**{field: {"trash": 1, "nonsense": 2}})
+    for name, value in {"head": "transformer", "num_queries": "7"}.items():
+        if name in {option.name for option in fields(TASK_CONFIGS[field])}:
+            with pytest.raises(StrictDataclassFieldValidationError, match=name):
+                small_config(**{field: {name: value}})
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "message"),
+    [
+        ("segmentation_config", {"hidden_size": 0}, "hidden_size=0 must be positive"),
+        ("segmentation_config", {"dropout_prob": 1}, r"dropout_prob=1 must lie in \[0, 1\)"),
+        ("segmentation_config", {"dice_weight": -1.0}, "dice_weight=-1.0 must not be negative"),
+        ("segmentation_config", {"focal_weight": float("nan")}, "focal_weight=nan"),
+        ("segmentation_config", {"cross_entropy_weight": 0}, "are all 0, which leaves no loss"),
+        ("segmentation_config", {"focal_gamma": -0.5}, "focal_gamma=-0.5"),
+        ("segmentation_config", {"class_weights": [1.0, -2.0]}, r"class_weights=\[1.0, -2.0\] must not be negative"),
+        ("segmentation_config", {"use_auxiliary_head": True, "auxiliary_loss_weight": -1}, "auxiliary_loss_weight=-1"),
+        ("universal_segmentation_config", {"num_queries": 0}, "num_queries=0 must be positive"),
+        ("universal_segmentation_config", {"num_upscale_blocks": -1}, "num_upscale_blocks=-1"),
+        ("universal_segmentation_config", {"oversample_ratio": 0.5}, "oversample_ratio=0.5 must be at least 1"),
+        ("universal_segmentation_config", {"importance_sample_ratio": 1.5}, "importance_sample_ratio=1.5 must lie"),
+        ("universal_segmentation_config", {"mask_weight": -5}, "mask_weight=-5 must not be negative"),
+        (
+            "depth_config",
+            {"neck_hidden_sizes": [8, 8]},
+            r"\[8, 8\] and reassemble_factors=\[4, 2, 1, 0.5\] must be as",
+        ),
+        ("depth_config", {"reassemble_factors": [4, 2, 1.5, 0.5]}, "1.5, 0.5.* must be whole numbers, or one over"),
+        ("depth_config", {"reassemble_factors": [4, 2, 1, 0.4]}, "must be whole numbers"),
+        ("depth_config", {"max_depth": 0}, "max_depth=0 must be more than min_depth=0.001"),
+        ("depth_config", {"max_depth": float("inf")}, "max_depth=inf"),
+        ("depth_config", {"min_depth": 0}, "min_depth=0 must be positive"),
+        ("depth_config", {"loss": "ssi"}, "needs depth_estimation_type='relative'"),
+        ("depth_config", {"loss": "l1", "depth_estimation_type": "relative"}, "Set loss='ssi'"),
+        ("depth_config", {"head": "linear", "max_depth": None}, "need a max_depth in metres"),
+        ("depth_config", {"silog_lambda": 1.5}, "silog_lambda=1.5 must lie"),
+        ("depth_config", {"gradient_loss_weight": -1}, "gradient_loss_weight=-1"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    field: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_config(**{field: options})
+    config = small_config(**{field: {}})
+    vars(getattr(config, field)).update(options)  # past the checks
+    with pytest.raises(ValueError, match=message):
+        config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        HfViTModel(config)

@@ -17,9 +17,9 @@ from .trainings import (
     GLOBAL_BATCH,
     NUM_TEST,
     NUM_TRAIN,
-    SPLITS,
     digits_trainer,
     evaluate,
+    splits,
     train_augmented,
     train_case,
 )
@@ -38,7 +38,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
 
 def assert_same_training(result: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
     assert len(expected["losses"]) == len(expected["gradients"]) == 2
-    for name in ("losses", "gradients", "weights"):
+    for name in ("losses", "gradients", "weights", "buffers"):
         assert_close(result[name], expected[name], tolerance, name)
 
 
@@ -47,13 +47,13 @@ def assert_same_training(result: dict[str, Any], expected: dict[str, Any], toler
 def test_gradients_are_those_of_one_batch(
     name: str, dtype: str, two_processes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    at_once, *accumulated = (train_case(tmp_path, name, dtype, *split) for split in SPLITS[1])
+    at_once, *accumulated = (train_case(tmp_path, name, dtype, *split) for split in splits(name, 1))
     assert at_once["gradients"].dtype == DTYPES[dtype]
     assert at_once["world_size"] == 1
     for result in accumulated:
         assert_same_training(result, at_once, TOLERANCES[dtype])
     for process in two_processes:
-        for split in SPLITS[2]:
+        for split in splits(name, 2):
             result = process["gradients"][name, dtype, split]
             assert result["world_size"] == 2
             assert_same_training(result, at_once, TOLERANCES[dtype])

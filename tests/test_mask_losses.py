@@ -203,9 +203,9 @@ def test_random_points_give_the_loss_of_all_pixels_in_the_mean() -> None:
     torch.manual_seed(0)
     masks, classes, targets, labels = example(4, [3])
     with torch.no_grad():
-        options = {"train_num_points": 400, "importance_sample_ratio": 0.0, "oversample_ratio": 1.0}
+        options = {"train_num_points": 400, "importance_sample_ratio": 0.0, "class_weight": 0.0}
         drawn = [float(loss(masks, classes, targets, labels, is_training=True, **options)) for _ in range(20)]
-        dense = float(loss(masks, classes, targets, labels, train_num_points=10000))
+        dense = float(loss(masks, classes, targets, labels, train_num_points=10000, class_weight=0.0))
     assert sum(drawn) / 20 == pytest.approx(dense, rel=0.02)
 
 

@@ -12,8 +12,18 @@ from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from transformers import pipeline
 
-from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit import (
+    HfViTBackbone,
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
 from hf_vit.configuration_hf_vit import AUTO_MAP
 
 from .fresh import run_without_package
@@ -185,6 +195,88 @@ def test_multi_label_and_value_models_in_the_pipeline(tmp_path: Path) -> None:
     print("opened")
     """
     check_output(run_without_package(code, tmp_path / "work", str(tmp_path), str(images)))
+
+
+DENSE_CLASSES = {
+    "semantic": HfViTForSemanticSegmentation,
+    "universal": HfViTForUniversalSegmentation,
+    "depth": HfViTForDepthEstimation,
+}
+OPEN_DENSE = """
+from PIL import Image
+from transformers import (
+    AutoModelForDepthEstimation, AutoModelForSemanticSegmentation, AutoModelForUniversalSegmentation, pipeline
+)
+folder, photo_name = sys.argv[1:]
+photo, remote = Image.open(photo_name), {"trust_remote_code": True}
+classes = {
+    "semantic": AutoModelForSemanticSegmentation,
+    "universal": AutoModelForUniversalSegmentation,
+    "depth": AutoModelForDepthEstimation,
+}
+saved = torch.load(f"{folder}/data.pt", weights_only=True)
+for name, auto_class in classes.items():
+    model = auto_class.from_pretrained(f"{folder}/{name}", **remote).eval()
+    assert type(model).__module__.startswith("transformers_modules"), type(model)
+    assert torch.equal(model(saved["images"])[0], saved[name])
+    # Each opens as each other too, with a new head.
+    for other in classes.values():
+        other.from_pretrained(f"{folder}/{name}", **remote)
+
+def pixels(mask):
+    return torch.tensor(list(mask.tobytes())).reshape(mask.size[::-1]) > 0
+
+segment = pipeline("image-segmentation", model=f"{folder}/semantic", **remote)
+inputs = segment.image_processor(photo, return_tensors="pt")
+logits = torch.nn.functional.interpolate(segment.model(**inputs).logits, size=(40, 50), mode="bilinear")[0]
+for options in ({}, {"subtask": "semantic"}):
+    for found in (segment(photo, **options), segment([photo_name] * 3, batch_size=2, **options)[2]):
+        assert {entry["label"] for entry in found} == {f"LABEL_{i}" for i in logits.argmax(0).unique()}
+        for entry in found:
+            assert torch.equal(pixels(entry["mask"]), logits.argmax(0) == int(entry["label"][-1])), options
+
+segment = pipeline("image-segmentation", model=f"{folder}/universal", **remote)
+for subtask in (None, "panoptic", "instance", "semantic"):
+    found = segment(photo, subtask=subtask, threshold=0.0, mask_threshold=0.1, overlap_mask_area_threshold=0.0)
+    assert found and all(entry["mask"].size == (50, 40) for entry in found), (subtask, found)
+    if subtask != "instance":  # whose masks may overlap
+        assert sum(pixels(entry["mask"]).int() for entry in found).max() == 1
+
+estimate = pipeline("depth-estimation", model=f"{folder}/depth", **remote)
+for found in (estimate(photo), estimate([photo_name] * 3, batch_size=2)[2]):
+    torch.testing.assert_close(found["predicted_depth"], saved["metres"])
+    assert found["depth"].size == (50, 40)
+print("opened")
+"""
+
+
+def test_dense_models_open_without_the_package_in_the_stock_pipelines(folder: Path, tmp_path: Path) -> None:
+    photo = folder.parents[1] / "photo.png"
+    saved = {"images": pixels(small_config())}
+    for name, model_class in DENSE_CLASSES.items():
+        model = model_class(small_config())
+        draw_weights(model)
+        model.eval().save_pretrained(tmp_path / name)
+        processor = HfViTImageProcessor.for_model(model.config)
+        processor.save_pretrained(tmp_path / name)
+        with torch.no_grad():
+            saved[name] = model(saved["images"])[0]
+            if name == "depth":
+                outputs = model(**processor(Image.open(photo), return_tensors="pt"))
+                metres = processor.post_process_depth_estimation(outputs, [(40, 50)])[0]["predicted_depth"]
+                assert 0 <= metres.min() < 5 < metres.max() <= 10
+                saved["metres"] = metres
+    torch.save(saved, tmp_path / "data.pt")
+    check_output(run_without_package(OPEN_DENSE, tmp_path / "work", str(tmp_path), str(photo)))
+
+
+@pytest.mark.parametrize("model_class", [HfViTForSemanticSegmentation, HfViTForUniversalSegmentation])
+def test_pipeline_opens_what_was_saved_where_the_package_is_imported(
+    model_class: type[HfViTPreTrainedModel], tmp_path: Path
+) -> None:
+    model_class(small_config()).save_pretrained(tmp_path)
+    HfViTImageProcessor().save_pretrained(tmp_path)
+    assert type(pipeline("image-segmentation", model=str(tmp_path)).model) is model_class
 
 
 def test_without_trust_the_code_does_not_run(folder: Path, tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def logged(trainer: HfViTTrainer, key: str) -> list[float]:
 # Gradients
 
 
+def splits(name: str, processes: int) -> list[tuple[int, int]]:
+    """How the batch of a case is split on so many processes."""
+    return [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
+
+
 def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate: int) -> dict[str, Any]:
     """Takes two steps of SGD; returns the losses, gradients and weights."""
     case, recorder = TRAINING_CASES[name], GradientRecorder()
@@ -109,6 +114,7 @@ def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate:
         "losses": torch.tensor(logged(trainer, "loss"), dtype=torch.float64),
         "gradients": torch.stack(recorder.gradients),
         "weights": flatten(list(trainer.model.parameters())),
+        "buffers": flatten([torch.zeros(1), *trainer.model.buffers()]),
     }
 
 
@@ -216,7 +222,7 @@ def compare_processes(folder: Path) -> None:
             (name, dtype, split): train_case(folder, name, dtype, *split)
             for name in TRAINING_CASES
             for dtype in DTYPES
-            for split in SPLITS[2]
+            for split in splits(name, 2)
         },
         **train_twice(folder),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
