@@ -65,12 +65,13 @@ def make_model(names: list[str], peer: bool) -> PreTrainedModel:
 
 def predict_in_fresh_process(model: Path, images: Dataset) -> None:
     """Writes the first image of each digit to a file, and prints and draws what predict.py says about them."""
-    predict, folder, picture = Path(__file__).with_name("predict.py"), model / "images", model / "predictions.png"
+    scripts, folder, picture = Path(__file__).resolve().parent, model / "images", model / "predictions.png"
     folder.mkdir(exist_ok=True)
     for digit in range(10):
         images[images["label"].index(digit)]["image"].save(folder / f"{digit}.png")
-    launch = "import runpy, sys; sys.modules['hf_vit'] = None; runpy.run_path(sys.argv.pop(1), None, '__main__')"
-    command = [sys.executable, "-c", launch, *map(str, (predict, model, folder, "--picture", picture))]
+    launch = "import runpy, sys; sys.modules['hf_vit'] = None; sys.path[0] = sys.argv.pop(1); "
+    launch += "runpy.run_module('predict', None, '__main__')"
+    command = [sys.executable, "-c", launch, *map(str, (scripts, model, folder, "--picture", picture))]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as elsewhere:
         environment["HF_HOME"] = elsewhere

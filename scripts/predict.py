@@ -1,129 +1,119 @@
-"""Names what is on images, with a saved model and nothing but transformers: `hf_vit` need not be installed.
+"""Says what is on images, with a saved model and nothing but transformers: `hf_vit` need not be installed.
 
-Prints one JSON line per image. Files that cannot be read are named on stderr, and end the script with exit code 1.
+Labels of images, classes and segments of their pixels, or depth: whatever the model was trained for. Prints one JSON
+line per image. Files that cannot be read are named on stderr, and end the script with exit code 1.
 
-Example:
+Examples:
     python scripts/predict.py outputs/digits photo.png folder_of_images --picture labelled.png > predictions.jsonl
+    python scripts/predict.py outputs/streets folder_of_images --output_dir outputs/masks
+    python scripts/predict.py outputs/pets photo.png --subtask instance --threshold 0.8 --picture pets.png
+    python scripts/predict.py outputs/rooms folder_of_images --output_dir outputs/depths
 """
 
 import argparse
 import json
 import math
 import sys
-from array import array
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw, ImageFont, ImageOps
-from transformers import pipeline
+from PIL import Image
+from prediction.classification import Classification
+from prediction.depth import DepthEstimation
+from prediction.inputs import find_images, name_outputs, open_image
+from prediction.pictures import arrange
+from prediction.segmentation import PanopticSegmentation, SemanticSegmentation
+from prediction.task import Task
+from transformers import PreTrainedConfig
 
 
-IMAGE_SUFFIXES = {
-    ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
-}  # fmt: skip
-TILE_SIZE, CAPTION_SIZE, MARGIN, FONT_SIZE = 128, 40, 8, 14  # pixels
-MAX_TILES = 100
+MAX_TILES = 100  # of --picture
 
 
-def find_images(inputs: list[Path]) -> list[Path]:
-    """Lists the files among `inputs` and, sorted, the images in their folders; `ValueError` where there is none."""
-    files: list[Path] = []
-    for path in inputs:
-        if not path.exists():
-            raise ValueError(f"There is no file or folder {path}.")
-        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES)
-        if not found:
-            raise ValueError(f"The folder {path} holds no image: no file ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
-        files += found
-    return files
+def open_model(args: argparse.Namespace) -> Task:
+    """Opens the model with the stock pipeline of its class; `ValueError` where there is none for it."""
+    config, _ = PreTrainedConfig.get_config_dict(args.model)
+    # timm's checkpoints, which transformers opens too, name no class.
+    name = str((config.get("architectures") or ["ForImageClassification"])[0])
+    if "ForImageClassification" in name:
+        return Classification(args.model, top_k=args.top_k, batch_size=args.batch_size)
+    if "Segmentation" in name:
+        is_semantic = args.subtask == "semantic" or "ForSemanticSegmentation" in name
+        task = SemanticSegmentation if is_semantic else PanopticSegmentation
+        return task(args.model, args.threshold, args.subtask)
+    if "ForDepthEstimation" in name:
+        return DepthEstimation(args.model)
+    raise ValueError(
+        f"{args.model} was saved as {name}, which neither names images, nor segments them, nor estimates depth. Give "
+        "a model that was trained for one of these."
+    )
 
 
-def open_image(file: Path) -> Image.Image:
-    """Opens an image upright, as 8-bit colours on white, as no pipeline does by itself; `ValueError` if it fails."""
-    try:
-        with Image.open(file) as opened:
-            image = ImageOps.exif_transpose(opened)
-        if image.mode[0] in "IF":
-            image = to_8_bits(image)
-        elif image.has_transparency_data:
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-        return image.convert("RGB")
-    except Exception as error:  # decoders fail in many ways
-        raise ValueError(f"{file} cannot be read as an image: {error}") from error
-
-
-def to_8_bits(image: Image.Image) -> Image.Image:
-    """Scales 16-bit grey, and floats in 0..255 or 0..1, which PIL would cut off; other values are a `ValueError`."""
-    kind, limit, image = ("f", 255, image) if image.mode == "F" else ("i", 65535, image.convert("I"))
-    values = array(kind, image.tobytes())
-    if not all(0 <= value <= limit for value in values):  # also true of NaN
-        raise ValueError(f"it has mode {image.mode!r} and values outside 0..{limit}. Scale them to that range.")
-    scale = 255 if kind == "f" and max(values) <= 1 else 255 / limit
-    return image.point(lambda value: value * scale + 0.5).convert("L")
-
-
-def predict(model: str, files: list[Path], top_k: int = 3, batch_size: int = 8) -> Iterator[dict[str, Any]]:
-    """Yields `file`, `label`, `score` and the `top_k` likeliest labels of each image; names bad files on stderr."""
-    classify = pipeline("image-classification", model=model, trust_remote_code=True)
-    opened: list[Path] = []
+def predict(task: Task, files: list[Path]) -> Iterator[tuple[int, Image.Image, Any]]:
+    """Yields the place, the image and the answer of each file that can be read; names the others on stderr."""
+    opened: deque[tuple[int, Image.Image]] = deque()
 
     def read() -> Iterator[Image.Image]:  # only a batch of images is in memory at a time
-        for file in files:
+        for index, file in enumerate(files):
             try:
                 image = open_image(file)
             except ValueError as error:
                 print(error, file=sys.stderr)
             else:
-                opened.append(file)
+                opened.append((index, image))
                 yield image
 
-    for index, answers in enumerate(classify(read(), top_k=top_k, batch_size=batch_size)):
-        yield {"file": str(opened[index]), **answers[0], "top_k": answers}
+    for answer in task.answer(read()):
+        yield *opened.popleft(), answer
 
 
-def draw(predictions: list[dict[str, Any]]) -> Image.Image:
-    """Returns a picture of all images in rows, each above label, score and file name; small ones keep their pixels."""
-    columns = min(len(predictions), max(5, math.isqrt(len(predictions))))
-    rows, width, height = math.ceil(len(predictions) / columns), TILE_SIZE + MARGIN, TILE_SIZE + CAPTION_SIZE + MARGIN
-    canvas = Image.new("RGB", (columns * width + MARGIN, rows * height + MARGIN), "white")
-    pen = ImageDraw.Draw(canvas)
-    font, small_font = ImageFont.load_default(FONT_SIZE), ImageFont.load_default(FONT_SIZE - 4)
-    for index, prediction in enumerate(predictions):
-        left, top = index % columns * width + MARGIN, index // columns * height + MARGIN
-        image = open_image(Path(prediction["file"]))
-        method = Image.Resampling.NEAREST if max(image.size) < TILE_SIZE else Image.Resampling.LANCZOS
-        canvas.paste(ImageOps.pad(image, (TILE_SIZE, TILE_SIZE), method, "white"), (left, top))
-        pen.text((left, top + TILE_SIZE + 3), f"{prediction['label'][:12]} ({prediction['score']:.1%})", "black", font)
-        pen.text((left, top + TILE_SIZE + 21), Path(prediction["file"]).name[-24:], "gray", small_font)
-    return canvas
+def run(args: argparse.Namespace) -> int:
+    """Predicts, prints, writes and draws; returns the number of files that cannot be read."""
+    files, tiles, count = find_images(args.inputs), [], 0
+    task, names = open_model(args), name_outputs(files)
+    for folder in filter(None, [args.output_dir, args.picture and args.picture.parent]):
+        folder.mkdir(parents=True, exist_ok=True)
+    for index, image, answer in predict(task, files):
+        line = {"file": str(files[index]), **task.describe(image, answer)}
+        if args.output_dir is not None:
+            written = task.write(image, answer, args.output_dir / names[index])
+            written.append(args.output_dir / f"{names[index]}_picture.png")
+            task.draw(image, answer, files[index].name).save(written[-1])
+            line["written"] = [str(file) for file in written]
+        if args.picture is not None and count < MAX_TILES:
+            tiles.append(task.draw(image, answer, files[index].name))
+        print(json.dumps(line), flush=True)
+        count += 1
+    if tiles:
+        columns = task.columns or max(5, math.isqrt(len(tiles)))
+        arrange(tiles, min(len(tiles), columns)).save(args.picture)
+    return len(files) - count
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Predicts, prints and draws."""
+    """Predicts as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a saved model, or its name on the Hub; runs the code saved with it")
     parser.add_argument("inputs", nargs="+", type=Path, help="image files, and folders that are searched for them")
+    parser.add_argument("--output_dir", type=Path, help="write masks or depth, and a picture, of each image there")
+    parser.add_argument("--picture", type=Path, help=f"draw the first {MAX_TILES} images with answers to this file")
     parser.add_argument("--top_k", type=int, default=3, help="labels per image, the likeliest first (default: 3)")
-    parser.add_argument("--batch_size", type=int, default=8, help="images per forward pass (default: 8)")
-    parser.add_argument("--picture", type=Path, help=f"draw the first {MAX_TILES} images, labelled, to this file")
+    parser.add_argument("--batch_size", type=int, default=8, help="images per pass of a classifier (default: 8)")
+    parser.add_argument("--threshold", type=float, default=0.5, help="least score of a segment (default: 0.5)")
+    parser.add_argument("--subtask", choices=["panoptic", "instance", "semantic"], help="what to segment")
     args = parser.parse_args(arguments)
     if args.top_k < 1 or args.batch_size < 1:
         parser.error(f"--top_k {args.top_k} and --batch_size {args.batch_size} must be at least 1.")
     if Path(args.model).is_dir() and not (Path(args.model) / "config.json").is_file():
         parser.error(f"The folder {args.model} holds no config.json, so no saved model. Train one first: make demo")
     try:
-        files, predictions = find_images(args.inputs), []
-        for prediction in predict(args.model, files, args.top_k, args.batch_size):
-            print(json.dumps(prediction), flush=True)
-            predictions.append(prediction)
-    except ValueError as error:
+        left_out = run(args)
+    except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
-    if args.picture is not None and predictions:
-        args.picture.parent.mkdir(parents=True, exist_ok=True)
-        draw(predictions[:MAX_TILES]).save(args.picture)
-    if left_out := len(files) - len(predictions):
-        sys.exit(f"{parser.prog}: {left_out} of {len(files)} files cannot be read as images.")
+    if left_out:
+        sys.exit(f"{parser.prog}: {left_out} of {len(find_images(args.inputs))} files cannot be read as images.")
 
 
 if __name__ == "__main__":

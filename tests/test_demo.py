@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
-
-from scripts.predict import TILE_SIZE
+from prediction.classification import TILE_SIZE
 
 
 ROOT = Path(__file__).parents[1]

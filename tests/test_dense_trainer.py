@@ -12,6 +12,7 @@ import torch
 
 from hf_vit.training import DenseTrainer, SemanticScorer
 from hf_vit.training.dense_scorer import size_of
+from hf_vit.training.dense_trainer import draw_examples
 
 from .dense_trainings import (
     A_FEW_STEPS,
@@ -100,3 +101,20 @@ def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: 
     trainer.scorer = WatchingScorer(trainer.processing_class, NAMES)
     trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
     assert (len(trainer.scorer.maps), trainer.scorer.most_alive) == (NUM_VALIDATION, 0)
+
+
+def test_every_evaluation_draws_the_same_images(scenes: Path, tmp_path: Path) -> None:
+    drawn: list[list[Any]] = []
+
+    class DrawingScorer(SemanticScorer):
+        def draw(self, images: list[Any], *rest: Any) -> None:
+            drawn.append(images)
+            super().draw(images, *rest)
+
+    trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
+    scorer = DrawingScorer(trainer.processing_class, NAMES)
+    for name in ("1.png", "2.png"):
+        draw_examples(scorer, trainer.model, trainer.eval_dataset, tmp_path / name, is_first=True)
+    assert len(drawn[0]) == NUM_VALIDATION
+    assert drawn[0] == drawn[1]
+    assert (tmp_path / "1.png").read_bytes() == (tmp_path / "2.png").read_bytes()

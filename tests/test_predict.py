@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import predict
 import pytest
 from PIL import Image
+from prediction.classification import TILE_SIZE
+from prediction.inputs import find_images, open_image
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.image_inputs_hf_vit import read_image
-from scripts import predict
 
 from .helpers import small_config
 from .references import draw_weights
@@ -42,14 +44,15 @@ def lines_of(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_script_needs_only_the_standard_library_transformers_and_pil() -> None:
-    imported = set()
-    for node in ast.walk(ast.parse(Path(predict.__file__).read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(str(node.module).split(".")[0])
-    assert imported - set(sys.stdlib_module_names) == {"PIL", "transformers"}
+def test_script_needs_only_the_standard_library_transformers_pil_and_numpy() -> None:
+    script, imported = Path(predict.__file__), set()
+    for file in (script, *(script.parent / "prediction").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(str(node.module).split(".")[0])
+    assert imported - set(sys.stdlib_module_names) == {"PIL", "numpy", "prediction", "transformers"}
 
 
 # What it prints and draws
@@ -69,8 +72,8 @@ def test_json_lines_and_a_picture(saved: Path, tmp_path: Path, capsys: pytest.Ca
     assert alone["label"] == in_batch["label"]
     assert alone["score"] == pytest.approx(in_batch["score"], abs=1e-5)
     with Image.open(picture) as drawn:
-        assert drawn.width > 5 * predict.TILE_SIZE
-        assert drawn.height > 3 * predict.TILE_SIZE
+        assert drawn.width > 5 * TILE_SIZE
+        assert drawn.height > 3 * TILE_SIZE
 
 
 def test_bad_files_are_named_and_the_others_predicted(
@@ -96,8 +99,8 @@ def test_bad_files_are_named_and_the_others_predicted(
     named = [line for line in output.err.splitlines() if "cannot be read as an image: " in line]
     assert [Path(line.split(" cannot")[0]).name for line in named] == ["0-first.png", "3.png", "9-last.gif"]
     with Image.open(picture) as drawn:
-        assert drawn.width // predict.TILE_SIZE == 5
-        assert drawn.height < 2 * predict.TILE_SIZE
+        assert drawn.width // TILE_SIZE == 5
+        assert drawn.height < 2 * TILE_SIZE
 
 
 def test_bad_files_alone_end_in_their_names(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,14 +118,14 @@ def test_find_images_searches_folders_in_order_and_leaves_other_files(tmp_path: 
     for name in ("b.PNG", "a.jpg", "notes.txt", "deeper/c.webp"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert [path.name for path in predict.find_images([tmp_path])] == ["a.jpg", "b.PNG", "c.webp"]
+    assert [path.name for path in find_images([tmp_path])] == ["a.jpg", "b.PNG", "c.webp"]
 
 
 def test_open_image_turns_photos_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # taken with the camera turned by a quarter
     Image.new("RGB", (40, 20)).save(tmp_path / "photo.jpg", exif=exif)
-    assert predict.open_image(tmp_path / "photo.jpg").size == (20, 40)
+    assert open_image(tmp_path / "photo.jpg").size == (20, 40)
 
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
@@ -150,7 +153,7 @@ def test_script_and_package_see_the_same_pixels(kind: str, tmp_path: Path) -> No
     make().save(file)
     with Image.open(file) as image:
         assert image.mode == kind.split()[0]
-    ours = np.asarray(predict.open_image(file)).astype(np.float32)
+    ours = np.asarray(open_image(file)).astype(np.float32)
     theirs = read_image(file, num_channels=3).movedim(0, -1).numpy().astype(np.float32)
     assert ours.std() > 40
     assert np.abs(ours - theirs).max() <= (0.5 if kind.startswith("F") else 0)  # the script rounds floats
@@ -166,12 +169,12 @@ def test_script_and_package_refuse_values_of_unknown_meaning(dtype: type, value:
     with pytest.raises(ValueError, match="Scale"):
         read_image(tmp_path / "image.tiff", num_channels=3)
     with pytest.raises(ValueError, match=r"image.tiff cannot be read as an image: it has mode .* Scale them"):
-        predict.open_image(tmp_path / "image.tiff")
+        open_image(tmp_path / "image.tiff")
 
 
 def test_transparent_is_white(tmp_path: Path) -> None:
     Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert predict.open_image(tmp_path / "clear.png").getpixel((0, 0)) == (255, 255, 255)
+    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (255, 255, 255)
 
 
 # Mistakes

@@ -28,9 +28,8 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_masked_attention_is_annealed_with_every_step(scenes: Path, tmp_path: Path) -> None:
     options = ["--max_steps", "4", "--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "9"]
     train(TASK, scenes, tmp_path, *options, "--eval_strategy", "no")
-    chances = [
-        load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors")[PROBABILITIES] for step in (1, 2, 3, 4)
-    ]
+    files = [tmp_path / f"checkpoint-{step}" / "model.safetensors" for step in (1, 2, 3, 4)]
+    chances = [load_file(file)[PROBABILITIES] for file in files]
     for step, chance in enumerate(chances, start=1):
         torch.testing.assert_close(chance, torch.tensor(mask_probabilities(step / 4, 1)))
     assert 0 < chances[1] < 1
@@ -82,16 +81,8 @@ def write_coco_instances(scenes: Path, folder: Path) -> Path:
             left, top, right, bottom = (int(v) for v in (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
             polygon = [left, top, right, top, right, bottom, left, bottom]
             images.append({"id": number, "file_name": file.name, "width": image.width, "height": image.height})
-            annotations.append(
-                {
-                    "id": number,
-                    "image_id": number,
-                    "category_id": label,
-                    "iscrowd": 0,
-                    "area": 90,
-                    "segmentation": [polygon],
-                }
-            )
+            annotation = {"id": number, "image_id": number, "category_id": label, "iscrowd": 0, "area": 90}
+            annotations.append({**annotation, "segmentation": [polygon]})
         categories = [{"id": label, "name": NAMES[label]} for label in (1, 2)]
         content = {"images": images, "annotations": annotations, "categories": categories}
         (folder / split / "annotations.json").write_text(json.dumps(content))

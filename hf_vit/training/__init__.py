@@ -9,15 +9,17 @@ from .arguments import (
     parse_arguments,
 )
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
+from .classification_evaluation import ImageClassificationEvaluation
+from .dense_evaluation import DepthEvaluation, SemanticEvaluation, UniversalEvaluation
 from .dense_scorer import DenseScorer
 from .dense_trainer import DenseTrainer
 from .depth_estimation import DepthEstimation, DepthScorer
+from .evaluation import evaluate
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     ImageClassification,
     load_classifier,
     make_trainer,
-    open_classifier,
     write_report,
 )
 from .load_data import load_scored_split, load_splits
@@ -38,17 +40,21 @@ __all__ = [
     "DenseScorer",
     "DenseTrainer",
     "DepthEstimation",
+    "DepthEvaluation",
     "DepthScorer",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
+    "ImageClassificationEvaluation",
     "MaskAnnealing",
     "ModelArguments",
+    "SemanticEvaluation",
     "SemanticScorer",
     "SemanticSegmentation",
     "TrainingDataArguments",
     "TrainingRecord",
     "TrainingTask",
+    "UniversalEvaluation",
     "UniversalMetric",
     "UniversalScorer",
     "UniversalSegmentation",
@@ -56,6 +62,7 @@ __all__ = [
     "check_labels",
     "check_upload",
     "checkpoint_to_resume",
+    "evaluate",
     "image_classification_metrics",
     "last_checkpoint",
     "list_upload",
@@ -64,7 +71,6 @@ __all__ = [
     "load_splits",
     "majority_baseline",
     "make_trainer",
-    "open_classifier",
     "parse_arguments",
     "publish",
     "run",

@@ -3,7 +3,13 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .arguments import LIBRARY, HfViTTrainingArguments, ModelArguments, TrainedImagesArguments
+from .arguments import (
+    LIBRARY,
+    HfViTTrainingArguments,
+    ImageDataArguments,
+    ModelArguments,
+    TrainedImagesArguments,
+)
 
 
 LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog"}
@@ -60,8 +66,8 @@ def split_names(names: str | None) -> list[str]:
 
 
 @dataclass
-class SemanticDataArguments(TrainedImagesArguments):
-    """Which images and masks to train on."""
+class SemanticImagesArguments(ImageDataArguments):
+    """Which images and masks to score on."""
 
     dataset_name: str = field(
         default="",
@@ -84,8 +90,13 @@ class SemanticDataArguments(TrainedImagesArguments):
 
 
 @dataclass
-class UniversalDataArguments(SemanticDataArguments):
-    """Which images, and masks of things and stuff, to train on."""
+class SemanticDataArguments(SemanticImagesArguments, TrainedImagesArguments):
+    """Which images and masks to train on."""
+
+
+@dataclass
+class UniversalImagesArguments(SemanticImagesArguments):
+    """Which images, and masks of things and stuff, to score on."""
 
     dataset_name: str = field(
         default="",
@@ -103,8 +114,13 @@ class UniversalDataArguments(SemanticDataArguments):
 
 
 @dataclass
-class DepthDataArguments(TrainedImagesArguments):
-    """Which images and depth maps to train on."""
+class UniversalDataArguments(UniversalImagesArguments, TrainedImagesArguments):
+    """Which images, and masks of things and stuff, to train on."""
+
+
+@dataclass
+class DepthImagesArguments(ImageDataArguments):
+    """Which images and depth maps to score on."""
 
     dataset_name: str = field(
         default="",
@@ -116,6 +132,11 @@ class DepthDataArguments(TrainedImagesArguments):
     depth_scale: float = field(
         default=1000.0, metadata={"help": "Units per metre of whole numbers: 1000 for millimetres, 256 for KITTI."}
     )
+
+
+@dataclass
+class DepthDataArguments(DepthImagesArguments, TrainedImagesArguments):
+    """Which images and depth maps to train on."""
 
 
 @dataclass

@@ -32,14 +32,9 @@ def write_dense_report(
     """
     split = scored_split(list(data.splits))
     folder, scorer, examples = Path(trainer.args.output_dir), trainer.scorer, data.examples(split)
-    metrics = trainer.predict(examples, metric_key_prefix=split).metrics  # on all processes
-    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.compute())}
-    is_first = trainer.is_world_process_zero()
-    draw_examples(scorer, trainer.model, examples, folder / f"{split}_examples.png", is_first)
-    if not is_first:
+    scores, pictures = score_split(trainer, split, examples)
+    if not trainer.is_world_process_zero():
         return scores
-    pictures = {"Image, truth and prediction": f"{split}_examples.png"}
-    pictures |= write_scores(folder, split, scores, scorer)
     draw_curves(trainer.state.log_history, folder / "curves.png")
     name, baseline = score_trivial(scorer, data.examples("train"), examples)
     record = TrainingRecord.from_trainer(
@@ -54,6 +49,26 @@ def write_dense_report(
     )
     write_model_card(folder, record)
     return scores
+
+
+def score_split(trainer: DenseTrainer, split: str, examples: DenseDataset) -> tuple[dict[str, float], dict[str, str]]:
+    """Scores a model on a split, on all processes, and writes scores and pictures into the output folder.
+
+    Args:
+        trainer: Has the model and the scorer, which has the scores afterwards.
+        split: Name of the split.
+        examples: Its images.
+
+    Returns:
+        The scores, and the file names of the pictures by their captions.
+    """
+    folder, scorer = Path(trainer.args.output_dir), trainer.scorer
+    metrics = trainer.predict(examples, metric_key_prefix=split).metrics
+    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.compute())}
+    is_first = trainer.is_world_process_zero()
+    draw_examples(scorer, trainer.model, examples, folder / f"{split}_examples.png", is_first)
+    pictures = {"Image, truth and prediction": f"{split}_examples.png"}
+    return scores, pictures | (write_scores(folder, split, scores, scorer) if is_first else {})
 
 
 def write_scores(folder: Path, split: str, scores: dict[str, float], scorer: DenseScorer) -> dict[str, str]:

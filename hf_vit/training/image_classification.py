@@ -20,7 +20,7 @@ from .checks import check_packages, check_training
 from .load_data import load_splits
 from .metrics import SCORES, image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
-from .models import input_size, load_model, open_model
+from .models import input_size, load_model
 from .record import describe_data, describe_options, describe_training, scored_split
 from .report import write_scores
 from .task import TrainingTask
@@ -33,11 +33,6 @@ def load_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForIma
     if args.model_name_or_path is not None:
         model.config.problem_type = "single_label_classification"
     return model, processor
-
-
-def open_classifier(name_or_path: str, **overrides: Any) -> HfViTForImageClassification:
-    """Opens a saved classifier; see `open_model`."""
-    return open_model(HfViTForImageClassification, name_or_path, **overrides)
 
 
 def make_trainer(

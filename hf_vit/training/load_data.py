@@ -1,5 +1,6 @@
 """The data of a training or a scoring: opened once for all processes, checked, and split."""
 
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from accelerate.utils import gather_object
@@ -114,6 +115,18 @@ def load_scored_split(
         ValueError: if it is bad, or has no such split, or a class that the model does not know.
     """
     splits = open_splits(args, training_args)
+    split, source = choose_split(splits, args, split)
+    images = with_model_labels(splits[source], label2id, args.dataset_name)
+    images = scored_images(images, split, source, args, training_args, unreadable_images)
+    return split, images.remove_columns("label").rename_column("model_label", "label")
+
+
+def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | None) -> tuple[str, str]:
+    """Returns which split to score, and the one that its images are in; see `load_scored_split`.
+
+    Raises:
+        ValueError: if there is no such split.
+    """
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if "train" in splits and args.train_val_split > 0:
         sources.setdefault("validation", "train")
@@ -123,13 +136,34 @@ def load_scored_split(
         raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.")
     if split == "train":
         logger.warning("These are training images: their scores say little about images that a model has not seen.")
-    source = sources[split]
-    images = with_model_labels(splits[source], label2id, args.dataset_name)
-    images = readable_images(DatasetDict({source: images}), args, training_args, unreadable_images)[source]
+    return split, sources[split]
+
+
+def scored_images(
+    images: Dataset,
+    split: str,
+    source: str,
+    args: ImageDataArguments,
+    training_args: HfViTTrainingArguments,
+    find_faults: FindFaults,
+) -> Dataset:
+    """Returns the images of a split that are scored.
+
+    Args:
+        images: Those of the split `source`.
+        split: The split that is scored, of which "validation" may be held out of `source`.
+        source: Name of the split that `images` are of.
+        args: What to do about images that cannot be read, and how many to take.
+        training_args: Gives the seed and, on several processes, the share of each.
+        find_faults: Finds images that cannot be read.
+
+    Raises:
+        ValueError: if an image cannot be read and `skip_unreadable` is not set, or too few are left.
+    """
+    images = readable_images(DatasetDict({source: images}), args, training_args, find_faults)[source]
     if split != source:
         images = hold_out(images, args.train_val_split)["test"]
-    images = images.remove_columns("label").rename_column("model_label", "label")
-    return split, at_most(args.max_eval_samples, images, training_args.seed)
+    return at_most(args.max_eval_samples, images, training_args.seed)
 
 
 def with_model_labels(images: Dataset, label2id: dict[str, int], dataset_name: str) -> Dataset:
@@ -142,15 +176,19 @@ def with_model_labels(images: Dataset, label2id: dict[str, int], dataset_name: s
         ValueError: if there is a class that the model does not know.
     """
     names = images.features["label"].names
-    used = sorted({names[label] for label in images["label"][:]})
-    if unknown := [name for name in used if name not in label2id]:
+    check_known(sorted({names[label] for label in images["label"][:]}), label2id, dataset_name)
+    numbers = [label2id[names[label]] for label in images["label"][:]]
+    feature = ClassLabel(names=sorted(label2id, key=label2id.__getitem__))
+    return images.add_column("model_label", numbers, feature=feature)
+
+
+def check_known(names: Iterable[str], label2id: Mapping[str, int], dataset_name: str) -> None:
+    """Raises `ValueError` if data have a class that a model does not know."""
+    if unknown := [name for name in names if name not in label2id]:
         raise ValueError(
             f"The model does not know {', '.join(unknown)} of {dataset_name}; it knows {', '.join(label2id)}. Score "
             "it on data with its classes, or train it on these."
         )
-    numbers = [label2id[names[label]] for label in images["label"][:]]
-    feature = ClassLabel(names=sorted(label2id, key=label2id.__getitem__))
-    return images.add_column("model_label", numbers, feature=feature)
 
 
 def readable_images(

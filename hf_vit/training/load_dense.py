@@ -1,13 +1,21 @@
-"""The data of a training for segmentation or depth: opened once for all processes, checked, and split."""
+"""The data of a training or a scoring for segmentation or depth: opened once for all processes, checked, and split."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from datasets import Dataset
+import torch
+from datasets import Dataset, DatasetDict
+from torch import Tensor
 
 from ..data import DenseData, DenseDataset, check_dense
-from .arguments import HfViTTrainingArguments, TrainedImagesArguments
-from .load_data import prepare_splits
+from ..data.dense_dataset import ReadTarget
+from .arguments import HfViTTrainingArguments, ImageDataArguments, TrainedImagesArguments
+from .load_data import FindFaults, check_known, choose_split, prepare_splits, scored_images
+
+
+IGNORED = 255
 
 
 def load_dense(
@@ -24,10 +32,69 @@ def load_dense(
         OSError: if the data is missing.
         ValueError: if it is bad.
     """
-    with training_args.main_process_first(desc="opening the data"):
-        data = load()
+    data = _open(load, training_args)
+    return replace(data, splits=prepare_splits(data.splits, args, training_args, _fault_finder(data)))
 
+
+def load_scored_dense(
+    load: Callable[[], DenseData],
+    args: ImageDataArguments,
+    split: str | None,
+    label2id: Mapping[str, int],
+    training_args: HfViTTrainingArguments,
+) -> tuple[str, DenseData]:
+    """Opens one split of the data and numbers its classes as a model does; see `load_scored_split`.
+
+    Args:
+        load: Opens the data.
+        args: Which data, and what to do about examples that are wrong.
+        split: Name of the split; by default "test", else "validation", else, with a warning, "train".
+        label2id: The model's number of each class name.
+        training_args: As in `load_dense`.
+
+    Returns:
+        The name of the split, and data with this split alone.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad, or has no such split, or a class that the model does not know.
+    """
+    data = _open(load, training_args)
+    split, source = choose_split(data.splits, args, split)
+    check_known(data.names, label2id, args.dataset_name)
+    images = scored_images(data.splits[source], split, source, args, training_args, _fault_finder(data))
+    return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
+
+
+def with_model_classes(data: DenseData, label2id: Mapping[str, int]) -> DenseData:
+    """Returns data whose targets number the classes as a model does, which knows them all."""
+    if not data.names:
+        return data
+    numbers = torch.full((IGNORED + 1,), IGNORED)
+    numbers[: len(data.names)] = torch.tensor([label2id[name] for name in data.names])
+    return replace(
+        data,
+        read_target=partial(_renumbered, read_target=data.read_target, numbers=numbers),
+        names=tuple(sorted(label2id, key=label2id.__getitem__)),
+        thing_ids=tuple(numbers[list(data.thing_ids)].tolist()),
+    )
+
+
+def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -> dict[str, Tensor]:
+    """Reads a target and replaces its class numbers."""
+    return {
+        name: numbers[values] if name in ("segmentation_map", "class_labels") else values
+        for name, values in read_target(row).items()
+    }
+
+
+def _open(load: Callable[[], DenseData], training_args: HfViTTrainingArguments) -> DenseData:
+    with training_args.main_process_first(desc="opening the data"):
+        return load()
+
+
+def _fault_finder(data: DenseData) -> FindFaults:
     def find_faults(dataset: Dataset, *, show_progress: bool) -> dict[int, str]:
         return check_dense(DenseDataset(dataset, data.read_target), show_progress=show_progress)
 
-    return replace(data, splits=prepare_splits(data.splits, args, training_args, find_faults))
+    return find_faults

@@ -83,8 +83,28 @@ def open_model(model_class: type[Model], name_or_path: str, **overrides: Any) ->
         ValueError: if it is of another kind, or an override changes the shape of its weights.
     """
     check_fields(overrides)
+    return _load(model_class, name_or_path, overrides)[0]
+
+
+def open_trained(model_class: type[Model], name_or_path: str) -> Model:
+    """Opens a saved or published model that has learned what it shall do.
+
+    Raises:
+        OSError: if there is no such saved model.
+        ValueError: if it is of another kind, or has no trained head.
+    """
+    model, info = _load(model_class, name_or_path, {})
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"{name_or_path} holds no weights for {shorten(missing, 3)} of {model_class.__name__}: it was trained for "
+            "something else. Train it for this first, or give a model that was."
+        )
+    return model
+
+
+def _load(model_class: type[Model], name_or_path: str, overrides: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
     try:
-        return model_class.from_pretrained(name_or_path, **overrides)
+        return model_class.from_pretrained(name_or_path, output_loading_info=True, **overrides)
     except OSError as error:
         raise OSError(
             f"No model can be read from {name_or_path!r}, be it a folder, a file or a name on the Hub: {error}"

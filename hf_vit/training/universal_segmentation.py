@@ -215,5 +215,5 @@ class UniversalSegmentation(DenseTask):
         """Returns what predicts and scores images."""
         data = self.loaded
         # Instances in the format of COCO may overlap, so that no map of segments or classes can be made of them.
-        can_overlap = "objects" in data.splits["train"].column_names
+        can_overlap = any("objects" in split.column_names for split in data.splits.values())
         return UniversalScorer(processor, UniversalMetric(data.names, data.thing_ids, can_overlap))

@@ -1,0 +1,51 @@
+"""The data of a training for segmentation or depth: checked, held out, drawn."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_vit.data import DenseData, load_semantic_segmentation
+from hf_vit.training import HfViTTrainingArguments
+from hf_vit.training.dense_arguments import SemanticDataArguments
+from hf_vit.training.load_dense import load_dense
+
+from .dense_trainings import NUM_TRAIN, write_scenes
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    return write_scenes(tmp_path / "scenes")
+
+
+def load(scenes: Path, **options: object) -> DenseData:
+    args = HfViTTrainingArguments(output_dir=str(scenes / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
+    data_args = SemanticDataArguments(dataset_name=str(scenes), **options)
+    return load_dense(lambda: load_semantic_segmentation(str(scenes)), data_args, args)
+
+
+def sizes(data: DenseData) -> dict[str, int]:
+    return {name: len(rows) for name, rows in data.splits.items()}
+
+
+def test_wrong_pairs_are_named_or_left_out_if_asked(scenes: Path) -> None:
+    Image.fromarray(np.full((18, 20), 9, dtype=np.uint8)).save(scenes / "train" / "masks" / "0.png")
+    Image.new("RGB", (5, 5)).save(scenes / "val" / "images" / "1.png")
+    with pytest.raises(ValueError, match=r"(?s)2 of 13 images cannot be read:.*labels 9.*has 5 x 5 pixels, but"):
+        load(scenes)
+    assert sizes(load(scenes, skip_unreadable=True)) == {"train": NUM_TRAIN - 1, "validation": 4}
+
+
+def test_without_validation_a_share_is_held_out_and_always_the_same(scenes: Path) -> None:
+    shutil.rmtree(scenes / "val")
+    first, second = load(scenes, train_val_split=0.25), load(scenes, train_val_split=0.25)
+    assert sizes(first) == {"train": 6, "validation": 2}
+    assert first.splits["validation"]["file"][:] == second.splits["validation"]["file"][:]
+    assert not {*first.splits["validation"]["file"]} & {*first.splits["train"]["file"]}
+    assert sizes(load(scenes, train_val_split=0.0)) == {"train": NUM_TRAIN}
+
+
+def test_a_trial_takes_a_few(scenes: Path) -> None:
+    assert sizes(load(scenes, max_train_samples=3, max_eval_samples=2)) == {"train": 3, "validation": 2}
