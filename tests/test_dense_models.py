@@ -324,7 +324,7 @@ def trained_universal(mask_labels: list[Tensor], class_labels: list[Tensor]) -> 
     torch.manual_seed(0)
     model = HfViTForUniversalSegmentation(small_config())
     images = pixels(model.config, batch=len(mask_labels))
-    train(model, {"pixel_values": images, "mask_labels": mask_labels, "class_labels": class_labels}, steps=250)
+    train(model, {"pixel_values": images, "mask_labels": mask_labels, "class_labels": class_labels}, steps=180)
     with torch.no_grad():
         return HfViTImageProcessor.for_model(model.config), model(images)
 
