@@ -24,9 +24,11 @@ from transformers.modeling_outputs import (
 )
 from transformers.models.eomt.modeling_eomt import EomtForUniversalSegmentationOutput
 
-from hf_vit import post_processing_hf_vit
+from hf_vit import HfViTForSemanticSegmentation, HfViTForUniversalSegmentation, post_processing_hf_vit
 
+from .helpers import small_config
 from .image_helpers import BACKENDS, noise
+from .references import draw_weights
 
 
 SIZES = [(37, 51), (8, 70)]
@@ -449,6 +451,23 @@ def test_semantic_models_run_in_the_pipeline(processor, subtask):
     results = check_pipeline(SegformerForSemanticSegmentation(config).eval(), processor, subtask)
     assert (sum(np.array(result["mask"], dtype=int) for result in results) == 255).all()
     assert all((result["score"] is None) == (subtask == "semantic") for result in results)
+
+
+@pytest.mark.parametrize("model_class", [HfViTForSemanticSegmentation, HfViTForUniversalSegmentation])
+def test_a_fixed_size_lets_the_pipeline_take_images_of_several_sizes_together(backend, model_class):
+    model = model_class(small_config()).eval()
+    draw_weights(model)
+    processor = backend(size={"longest_edge": 32}, do_pad=True, ensure_multiple_of=8, pad_size=32)
+    segment = pipeline("image-segmentation", model=model, image_processor=processor)
+    images = [Image.fromarray(noise(*size, 3)) for size in ((40, 56), (56, 40), (24, 60))]
+    options = {"threshold": 0.0, "overlap_mask_area_threshold": 0.0}
+    processor.pad_size = None
+    alone = [segment(image, **options) for image in images]
+    processor.pad_size = {"height": 32, "width": 32}
+    for found, expected in zip(segment(images, batch_size=2, **options), alone, strict=True):
+        assert [part["label"] for part in found] == [part["label"] for part in expected]
+        for part, other in zip(found, expected, strict=True):
+            assert (np.array(part["mask"]) != np.array(other["mask"])).mean() < 0.01
 
 
 def test_depth_models_run_in_the_pipeline(processor):
