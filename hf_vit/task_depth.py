@@ -17,6 +17,7 @@ from .decoders_hf_vit import (
     HfViTHeadConvTranspose2d,
     HfViTReassemble,
     each_image_alone,
+    in_full_precision,
     last_or,
 )
 
@@ -210,12 +211,14 @@ class HfViTDepthHead(nn.Module):
         return each_image_alone(head, levels, prefixes, mask).squeeze(1)
 
 
+@in_full_precision
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
     """Mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
 
     Args:
         predicted: (B, h, w), metres or relative inverse depth, resized to the labels.
-        labels: (B, H, W) metres; 0, negative, NaN and infinite mean that a pixel is not valid.
+        labels: (B, H, W) metres; 0, negative, NaN and infinite mean that a pixel is not valid, and so does more than
+            the `max_depth` of metric depth.
         options: Which loss.
 
     Returns:
@@ -236,6 +239,8 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
             :, 0
         ]
     valid = labels.isfinite() & (labels > 0)  # (B, H, W)
+    if options.depth_estimation_type == "metric" and options.max_depth is not None:
+        valid &= labels <= options.max_depth  # beyond which nothing can be predicted
     labels = labels.where(valid, 1)  # no NaN may reach a product, whose gradient it would spoil
     if options.depth_estimation_type == "relative":
         return torch.stack(

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTSegmentationConfig
-from .decoders_hf_vit import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTLayerNorm2d, each_image_alone, last_or, to_maps
+from .decoders_hf_vit import (
+    HfViTBatchNorm2d,
+    HfViTHeadConv2d,
+    HfViTLayerNorm2d,
+    each_image_alone,
+    in_full_precision,
+    last_or,
+    to_maps,
+)
 from .encoder_hf_vit import HfViTLayer, make_norm
 
 
@@ -132,6 +140,7 @@ class HfViTSegmentationHead(nn.Module):
         return logits if mask is None else each_image_alone(lambda own, _: own[0], [logits], [], mask)
 
 
+@in_full_precision
 def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
     """Mean over the images of a batch of their losses.
 

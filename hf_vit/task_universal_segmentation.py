@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_tasks_hf_vit import HfViTUniversalSegmentationConfig
-from .decoders_hf_vit import HfViTUpscale, each_image_alone, to_maps
+from .decoders_hf_vit import HfViTUpscale, each_image_alone, in_full_precision, to_maps
 from .matching_hf_vit import lattice, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 
 
@@ -144,6 +144,7 @@ def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
     return [(1 - share) ** 0.9 for share in shares]
 
 
+@in_full_precision
 def universal_segmentation_loss(
     masks: Tensor,
     classes: Tensor,
