@@ -302,7 +302,10 @@ def segment_copies(
         ]
         copy = pixel_values
         if size != [height, width]:
-            copy = F.interpolate(pixel_values, size=size, mode="bilinear", align_corners=False, antialias=True)
+            # CPUs cannot do this in half precision.
+            wide = pixel_values.to(torch.promote_types(pixel_values.dtype, torch.float32))
+            copy = F.interpolate(wide, size=size, mode="bilinear", align_corners=False, antialias=True)
+            copy = copy.to(pixel_values.dtype)
         for is_mirrored in (False, True) if flip else (False,):
             logits = forward(copy.flip(-1) if is_mirrored else copy)
             logits = logits.flip(-1) if is_mirrored else logits
