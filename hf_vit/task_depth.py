@@ -192,7 +192,14 @@ class HfViTDepthHead(nn.Module):
             indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
         self.out_indices = last_or(indices, config)
         self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
-        self.decoder = HEADS[options.head](config, options, len(self.out_indices))
+        # By its name, so that the weights of one head are never taken for those of another.
+        self.name = options.head
+        self.add_module(self.name, HEADS[self.name](config, options, len(self.out_indices)))
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The head itself."""
+        return self.get_submodule(self.name)
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
         """Runs the head.
@@ -205,9 +212,10 @@ class HfViTDepthHead(nn.Module):
         Returns:
             (B, s·h, s·w): depth in metres, or relative inverse depth.
         """
-        head: Head = self.decoder
-        if mask is not None and isinstance(self.decoder, HfViTDPTDepthHead) and self.decoder.doubles_resolution:
-            head = self.decoder.in_scale
+        decoder = self.decoder
+        head: Head = decoder
+        if mask is not None and isinstance(decoder, HfViTDPTDepthHead) and decoder.doubles_resolution:
+            head = decoder.in_scale
         return each_image_alone(head, levels, prefixes, mask).squeeze(1)
 
 

@@ -129,14 +129,21 @@ class HfViTSegmentationHead(nn.Module):
                 f"{config.num_labels} classes. Give one number for each."
             )
         self.out_indices = last_or(options.out_indices, config)
-        self.decoder = HEADS[options.head](config, options, config.hidden_size * len(self.out_indices))
+        # By its name, so that the weights of one head are never taken for those of another.
+        self.name = options.head
+        self.add_module(self.name, HEADS[self.name](config, options, config.hidden_size * len(self.out_indices)))
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The head itself."""
+        return self.get_submodule(self.name)
 
     def forward(self, levels: list[Tensor], mask: Tensor | None = None) -> Tensor:
         """Maps of the blocks, each (B, D, h, w), to logits (B, K, s·h, s·w); `mask` is (B, h, w) bool or None."""
-        maps = torch.cat(levels, dim=1)
-        if not isinstance(self.decoder, HfViTLinearSegmentationHead):
-            return each_image_alone(lambda own, _: self.decoder(own[0]), [maps], [], mask)
-        logits = self.decoder(maps, mask)  # sees each patch alone
+        maps, decoder = torch.cat(levels, dim=1), self.decoder
+        if not isinstance(decoder, HfViTLinearSegmentationHead):
+            return each_image_alone(lambda own, _: decoder(own[0]), [maps], [], mask)
+        logits = decoder(maps, mask)  # sees each patch alone
         return logits if mask is None else each_image_alone(lambda own, _: own[0], [logits], [], mask)
 
 
