@@ -83,8 +83,8 @@ def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
     Returns:
         Two times (Q, M).
     """
-    # -log p(1) · t - log p(0) · (1 - t), summed over the points by matrix products
-    cross_entropy = (F.softplus(-logits) @ targets.T + F.softplus(logits) @ (1 - targets).T) / logits.shape[1]
+    # -log p(1) · t - log p(0) · (1 - t) = softplus(logit) - logit · t, summed over the points by a matrix product
+    cross_entropy = (F.softplus(logits).sum(dim=1)[:, None] - logits @ targets.T) / logits.shape[1]  # (Q, M)
     probabilities = logits.sigmoid()
     overlap = 2 * probabilities @ targets.T
     sizes = probabilities.sum(dim=1)[:, None] + targets.sum(dim=1)
