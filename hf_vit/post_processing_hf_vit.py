@@ -15,6 +15,7 @@ from transformers.image_processing_outputs import SemanticSegmentationPostProces
 
 from .configuration_hf_vit import to_pair
 from .image_sizes_hf_vit import output_size
+from .image_targets_hf_vit import NO_SEGMENT
 
 
 # Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
@@ -28,8 +29,6 @@ MODELS = {
     "masks_queries_logits": "HfViTForUniversalSegmentation",
     "predicted_depth": "HfViTForDepthEstimation",
 }
-
-NO_SEGMENT = -1
 
 Sizes = Any  # list of (height, width), or a tensor (B, 2)
 

@@ -264,7 +264,11 @@ def check_targets(
                 f"mask_labels[{index}] must be (masks, height, width) and class_labels[{index}] (masks,), not "
                 f"{tuple(masks.shape)} and {tuple(classes.shape)}."
             )
-        if classes.device.type == "cpu" and not torch.compiler.is_compiling():
+        if masks.device.type == classes.device.type == "cpu" and not torch.compiler.is_compiling():
+            if masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
+                raise ValueError(
+                    f"mask_labels[{index}] has values other than 0 and 1. Pass masks such as ids == number."
+                )
             wrong = classes[(classes < 0) | (classes >= num_classes)]
             if len(wrong):
                 raise ValueError(

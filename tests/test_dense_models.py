@@ -401,6 +401,7 @@ def test_universal_model_overfits_things_and_stuff() -> None:
         ("universal", {"mask_labels": None}, r"not \[None, 2\]"),
         ("universal", {"mask_labels": [torch.zeros(1, 8, 8)]}, r"not \[1, 2\]"),
         ("universal", {"mask_labels": [torch.zeros(2, 8, 8)] * 2}, r"mask_labels\[0\] .* \(2, 8, 8\) and \(1,\)"),
+        ("universal", {"mask_labels": [torch.zeros(1, 8, 8), torch.full((1, 8, 8), 7.0)]}, r"\[1\] has values other"),
         ("universal", {"class_labels": [torch.tensor([5]), torch.tensor([0])]}, "Class 5 in class_labels.0. is out"),
         ("universal", {"pixel_values": None}, "pixel_values is missing"),
         ("conv", {"pixel_values": None}, "pixel_values is missing"),
