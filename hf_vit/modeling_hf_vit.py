@@ -736,7 +736,8 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
 
-    The design is that of EoMT, https://arxiv.org/abs/2503.19108.
+    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Chance has a part in its training, and none outside:
+    it decides which queries attend to their own mask alone, and where masks are compared.
     """
 
     def __init__(self, config: HfViTConfig) -> None:

@@ -156,6 +156,9 @@ def universal_segmentation_loss(
 ) -> Tensor:
     """Mean over the images of a batch of their losses, so that it does not depend on how the batch is split.
 
+    In training that holds in the mean only: where masks are compared is drawn by torch's own generator, as dropout is,
+    which gives an image other points in another batch or process.
+
     Args:
         masks: Logits (B, Q, h, w).
         classes: Logits (B, Q, K + 1).
