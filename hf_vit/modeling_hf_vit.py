@@ -685,6 +685,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         window_stride: int | tuple[int, int] | None = None,
         scales: tuple[float, ...] = (1.0,),
         flip: bool = False,
+        patch_attention_mask: Tensor | None = None,
     ) -> SemanticSegmenterOutput:
         """Segments images in ways that take longer and get more right; `forward` is one look at the whole image.
 
@@ -695,14 +696,18 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
             window_stride: How far apart the windows are, two thirds of their size by default.
             scales: Sizes, relative to the image, of copies whose probabilities are averaged.
             flip: Whether the mirror image of each copy counts too.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Each image is then
+                segmented alone.
 
         Returns:
             `logits` (B, num_labels, H, W), which `post_process_semantic_segmentation` takes.
 
         Raises:
-            ValueError: if a size does not fit.
+            ValueError: if a size does not fit, or the model is in training mode.
         """
-        patch = self.config.patch_size
+        if self.training:
+            raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
+        patch = to_pair(self.config.patch_size)
 
         def forward(images: Tensor) -> Tensor:
             return self(images, return_dict=True).logits
@@ -711,7 +716,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         if window_size is not None:
             window = window_of(window_size, patch, "window_size")
             stride = (
-                overlapping_stride(window, to_pair(patch))
+                overlapping_stride(window, patch)
                 if window_stride is None
                 else window_of(window_stride, patch, "window_stride")
             )
@@ -719,13 +724,20 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
             def look(images: Tensor) -> Tensor:
                 return slide(forward, images, window, stride)
 
-        return SemanticSegmenterOutput(logits=segment_copies(look, pixel_values, to_pair(patch), scales, flip))
+        mask = patch_attention_mask
+        if mask is not None:
+            mask = mask.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)  # (B, H, W)
+        logits = each_image_alone(
+            lambda own, _: segment_copies(look, own[0], patch, scales, flip), [pixel_values], [], mask
+        )
+        return SemanticSegmenterOutput(logits=logits)
 
 
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
 
-    The design is that of EoMT, https://arxiv.org/abs/2503.19108.
+    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Chance has a part in its training, and none outside:
+    it decides which queries attend to their own mask alone, and where masks are compared.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -856,7 +868,7 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
 
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, H, W) floats in metres; 0 and NaN mean that a pixel is not valid.
+            labels: (B, H, W) floats in metres; 0, NaN and more than `max_depth` mean that a pixel is not valid.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.

@@ -217,3 +217,18 @@ def test_masks_are_bools_or_numbers_of_any_kind() -> None:
     expected = loss(masks, classes, targets, labels)
     for dtype in (torch.bool, torch.uint8, torch.float32):
         assert torch.equal(loss(masks, classes, [targets[0].to(dtype)], [labels[0].to(torch.uint8)]), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_autocast_changes_no_pair_and_no_loss(dtype: torch.dtype, is_training: bool) -> None:
+    """The masks of the queries differ by less than half precision tells, and their sums are beyond it."""
+    _, classes, targets, labels = example(20, [6, 8])
+    masks = (100 * draw(2, 1, 4, 4, seed=3) + 0.5 * draw(2, 20, 4, 4)).float()
+    classes = classes.detach().float()
+    torch.manual_seed(0)
+    expected = loss(masks, classes, targets, labels, is_training=is_training, train_num_points=2000)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype):
+        inside = loss(masks, classes, targets, labels, is_training=is_training, train_num_points=2000)
+    assert torch.equal(inside, expected)

@@ -27,7 +27,7 @@ from .source import HUB_ARGUMENTS, Source, open_source
 HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "classifier.weight": HfViTForImageClassification,
     "universal_segmentation_head.queries.weight": HfViTForUniversalSegmentation,
-    "depth_head.decoder.predictor.weight": HfViTForDepthEstimation,
+    "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
 }
 
 

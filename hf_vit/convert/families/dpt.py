@@ -9,7 +9,7 @@ from .vit import KEYS as VIT_KEYS
 from .vit import has_pooler
 
 
-HEAD = "depth_head.decoder"
+HEAD = "depth_head.dpt"
 # What Depth Anything shares
 NECK: KeyMap = {
     f"{HEAD}.reassemble.*.projection": "neck.reassemble_stage.layers.*.projection",
