@@ -124,6 +124,7 @@ def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
         ),
         (["--head", "round"], "The configuration does not fit"),
         (["--load_best_model_at_end", "--metric_for_best_model", "iou"], "There is no score 'iou'"),
+        (["--metric_for_best_model", "eval_pq"], "There is no score 'pq'"),
         (["--min_scale", "3"], r"scale_range=(3.0, 2.0) must be two positive numbers"),
         (["--per_device_train_batch_size", "9"], "8 training images do not fill a batch of 9"),
     ],

@@ -97,6 +97,7 @@ def test_instances_in_the_format_of_coco_are_trained_and_scored_by_average_preci
     scores = scores_of(trainer)
     assert {"loss", "mask_ap", "mask_ap_50"} <= set(scores)
     assert "pq" not in scores
-    trained = train(TASK, coco, tmp_path / "out", *A_FEW_STEPS, "--thing_classes", "")
+    evaluated = [*A_FEW_STEPS, "--eval_strategy", "steps", "--eval_steps", "3"]
+    trained = train(TASK, coco, tmp_path / "out", *evaluated, "--thing_classes", "")
     assert 0 <= trained["mask_ap"] <= 1
     assert (tmp_path / "out" / "validation_examples.png").is_file()

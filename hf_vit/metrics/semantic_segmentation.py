@@ -20,6 +20,8 @@ class SemanticSegmentationMetric(StreamedMetric):
     where it occurs in targets. Elsewhere they are NaN and left out of the means.
     """
 
+    score_names = ("mean_iou", "pixel_accuracy", "mean_accuracy", "mean_dice")
+
     def __init__(self, names: Sequence[str], ignore_index: int = 255) -> None:
         """Starts without images.
 

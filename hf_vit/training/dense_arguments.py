@@ -12,6 +12,8 @@ from .arguments import (
 )
 
 
+# Where instances may overlap there is no map of segments, and so no PQ.
+PQ_OR_MASK_AP = "pq or mask_ap"
 LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog"}
 
 
@@ -220,7 +222,8 @@ class UniversalTrainingArguments(DenseTrainingArguments):
     """The same, for universal segmentation."""
 
     metric_for_best_model: str | None = field(
-        default="pq", metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
+        default=PQ_OR_MASK_AP,
+        metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata,
     )
 
 

@@ -64,7 +64,7 @@ def score_split(trainer: DenseTrainer, split: str, examples: DenseDataset) -> tu
     """
     folder, scorer = Path(trainer.args.output_dir), trainer.scorer
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
-    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.compute())}
+    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.score_names)}
     is_first = trainer.is_world_process_zero()
     draw_examples(scorer, trainer.model, examples, folder / f"{split}_examples.png", is_first)
     pictures = {"Image, truth and prediction": f"{split}_examples.png"}

@@ -79,7 +79,7 @@ class DenseTask(TrainingTask):
         scorer = self.make_scorer(model, processor)
         splits = self.loaded.splits
         has_validation = "validation" in splits
-        scores = {"loss", *scorer.metric.compute()}
+        scores = {"loss", *scorer.metric.score_names}
         callbacks = [*check_training(self.args, len(splits["train"]), has_validation, scores), *self.callbacks()]
         validation = self.loaded.examples("validation") if has_validation else None
         if validation is not None and self.args.eval_strategy != IntervalStrategy.NO:
