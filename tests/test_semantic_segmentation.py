@@ -1,9 +1,12 @@
 """Training of semantic segmentation: where it starts from, how it is scored, what is refused."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import Dinov2Config, Dinov2Model
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
@@ -113,6 +116,16 @@ def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
 # What is refused, in one line
 
 
+def test_masks_without_any_class_are_refused(scenes: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(scenes, tmp_path / "empty")
+    for file in (folder / "val" / "masks").iterdir():
+        Image.fromarray(np.full_like(np.asarray(Image.open(file)), 255)).save(file)
+    with pytest.raises(ValueError, match=r"No validation image has any truth: all pixels of all masks are of no cla"):
+        make_trainer(TASK, folder, tmp_path / "out")
+    with pytest.raises(ValueError, match="No validation image has any truth: no pixel of any is of a mask"):
+        make_trainer("universal_segmentation", folder, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +138,12 @@ def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
         (["--head", "round"], "The configuration does not fit"),
         (["--load_best_model_at_end", "--metric_for_best_model", "iou"], "There is no score 'iou'"),
         (["--metric_for_best_model", "eval_pq"], "There is no score 'pq'"),
+        (["--eval_window_size", "30"], "eval_window_size=30 must be a positive multiple of the patch size (4, 4)"),
+        (["--eval_scales", "1", "-1"], "eval_scales=[1.0, -1.0] must be positive"),
+        (
+            ["--config_overrides", '{"patch_size": 4, "segmentation_config": {"semantic_loss_ignore_index": 0}}'],
+            "semantic_loss_ignore_index=0 of segmentation_config must be 255",
+        ),
         (["--min_scale", "3"], r"scale_range=(3.0, 2.0) must be two positive numbers"),
         (["--per_device_train_batch_size", "9"], "8 training images do not fill a batch of 9"),
     ],

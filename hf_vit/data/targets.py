@@ -117,7 +117,7 @@ def _draw(segmentation: Any, height: int, width: int) -> np.ndarray:
     return mask.decode(runs).astype(bool)
 
 
-def depth_target(row: Row, depth_scale: float) -> dict[str, Tensor]:
+def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:
     """Reads the column `depth`.
 
     Returns:

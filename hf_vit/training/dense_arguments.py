@@ -1,5 +1,6 @@
 """What the training scripts of segmentation and depth can be told beside what all training scripts can."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -131,8 +132,11 @@ class DepthImagesArguments(ImageDataArguments):
     depth_column_name: str | None = field(
         default=None, metadata={"help": "Column of the depth maps, where it is not clear by itself."}
     )
-    depth_scale: float = field(
-        default=1000.0, metadata={"help": "Units per metre of whole numbers: 1000 for millimetres, 256 for KITTI."}
+    depth_scale: float | None = field(
+        default=None,
+        metadata={
+            "help": "Units per metre: 256 for KITTI. Unless said, whole numbers are millimetres, floats metres."
+        },
     )
 
 
@@ -181,6 +185,11 @@ class SemanticEvaluationArguments:
         default_factory=lambda: [1.0], metadata={"help": "Sizes, relative to the image, of copies that are averaged."}
     )
     eval_flip: bool = field(default=False, metadata={"help": "Whether the mirror image of each copy counts too."})
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the model."""
+        if not self.eval_scales or not all(0 < scale < math.inf for scale in self.eval_scales):
+            raise ValueError(f"eval_scales={self.eval_scales} must be positive; 1.0 is the image itself.")
 
 
 @dataclass

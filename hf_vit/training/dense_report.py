@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +102,8 @@ def known(value: float) -> float | None:
 
 def score_trivial(scorer: DenseScorer, train: DenseDataset, scored: DenseDataset) -> tuple[str, dict[str, float]]:
     """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards."""
-    name, predict = scorer.trivial(targets_of(train))
+    name, predict = scorer.trivial(train.read_targets())
     scorer.metric.reset()
-    for target in targets_of(scored):
+    for target in scored.read_targets():
         scorer.metric.update([scorer.metric.record(predict(size_of(target)), target)])
     return name, scorer.metric.compute()
-
-
-def targets_of(examples: DenseDataset) -> Iterator[Any]:
-    """Reads the targets of a data set and leaves its images closed."""
-    for row in examples.rows:
-        target = examples.read_target(row)
-        yield target if "masks" in target else next(iter(target.values()))

@@ -15,7 +15,7 @@ from .arguments import ModelArguments, TrainedImagesArguments
 from .checks import check_packages, check_training
 from .dense_arguments import DenseAugmentationArguments, DenseTrainingArguments
 from .dense_report import write_dense_report
-from .dense_scorer import DenseScorer
+from .dense_scorer import DenseScorer, check_truth
 from .dense_trainer import DenseTrainer, EvaluationPictures
 from .load_dense import load_dense
 from .models import load_model
@@ -69,7 +69,7 @@ class DenseTask(TrainingTask):
 
         Raises:
             ImportError: if a package is missing that is needed only at the end.
-            ValueError: if a value is out of range, or the best model cannot be chosen.
+            ValueError: if a value is out of range, a split has no truth, or the best model cannot be chosen.
         """
         check_packages("matplotlib")
         model, processor = load_model(self.model_class, self.model, self.loaded.names)
@@ -78,6 +78,8 @@ class DenseTask(TrainingTask):
         )
         scorer = self.make_scorer(model, processor)
         splits = self.loaded.splits
+        for split in splits:
+            check_truth(scorer, split, self.loaded.examples(split))
         has_validation = "validation" in splits
         scores = {"loss", *scorer.metric.score_names}
         callbacks = [*check_training(self.args, len(splits["train"]), has_validation, scores), *self.callbacks()]

@@ -90,6 +90,14 @@ class UniversalScorer(DenseScorer):
         """Returns the scores of each class."""
         return self.metric.per_class()
 
+    def has_truth(self, target: dict[str, Any]) -> bool:
+        """Whether there is any mask with a pixel."""
+        return bool(target["masks"].any())
+
+    def describe_lack(self, targets: Iterable[dict[str, Any]]) -> str:
+        """Says that there are no masks."""
+        return "no pixel of any is of a mask. Check the masks or annotations."
+
     def trivial(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[Size], dict[str, Any]]]:
         """Makes one segment of the whole image, of the class with the most pixels."""
         names = self.metric.names
