@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hf_vit import HfViTForUniversalSegmentation, HfViTImageProcessor
 from hf_vit.task_universal_segmentation import mask_probabilities
-from hf_vit.training import UniversalMetric
+from hf_vit.training import UniversalMetric, UniversalSegmentation
 
 from .dense_trainings import A_FEW_STEPS, NAMES, make_trainer, scores_of, train, write_scenes
 
@@ -87,6 +87,14 @@ def write_coco_instances(scenes: Path, folder: Path) -> Path:
         content = {"images": images, "annotations": annotations, "categories": categories}
         (folder / split / "annotations.json").write_text(json.dumps(content))
     return folder
+
+
+def test_a_missing_package_is_named_before_the_data_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UniversalSegmentation, "packages", (*UniversalSegmentation.packages, "no_such_package"))
+    with pytest.raises(ImportError, match=r"needs no_such_package\. Install: pip install"):
+        make_trainer(TASK, tmp_path / "nowhere", tmp_path)
 
 
 def test_instances_in_the_format_of_coco_are_trained_and_scored_by_average_precision(

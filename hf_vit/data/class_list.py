@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..image_targets_hf_vit import IGNORED
 from .wording import listed
 
 
-IGNORED = 255  # the label of pixels that are of no class
 # How palettes call the colour of pixels that are of no class.
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "unlabelled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .class_list import IGNORED, ClassList
+from ..image_targets_hf_vit import IGNORED
+from .class_list import ClassList
 from .encoded import encoded_bytes
 from .target_files import read_depth, read_mask, read_segment_ids
 from .wording import listed

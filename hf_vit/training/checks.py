@@ -10,9 +10,9 @@ from .arguments import HfViTTrainingArguments
 
 
 def check_packages(*packages: str) -> None:
-    """Raises `ImportError` if a package is missing that is needed only at the end."""
+    """Raises `ImportError` if a package is missing that is needed later on."""
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise ImportError(f'Scores and diagrams need {" and ".join(missing)}. Install: pip install "hf-vit[train]".')
+        raise ImportError(f'This needs {" and ".join(missing)}. Install: pip install "hf-vit[train]".')
 
 
 def check_training(

@@ -152,10 +152,13 @@ class DenseAugmentationArguments:
     keep_aspect_ratio: bool = field(
         default=True,
         metadata={
-            "help": "Images keep their proportions, the shorter side being image_size; false squeezes them into it."
+            "help": "Images keep their proportions, their shorter side being that of image_size; false squeezes them "
+            "into it."
         },
     )
-    min_scale: float = field(default=0.5, metadata={"help": "Least scale; at 1 an image just covers image_size."})
+    min_scale: float = field(
+        default=0.5, metadata={"help": "Least scale; at 1 images are as large as in evaluations."}
+    )
     max_scale: float = field(default=2.0, metadata={"help": "Largest scale."})
     max_class_share: float = field(
         default=0.75, metadata={"help": "Crops of class masks are drawn anew if one class has more; 1 takes any."}

@@ -60,8 +60,8 @@ class DenseEvaluation(Evaluation):
 
     def prepare(self) -> tuple[str, int]:
         """Opens model and data."""
-        check_packages("matplotlib")
         name, task = self.scored.model_name_or_path, self.task
+        check_packages(*task.packages)
         self.model = open_trained(task.model_class, name)
         self.processor = load_image_processor(name, patch_size=self.model.config.patch_size)
         label2id = self.model.config.label2id

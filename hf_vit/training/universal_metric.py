@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from ..image_targets_hf_vit import IGNORED
 from ..metrics import InstanceMetric, PanopticMetric, SemanticSegmentationMetric, StreamedMetric
 
 
 PANOPTIC, SEMANTIC, INSTANCE = "panoptic", "semantic", "instance"
-IGNORED = 255
 
 
 class UniversalMetric(StreamedMetric):

@@ -192,6 +192,7 @@ class UniversalSegmentation(DenseTask):
     )
     model_class = HfViTForUniversalSegmentation
     pipeline = "image-segmentation"
+    packages = ("matplotlib", "scipy", "faster_coco_eval")
 
     data: UniversalDataArguments
 
