@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
 from hf_vit.configuration_tasks_hf_vit import HfViTDepthConfig
 from hf_vit.metrics import DepthMetric
 from hf_vit.training import DepthScorer
-from hf_vit.training.dense_arguments import DepthTrainingArguments
+from hf_vit.training.dense_arguments import DepthModelArguments, DepthTrainingArguments
+from hf_vit.training.models import load_model
 
 from .dense_trainings import A_FEW_STEPS, CONFIG, make_trainer, scores_of, train, write_scenes
 
@@ -72,6 +74,20 @@ def test_relative_depth_is_trained_and_scored_after_alignment(scenes: Path, tmp_
 def test_mistakes_are_found_before_training(options: list[str], message: str, scenes: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         make_trainer(TASK, scenes, tmp_path, *options)
+
+
+def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None:
+    config = HfViTConfig(**{**CONFIG, "image_size": 16, "depth_config": {**CONFIG["depth_config"], "max_depth": 80}})
+    source = HfViTForDepthEstimation(config)
+    torch.nn.init.constant_(source.depth_head.decoder.predictor.bias, 7.0)  # which would fit the other head
+    torch.nn.init.constant_(source.model.norm.weight, 3.0)
+    source.save_pretrained(tmp_path)
+    HfViTImageProcessor(size=16).save_pretrained(tmp_path)
+    arguments = DepthModelArguments(model_name_or_path=str(tmp_path), head="conv")
+    model, _ = load_model(HfViTForDepthEstimation, arguments)
+    assert (model.options.head, model.options.max_depth) == ("conv", 80)
+    assert torch.equal(model.model.norm.weight, source.model.norm.weight)
+    assert not torch.equal(model.depth_head.decoder.predictor.bias, source.depth_head.decoder.predictor.bias)
 
 
 def test_of_errors_the_least_is_the_best(tmp_path: Path) -> None:

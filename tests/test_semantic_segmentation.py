@@ -11,8 +11,9 @@ from transformers import Dinov2Config, Dinov2Model
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.training import SemanticScorer
-from hf_vit.training.dense_arguments import SemanticEvaluationArguments
+from hf_vit.training.dense_arguments import SemanticEvaluationArguments, SemanticModelArguments
 from hf_vit.training.dense_task import dense_processor
+from hf_vit.training.models import load_model
 
 from .dense_trainings import (
     A_FEW_STEPS,
@@ -80,6 +81,31 @@ def test_a_segmenter_keeps_its_head_for_the_same_classes_and_what_knows_no_class
         kept = {key for key, weight in model.state_dict().items() if torch.equal(weight, expected[key])}
         fresh = {f"segmentation_head.decoder.classifier.{part}" for part in ("weight", "bias")}
         assert kept == expected.keys() - (fresh if name == "other" else set())
+
+
+def test_another_head_than_the_saved_one_is_wholly_fresh(
+    scenes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
+    config = HfViTConfig(**BACKBONE, segmentation_config={"hidden_size": 32, "dice_weight": 0.5}, **labels)
+    source = HfViTForSemanticSegmentation(config)
+    torch.nn.init.normal_(source.segmentation_head.decoder.classifier.bias)
+    saved = save(source, tmp_path / "conv")
+    names = NAMES
+    for head in ("linear", "conv"):
+        arguments = SemanticModelArguments(model_name_or_path=str(saved), head=head)
+        model, _ = load_model(HfViTForSemanticSegmentation, arguments, names)
+        is_same = torch.equal(
+            model.segmentation_head.decoder.classifier.bias, source.segmentation_head.decoder.classifier.bias
+        )
+        assert is_same is (head == "conv")
+        assert ("gets a fresh one" in caplog.text) is (head == "linear")
+        assert (model.options.head, model.options.dice_weight) == (head, 0.5)
+        assert torch.equal(model.model.norm.weight, source.model.norm.weight)
+        caplog.clear()
+    arguments = SemanticModelArguments(str(saved), head="linear", config_overrides='{"hidden_size": 64}')
+    with pytest.raises(ValueError, match=r"The weights of .* do not fit"):
+        load_model(HfViTForSemanticSegmentation, arguments, names)
 
 
 # How it is scored
