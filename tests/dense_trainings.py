@@ -121,7 +121,7 @@ class Float64Collator(DensePredictionCollator):
 
 def scores_of(trainer: DenseTrainer) -> dict[str, float]:
     """What an evaluation says, but for its speed."""
-    names = ("loss", *trainer.scorer.metric.compute())
+    names = ("loss", *trainer.scorer.metric.score_names)
     found = trainer.evaluate()
     return {name: found[f"eval_{name}"] for name in names}
 

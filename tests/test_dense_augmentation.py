@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_vit import HfViTConfig, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, dense_augmentation
+from hf_vit.training.dense_task import dense_processor
 
 
 HEIGHT, WIDTH = 180, 240
@@ -105,6 +107,25 @@ def test_without_any_change_the_image_just_covers_the_result() -> None:
     assert int(square["segmentation_map"].max() - square["segmentation_map"].min()) in (178, 179)
     [squeezed] = draws({"segmentation_map": COLUMNS}, count=1, size=(90, 90), keep_aspect_ratio=False)
     assert squeezed["segmentation_map"].max() - squeezed["segmentation_map"].min() > 236  # all columns
+
+
+@pytest.mark.parametrize("keep_aspect_ratio", [True, False])
+@pytest.mark.parametrize("size", [(64, 160), (160, 64), (96, 96)])
+@pytest.mark.parametrize("shape", [(90, 150), (150, 90)])
+def test_at_scale_one_images_are_as_large_as_in_evaluations(
+    shape: tuple[int, int], size: tuple[int, int], keep_aspect_ratio: bool
+) -> None:
+    config = HfViTConfig(image_size=size, patch_size=2)
+    processor = dense_processor(HfViTImageProcessor(), config, keep_aspect_ratio)
+    rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
+    transform = dense_augmentation(size, **{**OFF, "keep_aspect_ratio": keep_aspect_ratio})
+    image = torch.zeros(3, *shape, dtype=torch.uint8)
+    evaluated = processor(image, return_tensors="pt")["pixel_values"].shape[-2:]
+    for places, side in ((rows, 0), (columns, 1)):
+        labels = transform({"image": image, "segmentation_map": places})["segmentation_map"]
+        inside = labels[labels < 255]
+        seen = (inside.max() - inside.min() + 1) / min(evaluated[side], size[side])  # old pixels to a new one
+        assert seen == pytest.approx(shape[side] / evaluated[side], rel=0.04)
 
 
 def test_scales_are_drawn_and_divide_depth() -> None:

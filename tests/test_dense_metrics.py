@@ -94,7 +94,10 @@ def test_a_record_does_not_grow_with_the_pixels(name: str) -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_without_images_scores_are_nan(name: str) -> None:
-    assert all(math.isnan(value) for value in METRICS[name][0]().compute().values())
+    metric = METRICS[name][0]()
+    scores = metric.compute()
+    assert tuple(scores) == metric.score_names
+    assert all(math.isnan(value) for value in scores.values())
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -306,6 +309,14 @@ def test_instance_scores_are_those_of_pycocotools() -> None:
     assert all(0 < value <= 1 for value in scores.values())
     per_class = [values["ap"] for values in metric.per_class().values()]
     assert per_class == pytest.approx(reference.eval["precision"][..., 0, -1].mean(axis=(0, 1)).tolist(), abs=1e-12)
+
+
+def test_instances_are_evaluated_anew_only_after_more_images() -> None:
+    metric = InstanceMetric(NAMES, THINGS)
+    first = score(metric, instance_image(0))
+    assert metric._evaluate() is metric._evaluate()
+    both = score(metric, instance_image(4))
+    assert both == score(InstanceMetric(NAMES, THINGS), instance_image(4), instance_image(0)) != first
 
 
 def test_instance_scores_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:

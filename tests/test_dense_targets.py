@@ -161,6 +161,11 @@ def test_whole_numbers_are_scaled_to_metres(tmp_path: Path, name: str, dtype: ty
     assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
 
 
+def test_a_scale_that_is_given_counts_for_floats_too(tmp_path: Path) -> None:
+    found = depth_of(tmp_path / "a.npy", 256 * METRES, depth_scale=256)
+    assert torch.equal(found, torch.from_numpy(METRES))
+
+
 @pytest.mark.parametrize("name", ["a.tif", "a.npy"])
 def test_floats_are_metres_and_what_is_no_depth_is_zero(tmp_path: Path, name: str) -> None:
     wild = METRES.copy()

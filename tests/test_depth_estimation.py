@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
+from hf_vit.configuration_tasks_hf_vit import HfViTDepthConfig
 from hf_vit.metrics import DepthMetric
 from hf_vit.training import DepthScorer
-from hf_vit.training.dense_arguments import DepthTrainingArguments
+from hf_vit.training.dense_arguments import DepthModelArguments, DepthTrainingArguments
+from hf_vit.training.models import load_model
 
 from .dense_trainings import A_FEW_STEPS, CONFIG, make_trainer, scores_of, train, write_scenes
 
@@ -25,11 +28,12 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_trivial_predictor_is_the_mean_of_what_is_valid_at_each_pixel() -> None:
     depths = [torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])]
-    _, predict = DepthScorer(None, DepthMetric(max_depth=10.0)).trivial(depths)
+    _, predict = DepthScorer(None, DepthMetric(max_depth=10.0), HfViTDepthConfig()).trivial(depths)
     mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # of all, where no image has depth
     torch.testing.assert_close(predict((2, 2)), mean)
     assert predict((4, 6)).shape == (4, 6)
-    relative = DepthScorer(None, DepthMetric(max_depth=10.0, alignment="scale_shift"))
+    options = HfViTDepthConfig(depth_estimation_type="relative")
+    relative = DepthScorer(None, DepthMetric(max_depth=10.0, alignment="scale_shift"), options)
     torch.testing.assert_close(relative.trivial(depths)[1]((2, 2)), 1 / mean)
 
 
@@ -46,6 +50,44 @@ def test_relative_depth_is_trained_and_scored_after_alignment(scenes: Path, tmp_
     scores = train(TASK, scenes, tmp_path / "out", *A_FEW_STEPS, *options)
     assert 0 < scores["abs_rel"] < 1
     assert "up to scale and shift" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--depth_scale", "1"],
+            r"No train image has any truth: their depths go from 2000 to 6000 metres, but only .*"
+            r" between 0\.001 and 10 count\. Set --depth_scale",
+        ),
+        (["--max_eval_depth", "1"], r"depths go from 2 to 6 metres, but only those between 0\.001 and 1 count"),
+        (["--depth_scale", "inf"], "depth_scale=inf must be positive and finite"),
+        (["--depth_scale", "nan"], "depth_scale=nan must be positive and finite"),
+        (["--max_eval_depth", "0"], r"min_depth=0\.001 must be above 0 and below max_depth=0\.0"),
+        (["--eval_alignment", "scale_shift"], "scale_shift fits inverse depth, but the model answers metres"),
+        (
+            ["--eval_alignment", "median", "--config_overrides", json.dumps({**CONFIG, **RELATIVE})],
+            "median scales metres, but the model answers relative",
+        ),
+    ],
+)
+def test_mistakes_are_found_before_training(options: list[str], message: str, scenes: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer(TASK, scenes, tmp_path, *options)
+
+
+def test_another_head_than_the_saved_one_is_wholly_fresh(tmp_path: Path) -> None:
+    config = HfViTConfig(**{**CONFIG, "image_size": 16, "depth_config": {**CONFIG["depth_config"], "max_depth": 80}})
+    source = HfViTForDepthEstimation(config)
+    torch.nn.init.constant_(source.depth_head.decoder.predictor.bias, 7.0)  # which would fit the other head
+    torch.nn.init.constant_(source.model.norm.weight, 3.0)
+    source.save_pretrained(tmp_path)
+    HfViTImageProcessor(size=16).save_pretrained(tmp_path)
+    arguments = DepthModelArguments(model_name_or_path=str(tmp_path), head="conv")
+    model, _ = load_model(HfViTForDepthEstimation, arguments)
+    assert (model.options.head, model.options.max_depth) == ("conv", 80)
+    assert torch.equal(model.model.norm.weight, source.model.norm.weight)
+    assert not torch.equal(model.depth_head.decoder.predictor.bias, source.depth_head.decoder.predictor.bias)
 
 
 def test_of_errors_the_least_is_the_best(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def sizes(data: DenseData) -> dict[str, int]:
 def test_wrong_pairs_are_named_or_left_out_if_asked(scenes: Path) -> None:
     Image.fromarray(np.full((18, 20), 9, dtype=np.uint8)).save(scenes / "train" / "masks" / "0.png")
     Image.new("RGB", (5, 5)).save(scenes / "val" / "images" / "1.png")
-    with pytest.raises(ValueError, match=r"(?s)2 of 13 images cannot be read:.*labels 9.*has 5 x 5 pixels, but"):
+    with pytest.raises(ValueError, match=r"(?s)2 of 13 images cannot be trained on:.*labels 9.*has 5 x 5 pixels, but"):
         load(scenes)
     assert sizes(load(scenes, skip_unreadable=True)) == {"train": NUM_TRAIN - 1, "validation": 4}
 

@@ -1,15 +1,19 @@
 """Training of semantic segmentation: where it starts from, how it is scored, what is refused."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import Dinov2Config, Dinov2Model
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.training import SemanticScorer
-from hf_vit.training.dense_arguments import SemanticEvaluationArguments
+from hf_vit.training.dense_arguments import SemanticEvaluationArguments, SemanticModelArguments
 from hf_vit.training.dense_task import dense_processor
+from hf_vit.training.models import load_model
 
 from .dense_trainings import (
     A_FEW_STEPS,
@@ -79,6 +83,31 @@ def test_a_segmenter_keeps_its_head_for_the_same_classes_and_what_knows_no_class
         assert kept == expected.keys() - (fresh if name == "other" else set())
 
 
+def test_another_head_than_the_saved_one_is_wholly_fresh(
+    scenes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
+    config = HfViTConfig(**BACKBONE, segmentation_config={"hidden_size": 32, "dice_weight": 0.5}, **labels)
+    source = HfViTForSemanticSegmentation(config)
+    torch.nn.init.normal_(source.segmentation_head.decoder.classifier.bias)
+    saved = save(source, tmp_path / "conv")
+    names = NAMES
+    for head in ("linear", "conv"):
+        arguments = SemanticModelArguments(model_name_or_path=str(saved), head=head)
+        model, _ = load_model(HfViTForSemanticSegmentation, arguments, names)
+        is_same = torch.equal(
+            model.segmentation_head.decoder.classifier.bias, source.segmentation_head.decoder.classifier.bias
+        )
+        assert is_same is (head == "conv")
+        assert ("gets a fresh one" in caplog.text) is (head == "linear")
+        assert (model.options.head, model.options.dice_weight) == (head, 0.5)
+        assert torch.equal(model.model.norm.weight, source.model.norm.weight)
+        caplog.clear()
+    arguments = SemanticModelArguments(str(saved), head="linear", config_overrides='{"hidden_size": 64}')
+    with pytest.raises(ValueError, match=r"The weights of .* do not fit"):
+        load_model(HfViTForSemanticSegmentation, arguments, names)
+
+
 # How it is scored
 
 
@@ -113,6 +142,16 @@ def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
 # What is refused, in one line
 
 
+def test_masks_without_any_class_are_refused(scenes: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(scenes, tmp_path / "empty")
+    for file in (folder / "val" / "masks").iterdir():
+        Image.fromarray(np.full_like(np.asarray(Image.open(file)), 255)).save(file)
+    with pytest.raises(ValueError, match=r"No validation image has any truth: all pixels of all masks are of no cla"):
+        make_trainer(TASK, folder, tmp_path / "out")
+    with pytest.raises(ValueError, match="No validation image has any truth: no pixel of any is of a mask"):
+        make_trainer("universal_segmentation", folder, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -124,6 +163,13 @@ def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
         ),
         (["--head", "round"], "The configuration does not fit"),
         (["--load_best_model_at_end", "--metric_for_best_model", "iou"], "There is no score 'iou'"),
+        (["--metric_for_best_model", "eval_pq"], "There is no score 'pq'"),
+        (["--eval_window_size", "30"], "eval_window_size=30 must be a positive multiple of the patch size (4, 4)"),
+        (["--eval_scales", "1", "-1"], "eval_scales=[1.0, -1.0] must be positive"),
+        (
+            ["--config_overrides", '{"patch_size": 4, "segmentation_config": {"semantic_loss_ignore_index": 0}}'],
+            "semantic_loss_ignore_index=0 of segmentation_config must be 255",
+        ),
         (["--min_scale", "3"], r"scale_range=(3.0, 2.0) must be two positive numbers"),
         (["--per_device_train_batch_size", "9"], "8 training images do not fill a batch of 9"),
     ],

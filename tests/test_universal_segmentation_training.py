@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hf_vit import HfViTForUniversalSegmentation, HfViTImageProcessor
 from hf_vit.task_universal_segmentation import mask_probabilities
-from hf_vit.training import UniversalMetric
+from hf_vit.training import UniversalMetric, UniversalSegmentation
 
 from .dense_trainings import A_FEW_STEPS, NAMES, make_trainer, scores_of, train, write_scenes
 
@@ -89,6 +89,14 @@ def write_coco_instances(scenes: Path, folder: Path) -> Path:
     return folder
 
 
+def test_a_missing_package_is_named_before_the_data_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UniversalSegmentation, "packages", (*UniversalSegmentation.packages, "no_such_package"))
+    with pytest.raises(ImportError, match=r"needs no_such_package\. Install: pip install"):
+        make_trainer(TASK, tmp_path / "nowhere", tmp_path)
+
+
 def test_instances_in_the_format_of_coco_are_trained_and_scored_by_average_precision(
     scenes: Path, tmp_path: Path
 ) -> None:
@@ -97,6 +105,7 @@ def test_instances_in_the_format_of_coco_are_trained_and_scored_by_average_preci
     scores = scores_of(trainer)
     assert {"loss", "mask_ap", "mask_ap_50"} <= set(scores)
     assert "pq" not in scores
-    trained = train(TASK, coco, tmp_path / "out", *A_FEW_STEPS, "--thing_classes", "")
+    evaluated = [*A_FEW_STEPS, "--eval_strategy", "steps", "--eval_steps", "3"]
+    trained = train(TASK, coco, tmp_path / "out", *evaluated, "--thing_classes", "")
     assert 0 <= trained["mask_ap"] <= 1
     assert (tmp_path / "out" / "validation_examples.png").is_file()

@@ -103,7 +103,7 @@ def load_coco(files: dict[str, Path]) -> CocoData:
         kind,
         DatasetDict({split: rows(contents[split], file, numbers, split) for split, file in files.items()}),
         tuple(category["name"] for category in categories),
-        tuple(numbers[category["id"]] for category in categories if category["isthing"]),
+        tuple(numbers[category["id"]] for category in categories if kind == "instances" or category["isthing"]),
     )
 
 

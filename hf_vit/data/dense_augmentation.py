@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ..image_sizes_hf_vit import resize_nearest
+from ..image_targets_hf_vit import IGNORED_LABEL
 from .augmentation_inputs import GREY, check_probabilities, read_uint8
-from .class_list import IGNORED
 
 
 # What a target has where the image does not reach.
-OUTSIDE = {"segmentation_map": IGNORED, "masks": 0, "depth_map": 0}
+OUTSIDE = {"segmentation_map": IGNORED_LABEL, "masks": 0, "depth_map": 0}
 MAX_TRIES = 10
 
 
@@ -43,10 +43,10 @@ def dense_augmentation(
     Args:
         size: Height h and width w of the result in pixels.
         num_channels: Number of channels C of the result; colours are converted as the image processor does.
-        scale_range: Smallest and largest scale, drawn evenly on a logarithmic axis. At scale 1 the image just covers
-            the result.
-        keep_aspect_ratio: Whether it covers it in its own proportions, or else is squeezed into it, as by an image
-            processor that resizes to `{"height", "width"}`.
+        scale_range: Smallest and largest scale, drawn evenly on a logarithmic axis. At scale 1 the image is as large
+            as an image processor makes it.
+        keep_aspect_ratio: Whether the image keeps its proportions, and at scale 1 its shorter side is that of the
+            result (`{"shortest_edge"}`), or else it is squeezed into the result (`{"height", "width"}`).
         max_class_share: Largest share of a crop's labelled pixels that one class may have, in (0, 1]; crops are drawn
             anew up to ten times (as in mmsegmentation). For class maps only; 1 takes any crop.
         horizontal_flip: Probability of a mirror image, in [0, 1].
@@ -117,8 +117,8 @@ class _DenseAugmentation:
 
     def _draw_crop(self, shape: Sequence[int], scale: float) -> "_Crop":
         zooms = [length / old for length, old in zip(self.size, shape, strict=True)]
-        if self.keep_aspect_ratio:
-            zooms = [max(zooms)] * 2
+        if self.keep_aspect_ratio:  # upright and lying images alike, as by an image processor of `shortest_edge`
+            zooms = [min(self.size) / min(shape)] * 2
         rows, columns = (_draw_span(*lengths) for lengths in zip(shape, self.size, zooms, [scale] * 2, strict=True))
         return _Crop(rows, columns, self.size)
 
@@ -166,7 +166,7 @@ class _Crop:
 
 def _largest_share(labels: Tensor) -> float:
     """Returns the share of the most frequent class, seen on every fourth pixel each way; 1 if there is none."""
-    counts = labels[::4, ::4].flatten().bincount(minlength=IGNORED)[:IGNORED]
+    counts = labels[::4, ::4].flatten().bincount(minlength=IGNORED_LABEL)[:IGNORED_LABEL]
     return float(counts.max() / counts.sum()) if counts.any() else 1.0
 
 

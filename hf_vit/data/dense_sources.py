@@ -1,5 +1,6 @@
 """Data sets for segmentation and depth, from wherever a user has them."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -128,7 +129,7 @@ def load_universal_segmentation(
 def load_depth_estimation(
     source: str,
     *,
-    depth_scale: float = 1000.0,
+    depth_scale: float | None = None,
     dataset_config_name: str | None = None,
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
@@ -141,8 +142,8 @@ def load_depth_estimation(
 
     Args:
         source: Path, or name on the Hub.
-        depth_scale: Units per metre of depth in whole numbers (PNG and TIFF of 16 or 32 bits): 1000 for millimetres,
-            256 for KITTI. Floats (TIFF, `.npy`) are metres.
+        depth_scale: Units per metre: 256 for KITTI. Unless given, whole numbers (PNG and TIFF of 16 or 32 bits) are
+            millimetres and floats (TIFF, `.npy`) metres; given, it counts for both.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images, where that is not clear.
@@ -155,8 +156,11 @@ def load_depth_estimation(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
-    if not depth_scale > 0:
-        raise ValueError(f"depth_scale={depth_scale} must be positive: it is the number of units in a metre.")
+    if depth_scale is not None and not 0 < depth_scale < math.inf:
+        raise ValueError(
+            f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a metre, 1000 for "
+            "millimetres."
+        )
     columns = (image_column_name, depth_column_name)
     splits = _load_pairs(source, "depth", columns, dataset_config_name, dataset_revision)
     return DenseData(splits, partial(depth_target, depth_scale=depth_scale))

@@ -18,6 +18,7 @@ from .wording import listed
 
 
 NPY_START = b"\x93NUMPY"
+MILLIMETRES = 1000.0  # in a metre
 DEPTH_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
 
 Source = str | PathLike[str] | bytes
@@ -87,12 +88,12 @@ def read_segment_ids(source: Source, name: str = "panoptic mask") -> np.ndarray:
     return _pack(pixels, (0, 8, 16))
 
 
-def read_depth(source: Source, depth_scale: float = 1000.0, name: str = "depth map") -> Tensor:
+def read_depth(source: Source, depth_scale: float | None = None, name: str = "depth map") -> Tensor:
     """Reads a depth map.
 
     Args:
         source: Path or content of a 16- or 32-bit PNG or TIFF of whole numbers, or a TIFF or `.npy` file of floats.
-        depth_scale: Units per metre of whole numbers: 1000 for millimetres, 256 for KITTI. Floats are metres.
+        depth_scale: Units per metre: 256 for KITTI. Unless given, whole numbers are millimetres and floats metres.
         name: What to call it in errors.
 
     Returns:
@@ -104,9 +105,9 @@ def read_depth(source: Source, depth_scale: float = 1000.0, name: str = "depth m
     """
     content = _content(source)
     values = _read_npy(content, name) if content.startswith(NPY_START) else _read_depth_image(content, name)
-    depth = values.astype(np.float32)
-    if values.dtype.kind in "iu":
-        depth /= depth_scale
+    if depth_scale is None:
+        depth_scale = MILLIMETRES if values.dtype.kind in "iu" else 1.0
+    depth = values.astype(np.float32) / np.float32(depth_scale)
     depth[~(np.isfinite(depth) & (depth > 0))] = 0
     return torch.from_numpy(depth)
 

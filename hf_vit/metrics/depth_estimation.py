@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -28,6 +28,9 @@ class DepthMetric(StreamedMetric):
     whose target is finite, above `min_depth` and below `max_depth`; predictions are clipped to that range after they
     are aligned. Images without a valid pixel are left out.
     """
+
+    score_names = SCORES
+    units: ClassVar[dict[str, str]] = {"rmse": "m", "silog": "x 100"}
 
     def __init__(
         self,

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ class InstanceMetric(StreamedMetric):
     Records are run-length encoded masks; they are kept, as average precision has no sums.
     """
 
+    score_names = tuple(SCORES)
+
     def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
         """Starts without images.
 
@@ -52,6 +56,7 @@ class InstanceMetric(StreamedMetric):
     def reset(self) -> None:
         """Forgets all images."""
         self._records: list[Record] = []
+        self._evaluated: Any = None  # the evaluator of these records, once it was needed
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
         """Encodes the masks of one image.
@@ -61,7 +66,7 @@ class InstanceMetric(StreamedMetric):
             target: `masks` (N, H, W), `class_labels` (N,) and, optionally, `is_crowd` (N,).
 
         Returns:
-            The size of the image, its objects and its detections.
+            The size of the image, its objects and its detections, and what images are ordered by.
 
         Raises:
             ValueError: if sizes differ or class numbers are too large or negative.
@@ -70,15 +75,17 @@ class InstanceMetric(StreamedMetric):
         check_same_size(masks, target_masks)
         crowd = as_array(target.get("is_crowd", np.zeros(len(target_masks))), np.int64)
         scores = as_array(prediction["scores"], np.float64)
-        return {
+        record: Record = {
             "size": target_masks.shape[-2:],
             "objects": self._encode(target_masks, target["class_labels"], "target", iscrowd=crowd),
             "detections": self._encode(masks, prediction["class_labels"], "prediction", score=scores),
         }
+        return {**record, "rank": blake2b(repr(record).encode(), digest_size=16).digest()}
 
     def update(self, records: Iterable[Record]) -> None:
         """Takes in the records of images."""
         self._records.extend(records)
+        self._evaluated = None
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns `ap` and `ap_50` of each class of `thing_ids`, NaN where there is no object of it."""
@@ -121,12 +128,13 @@ class InstanceMetric(StreamedMetric):
         """Returns faster-coco-eval's evaluator of all images."""
         from faster_coco_eval import COCO, COCOeval_faster
 
-        # Equal scores rank by the order of images, which therefore must not depend on who saw them first.
-        records = sorted(self._records, key=repr)
-        objects, detections = (COCO(self._dataset(records, part)) for part in ("objects", "detections"))
-        evaluator = COCOeval_faster(objects, detections, iouType="segm")
-        evaluator.run()
-        return evaluator
+        if self._evaluated is None:
+            # Equal scores rank by the order of images, which therefore must not depend on who saw them first.
+            records = sorted(self._records, key=itemgetter("rank"))
+            objects, detections = (COCO(self._dataset(records, part)) for part in ("objects", "detections"))
+            self._evaluated = COCOeval_faster(objects, detections, iouType="segm")
+            self._evaluated.run()
+        return self._evaluated
 
     def _dataset(self, records: list[Record], part: str) -> dict[str, list[dict[str, Any]]]:
         """Returns the objects or detections of all images in the COCO format."""

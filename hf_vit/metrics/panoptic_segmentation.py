@@ -32,6 +32,8 @@ class PanopticMetric(StreamedMetric):
     void: they count in no union, and a segment that is mostly void is no false positive.
     """
 
+    score_names = ("pq", "sq", "rq", "pq_things", "pq_stuff")
+
     def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
         """Starts without images.
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from ..image_targets_hf_vit import IGNORED_LABEL
 from .streamed import StreamedMetric, as_array, check_labels, check_same_size, mean_of_known
 
 
@@ -20,7 +21,9 @@ class SemanticSegmentationMetric(StreamedMetric):
     where it occurs in targets. Elsewhere they are NaN and left out of the means.
     """
 
-    def __init__(self, names: Sequence[str], ignore_index: int = 255) -> None:
+    score_names = ("mean_iou", "pixel_accuracy", "mean_accuracy", "mean_dice")
+
+    def __init__(self, names: Sequence[str], ignore_index: int = IGNORED_LABEL) -> None:
         """Starts without images.
 
         Args:

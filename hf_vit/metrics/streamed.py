@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ class StreamedMetric(ABC):
     images. Sums are exact: neither the order of images nor batches nor processes change a score. Where there is
     nothing to score, a score is NaN.
     """
+
+    score_names: tuple[str, ...]  # of what `compute` returns; the first one stands for all
+    units: ClassVar[dict[str, str]] = {}  # of the scores that have one
 
     @abstractmethod
     def record(self, prediction: Any, target: Any) -> Any:

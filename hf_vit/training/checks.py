@@ -10,9 +10,9 @@ from .arguments import HfViTTrainingArguments
 
 
 def check_packages(*packages: str) -> None:
-    """Raises `ImportError` if a package is missing that is needed only at the end."""
+    """Raises `ImportError` if a package is missing that is needed later on."""
     if missing := [name for name in packages if find_spec(name) is None]:
-        raise ImportError(f'Scores and diagrams need {" and ".join(missing)}. Install: pip install "hf-vit[train]".')
+        raise ImportError(f'This needs {" and ".join(missing)}. Install: pip install "hf-vit[train]".')
 
 
 def check_training(
@@ -30,7 +30,8 @@ def check_training(
         The callback that stops early, if it shall.
 
     Raises:
-        ValueError: if the training images do not fill one batch, or choosing the best model lacks validation images.
+        ValueError: if the training images do not fill one batch, there is no score `args.metric_for_best_model`, or
+            choosing the best model lacks validation images.
     """
     batch_size = args.train_batch_size * args.world_size
     if args.dataloader_drop_last and num_images < batch_size:
@@ -38,9 +39,11 @@ def check_training(
             f"{num_images} training images do not fill a batch of {batch_size}. Set "
             "--per_device_train_batch_size lower."
         )
-    metric = str(args.metric_for_best_model).removeprefix("eval_")
     is_best_wanted = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
-    if is_best_wanted and metric not in scores:
+    # The Trainer looks it up at every evaluation, whether the best model is wanted or not.
+    is_looked_up = is_best_wanted or (has_validation and args.eval_strategy != IntervalStrategy.NO)
+    metric = args.metric_for_best_model and args.metric_for_best_model.removeprefix("eval_")
+    if is_looked_up and metric and metric not in scores:
         raise ValueError(
             f"There is no score {metric!r} to choose the best model by. Choose {', '.join(sorted(scores))}."
         )

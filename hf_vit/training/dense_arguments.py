@@ -1,5 +1,6 @@
 """What the training scripts of segmentation and depth can be told beside what all training scripts can."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -12,6 +13,8 @@ from .arguments import (
 )
 
 
+# Where instances may overlap there is no map of segments, and so no PQ.
+PQ_OR_MASK_AP = "pq or mask_ap"
 LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog"}
 
 
@@ -129,8 +132,11 @@ class DepthImagesArguments(ImageDataArguments):
     depth_column_name: str | None = field(
         default=None, metadata={"help": "Column of the depth maps, where it is not clear by itself."}
     )
-    depth_scale: float = field(
-        default=1000.0, metadata={"help": "Units per metre of whole numbers: 1000 for millimetres, 256 for KITTI."}
+    depth_scale: float | None = field(
+        default=None,
+        metadata={
+            "help": "Units per metre: 256 for KITTI. Unless said, whole numbers are millimetres, floats metres."
+        },
     )
 
 
@@ -146,10 +152,13 @@ class DenseAugmentationArguments:
     keep_aspect_ratio: bool = field(
         default=True,
         metadata={
-            "help": "Images keep their proportions, the shorter side being image_size; false squeezes them into it."
+            "help": "Images keep their proportions, their shorter side being that of image_size; false squeezes them "
+            "into it."
         },
     )
-    min_scale: float = field(default=0.5, metadata={"help": "Least scale; at 1 an image just covers image_size."})
+    min_scale: float = field(
+        default=0.5, metadata={"help": "Least scale; at 1 images are as large as in evaluations."}
+    )
     max_scale: float = field(default=2.0, metadata={"help": "Largest scale."})
     max_class_share: float = field(
         default=0.75, metadata={"help": "Crops of class masks are drawn anew if one class has more; 1 takes any."}
@@ -179,6 +188,11 @@ class SemanticEvaluationArguments:
         default_factory=lambda: [1.0], metadata={"help": "Sizes, relative to the image, of copies that are averaged."}
     )
     eval_flip: bool = field(default=False, metadata={"help": "Whether the mirror image of each copy counts too."})
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the model."""
+        if not self.eval_scales or not all(0 < scale < math.inf for scale in self.eval_scales):
+            raise ValueError(f"eval_scales={self.eval_scales} must be positive; 1.0 is the image itself.")
 
 
 @dataclass
@@ -220,7 +234,8 @@ class UniversalTrainingArguments(DenseTrainingArguments):
     """The same, for universal segmentation."""
 
     metric_for_best_model: str | None = field(
-        default="pq", metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
+        default=PQ_OR_MASK_AP,
+        metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata,
     )
 
 

@@ -17,6 +17,7 @@ from .dense_arguments import (
     UniversalImagesArguments,
 )
 from .dense_report import score_split
+from .dense_scorer import check_truth
 from .dense_task import DenseTask
 from .dense_trainer import DenseTrainer
 from .depth_estimation import DepthEstimation
@@ -59,13 +60,15 @@ class DenseEvaluation(Evaluation):
 
     def prepare(self) -> tuple[str, int]:
         """Opens model and data."""
-        check_packages("matplotlib")
         name, task = self.scored.model_name_or_path, self.task
+        check_packages(*task.packages)
         self.model = open_trained(task.model_class, name)
         self.processor = load_image_processor(name, patch_size=self.model.config.patch_size)
         label2id = self.model.config.label2id
         split, task.loaded = load_scored_dense(task.open_data, self.data, self.scored.split, label2id, self.args)
         self.split, self.examples = split, task.loaded.examples(split)
+        self.scorer = task.make_scorer(self.model, self.processor)
+        check_truth(self.scorer, split, self.examples)
         return split, len(self.examples)
 
     def score(self) -> dict[str, float]:
@@ -74,7 +77,7 @@ class DenseEvaluation(Evaluation):
             model=self.model,
             args=self.args,
             data_collator=DensePredictionCollator(self.processor),
-            scorer=self.task.make_scorer(self.model, self.processor),
+            scorer=self.scorer,
         )
         scores, _ = score_split(trainer, self.split, self.examples)
         return scores

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def score_split(trainer: DenseTrainer, split: str, examples: DenseDataset) -> tu
     """
     folder, scorer = Path(trainer.args.output_dir), trainer.scorer
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
-    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.compute())}
+    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.score_names)}
     is_first = trainer.is_world_process_zero()
     draw_examples(scorer, trainer.model, examples, folder / f"{split}_examples.png", is_first)
     pictures = {"Image, truth and prediction": f"{split}_examples.png"}
@@ -102,15 +102,8 @@ def known(value: float) -> float | None:
 
 def score_trivial(scorer: DenseScorer, train: DenseDataset, scored: DenseDataset) -> tuple[str, dict[str, float]]:
     """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards."""
-    name, predict = scorer.trivial(targets_of(train))
+    name, predict = scorer.trivial(train.read_targets())
     scorer.metric.reset()
-    for target in targets_of(scored):
+    for target in scored.read_targets():
         scorer.metric.update([scorer.metric.record(predict(size_of(target)), target)])
     return name, scorer.metric.compute()
-
-
-def targets_of(examples: DenseDataset) -> Iterator[Any]:
-    """Reads the targets of a data set and leaves its images closed."""
-    for row in examples.rows:
-        target = examples.read_target(row)
-        yield target if "masks" in target else next(iter(target.values()))

@@ -9,6 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
+from ..data import DenseDataset
 from ..metrics import StreamedMetric
 
 
@@ -49,6 +50,14 @@ class DenseScorer(ABC):
         return {}
 
     @abstractmethod
+    def has_truth(self, target: Any) -> bool:
+        """Whether there is anything in a target to learn from and to be scored on."""
+
+    @abstractmethod
+    def describe_lack(self, targets: Iterable[Any]) -> str:
+        """Says of targets without any truth what they lack, and what to do about it."""
+
+    @abstractmethod
     def trivial(self, targets: Iterable[Any]) -> tuple[str, Callable[[Size], Any]]:
         """Makes the best predictor that does not look at images.
 
@@ -66,6 +75,12 @@ class DenseScorer(ABC):
     @abstractmethod
     def describe_limits(self) -> str:
         """Says what a model with these scores is not good for."""
+
+
+def check_truth(scorer: DenseScorer, split: str, examples: DenseDataset) -> None:
+    """Raises `ValueError` if there is nothing to learn from or to be scored on in a whole split."""
+    if not any(scorer.has_truth(target) for target in examples.read_targets()):
+        raise ValueError(f"No {split} image has any truth: {scorer.describe_lack(examples.read_targets())}")
 
 
 def own_part(batch: Batch, index: int) -> tuple[Tensor, Tensor]:

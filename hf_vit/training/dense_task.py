@@ -15,7 +15,7 @@ from .arguments import ModelArguments, TrainedImagesArguments
 from .checks import check_packages, check_training
 from .dense_arguments import DenseAugmentationArguments, DenseTrainingArguments
 from .dense_report import write_dense_report
-from .dense_scorer import DenseScorer
+from .dense_scorer import DenseScorer, check_truth
 from .dense_trainer import DenseTrainer, EvaluationPictures
 from .load_dense import load_dense
 from .models import load_model
@@ -37,6 +37,7 @@ class DenseTask(TrainingTask):
 
     model_class: ClassVar[type[HfViTPreTrainedModel]]
     pipeline: ClassVar[str]  # name of the stock pipeline
+    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # that only some trainings need
 
     model: ModelArguments
     data: TrainedImagesArguments
@@ -60,7 +61,14 @@ class DenseTask(TrainingTask):
         return []
 
     def load_data(self) -> list[str]:
-        """Opens and checks the data and returns the names of its classes."""
+        """Opens and checks the data and returns the names of its classes.
+
+        Raises:
+            ImportError: if a package is missing that this task needs, however late.
+            OSError: if the data is missing.
+            ValueError: if it is bad.
+        """
+        check_packages(*self.packages)
         self.loaded = load_dense(self.open_data, self.data, self.args)
         return list(self.loaded.names)
 
@@ -68,18 +76,19 @@ class DenseTask(TrainingTask):
         """Returns the trainer of a new or a saved model; without validation images none are scored in training.
 
         Raises:
-            ImportError: if a package is missing that is needed only at the end.
-            ValueError: if a value is out of range, or the best model cannot be chosen.
+            ImportError: if torchvision is missing.
+            ValueError: if a value is out of range, a split has no truth, or the best model cannot be chosen.
         """
-        check_packages("matplotlib")
         model, processor = load_model(self.model_class, self.model, self.loaded.names)
         processor = dense_processor(
             processor, model.config, self.augmentation.keep_aspect_ratio, **self.processor_options()
         )
         scorer = self.make_scorer(model, processor)
         splits = self.loaded.splits
+        for split in splits:
+            check_truth(scorer, split, self.loaded.examples(split))
         has_validation = "validation" in splits
-        scores = {"loss", *scorer.metric.compute()}
+        scores = {"loss", *scorer.metric.score_names}
         callbacks = [*check_training(self.args, len(splits["train"]), has_validation, scores), *self.callbacks()]
         validation = self.loaded.examples("validation") if has_validation else None
         if validation is not None and self.args.eval_strategy != IntervalStrategy.NO:

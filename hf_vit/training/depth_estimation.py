@@ -1,8 +1,10 @@
 """Training of monocular depth: how images are predicted, scored and drawn, and what a script is told."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
+from ..configuration_tasks_hf_vit import HfViTDepthConfig
 from ..data import DenseData, load_depth_estimation
 from ..image_sizes_hf_vit import resize_nearest
 from ..metrics import DepthMetric
@@ -27,10 +30,42 @@ from .dense_scorer import Batch, DenseScorer, Size
 from .dense_task import DenseTask
 
 
+Alignment = Literal["median", "scale_shift"]
+
+
 class DepthScorer(DenseScorer):
     """Predicts and scores the depth of every pixel."""
 
     metric: DepthMetric
+
+    def __init__(self, processor: BaseImageProcessor, metric: DepthMetric, options: HfViTDepthConfig) -> None:
+        """Begins.
+
+        Args:
+            processor: Makes maps of outputs.
+            metric: Scores them.
+            options: The model's, which say what its answers are.
+        """
+        super().__init__(processor, metric)
+        self.is_relative = options.depth_estimation_type == "relative"
+        learned = math.inf if self.is_relative or options.max_depth is None else options.max_depth
+        self.max_depth = min(metric.max_depth, learned)
+
+    def has_truth(self, target: Tensor) -> bool:
+        """Whether any pixel is in the range that is learned and scored."""
+        return bool(((target > self.metric.min_depth) & (target < self.max_depth)).any())
+
+    def describe_lack(self, targets: Iterable[Tensor]) -> str:
+        """Says which depths there are, and which there should be."""
+        depths = [depth[depth > 0] for depth in targets]
+        extremes = [extreme for depth in depths if len(depth) for extreme in (depth.min(), depth.max())]
+        if not extremes:
+            return "no pixel of any depth map is valid (finite and above 0). Check the depth maps."
+        return (
+            f"their depths go from {float(min(extremes)):.4g} to {float(max(extremes)):.4g} metres, but only those "
+            f"between {self.metric.min_depth:g} and {self.max_depth:g} count. Set --depth_scale, the units per metre, "
+            "or, where they are right, --max_eval_depth and the max_depth of depth_config in --config_overrides."
+        )
 
     def predict(self, model: PreTrainedModel, batch: Batch, sizes: Sequence[Size]) -> list[tuple[Tensor, float]]:
         """Returns the depth map (H, W) and the loss of each image."""
@@ -52,11 +87,6 @@ class DepthScorer(DenseScorer):
         mean = (total / count).where(count > 0, total.sum() / count.sum())
         mean = 1 / mean if self.is_relative else mean
         return "mean of the training depth at each pixel", lambda size: _resized(mean, size)
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether predictions are relative inverse depth."""
-        return self.metric.alignment == "scale_shift"
 
     def draw(
         self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
@@ -112,13 +142,40 @@ class DepthEstimation(DenseTask):
         )
 
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthScorer:
-        """Returns what predicts and scores images."""
+        """Returns what predicts and scores images.
+
+        Raises:
+            ValueError: if the model's answers cannot be scored so.
+        """
         options, evaluation = model.options, self.evaluation
-        is_relative = options.depth_estimation_type == "relative"
+        max_depth = options.max_depth if evaluation.max_eval_depth is None else evaluation.max_eval_depth
         metric = DepthMetric(
             min_depth=evaluation.min_eval_depth,
-            max_depth=evaluation.max_eval_depth or options.max_depth,
+            max_depth=max_depth,
             crop=evaluation.eval_crop,
-            alignment=evaluation.eval_alignment or ("scale_shift" if is_relative else None),
+            alignment=choose_alignment(evaluation.eval_alignment, options.depth_estimation_type),
         )
-        return DepthScorer(processor, metric)
+        return DepthScorer(processor, metric, options)
+
+
+def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "relative"]) -> Alignment | None:
+    """Returns what is fitted to the truth before depth is scored.
+
+    Args:
+        given: `--eval_alignment`.
+        depth_type: What the model answers.
+
+    Raises:
+        ValueError: if the answers cannot be aligned so.
+    """
+    if depth_type == "metric" and given == "scale_shift":
+        raise ValueError(
+            "--eval_alignment scale_shift fits inverse depth, but the model answers metres. Leave it out, or set "
+            "median to forgive a wrong scale."
+        )
+    if depth_type == "relative" and given == "median":
+        raise ValueError(
+            "--eval_alignment median scales metres, but the model answers relative inverse depth. Leave it out: scale "
+            "and shift are fitted."
+        )
+    return "scale_shift" if depth_type == "relative" else given

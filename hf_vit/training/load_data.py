@@ -19,6 +19,8 @@ from .arguments import (
 
 logger = logging.get_logger(__name__)
 
+UNREADABLE = "cannot be read"
+
 
 class FindFaults(Protocol):
     """Finds the rows of a split that cannot be trained on, as `unreadable_images` does."""
@@ -62,7 +64,11 @@ def load_splits(args: TrainingDataArguments, training_args: HfViTTrainingArgumen
 
 
 def prepare_splits(
-    splits: DatasetDict, args: TrainedImagesArguments, training_args: HfViTTrainingArguments, find_faults: FindFaults
+    splits: DatasetDict,
+    args: TrainedImagesArguments,
+    training_args: HfViTTrainingArguments,
+    find_faults: FindFaults,
+    fault: str = UNREADABLE,
 ) -> DatasetDict:
     """Checks the splits of a training, and holds out images for validation if there is no such split.
 
@@ -71,6 +77,7 @@ def prepare_splits(
         args: What to do about images that cannot be read, and how many to take.
         training_args: Gives the seed and, on several processes, the share of each.
         find_faults: Finds images that cannot be read.
+        fault: What is wrong with those that it finds.
 
     Returns:
         Splits "train" and, where there are such, "validation" and "test".
@@ -80,7 +87,7 @@ def prepare_splits(
     """
     if "train" not in splits:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(splits)}.")
-    splits = readable_images(splits, args, training_args, find_faults)
+    splits = readable_images(splits, args, training_args, find_faults, fault)
     if "validation" not in splits and args.train_val_split > 0:
         held_out = hold_out(splits["train"], args.train_val_split)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
@@ -146,6 +153,7 @@ def scored_images(
     args: ImageDataArguments,
     training_args: HfViTTrainingArguments,
     find_faults: FindFaults,
+    fault: str = UNREADABLE,
 ) -> Dataset:
     """Returns the images of a split that are scored.
 
@@ -156,11 +164,12 @@ def scored_images(
         args: What to do about images that cannot be read, and how many to take.
         training_args: Gives the seed and, on several processes, the share of each.
         find_faults: Finds images that cannot be read.
+        fault: What is wrong with those that it finds.
 
     Raises:
         ValueError: if an image cannot be read and `skip_unreadable` is not set, or too few are left.
     """
-    images = readable_images(DatasetDict({source: images}), args, training_args, find_faults)[source]
+    images = readable_images(DatasetDict({source: images}), args, training_args, find_faults, fault)[source]
     if split != source:
         images = hold_out(images, args.train_val_split)["test"]
     return at_most(args.max_eval_samples, images, training_args.seed)
@@ -192,7 +201,11 @@ def check_known(names: Iterable[str], label2id: Mapping[str, int], dataset_name:
 
 
 def readable_images(
-    splits: DatasetDict, args: ImageDataArguments, training_args: HfViTTrainingArguments, find_faults: FindFaults
+    splits: DatasetDict,
+    args: ImageDataArguments,
+    training_args: HfViTTrainingArguments,
+    find_faults: FindFaults,
+    fault: str,
 ) -> DatasetDict:
     """Returns the splits with images that can be read; on several processes each of them reads a share.
 
@@ -200,7 +213,8 @@ def readable_images(
         splits: As they were opened.
         args: What to do about images that cannot be read.
         training_args: Says which share is that of this process.
-        find_faults: Finds them.
+        find_faults: Finds those that cannot.
+        fault: What is wrong with them.
 
     Raises:
         ValueError: if an image cannot be read and `skip_unreadable` is not set, or too few are left.
@@ -220,7 +234,7 @@ def readable_images(
         for name, reasons in found.items():
             unreadable[name] |= {first + world_size * index: reason for index, reason in reasons.items()}
     ordered = {name: dict(sorted(reasons.items())) for name, reasons in unreadable.items()}
-    return without_unreadable(splits, ordered, args.skip_unreadable)
+    return without_unreadable(splits, ordered, args.skip_unreadable, fault)
 
 
 def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:

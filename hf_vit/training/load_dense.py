@@ -11,11 +11,9 @@ from torch import Tensor
 
 from ..data import DenseData, DenseDataset, check_dense
 from ..data.dense_dataset import ReadTarget
+from ..image_targets_hf_vit import IGNORED_LABEL
 from .arguments import HfViTTrainingArguments, ImageDataArguments, TrainedImagesArguments
 from .load_data import FindFaults, check_known, choose_split, prepare_splits, scored_images
-
-
-IGNORED = 255
 
 
 def load_dense(
@@ -33,7 +31,9 @@ def load_dense(
         ValueError: if it is bad.
     """
     data = _open(load, training_args)
-    return replace(data, splits=prepare_splits(data.splits, args, training_args, _fault_finder(data)))
+    return replace(
+        data, splits=prepare_splits(data.splits, args, training_args, _fault_finder(data), "cannot be trained on")
+    )
 
 
 def load_scored_dense(
@@ -62,7 +62,9 @@ def load_scored_dense(
     data = _open(load, training_args)
     split, source = choose_split(data.splits, args, split)
     check_known(data.names, label2id, args.dataset_name)
-    images = scored_images(data.splits[source], split, source, args, training_args, _fault_finder(data))
+    images = scored_images(
+        data.splits[source], split, source, args, training_args, _fault_finder(data), "cannot be scored"
+    )
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
 
 
@@ -70,7 +72,7 @@ def with_model_classes(data: DenseData, label2id: Mapping[str, int]) -> DenseDat
     """Returns data whose targets number the classes as a model does, which knows them all."""
     if not data.names:
         return data
-    numbers = torch.full((IGNORED + 1,), IGNORED)
+    numbers = torch.full((IGNORED_LABEL + 1,), IGNORED_LABEL)
     numbers[: len(data.names)] = torch.tensor([label2id[name] for name in data.names])
     return replace(
         data,

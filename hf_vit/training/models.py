@@ -1,6 +1,6 @@
 """The model that a training starts from: a new one, or a saved or published one that learns the classes at hand."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from huggingface_hub.errors import StrictDataclassError
@@ -8,8 +8,10 @@ from transformers import BaseImageProcessor
 from transformers.utils import logging
 
 from ..configuration_hf_vit import HfViTConfig, check_fields
+from ..configuration_tasks_hf_vit import TASK_CONFIGS
 from ..convert import load_image_processor
 from ..image_processing_hf_vit import HfViTImageProcessor
+from ..loading_hf_vit import check_weights
 from ..modeling_hf_vit import HfViTPreTrainedModel
 from .arguments import ModelArguments
 
@@ -17,6 +19,8 @@ from .arguments import ModelArguments
 logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 
+# How the names of the weights of heads begin.
+HEADS = ("segmentation_head.", "universal_segmentation_head.", "depth_head.")
 # What in the head of any task has a number for each class. The rest of a head is of use for other classes too.
 CLASS_WEIGHTS = ("classifier.", ".class_tokens", ".mask_norm.")
 
@@ -52,22 +56,63 @@ def tune(model_class: type[Model], args: ModelArguments, names: list[str]) -> tu
     """Returns a saved model, with fresh weights for the classes if it knows others, and its image processor."""
     assert args.model_name_or_path is not None
     overrides = args.overrides()
-    model = open_model(model_class, args.model_name_or_path, **overrides)
+    model, left_out = open_with_options(model_class, args.model_name_or_path, overrides)
     known = list(model.config.id2label.values())
     if names and known != names:
         logger.warning(
             f"The saved model knows the classes {shorten(known)}. It gets a fresh classifier for {shorten(names)}."
         )
+        left_out += CLASS_WEIGHTS
+    if left_out:
         config = HfViTConfig.from_dict({**model.config.to_dict(), **name_labels(names)})
         weights = {
-            name: weight
-            for name, weight in model.state_dict().items()
-            if not any(part in name for part in CLASS_WEIGHTS)
+            name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
         }
         model = model_class.from_pretrained(None, config=config, state_dict=weights)
     channels, patch = model.config.num_channels, model.config.patch_size
     size = overrides.get("image_size")
     return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides)
+
+
+def open_with_options(
+    model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
+) -> tuple[Model, tuple[str, ...]]:
+    """Opens a saved or published model, maybe with other options of its head.
+
+    Args:
+        model_class: Class to open it with.
+        name_or_path: Folder, file of published weights, or name on the Hub.
+        overrides: Fields of the configuration that differ.
+
+    Returns:
+        The model, and how the names of weights begin that are of another head than the options ask for.
+
+    Raises:
+        OSError: if there is no such saved model.
+        ValueError: if it is of another kind, or an override changes the shape of the weights of its encoder.
+    """
+    options = {task: overrides[task] for task in TASK_CONFIGS if task in overrides}
+    if not options:
+        return open_model(model_class, name_or_path, **overrides), ()
+    check_fields(overrides)
+    model, info = _load(model_class, name_or_path, {**overrides, "ignore_mismatched_sizes": True})
+    mismatched = {entry[0]: entry for entry in info["mismatched_keys"]}
+    changed = {*info["missing_keys"], *info["unexpected_keys"], *mismatched}
+    encoder = {
+        "missing_keys": _without_heads(info["missing_keys"]),
+        "unexpected_keys": _without_heads(info["unexpected_keys"]),
+        "mismatched_keys": [mismatched[name] for name in _without_heads(mismatched)],
+    }
+    check_weights(model, encoder, name_or_path, has_new_labels=False)
+    has_found_head = any(name.startswith(HEADS) for name in model.state_dict().keys() - set(info["missing_keys"]))
+    if not has_found_head or not any(name.startswith(HEADS) for name in changed):
+        return model, ()
+    logger.warning(f"The head of the saved model does not fit {options}. It gets a fresh one.")
+    return model, HEADS
+
+
+def _without_heads(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith(HEADS)]
 
 
 def open_model(model_class: type[Model], name_or_path: str, **overrides: Any) -> Model:

@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data import DenseData, load_semantic_segmentation
+from ..image_targets_hf_vit import IGNORED_LABEL
 from ..metrics import SemanticSegmentationMetric
 from ..modeling_hf_vit import HfViTForSemanticSegmentation
-from ..task_segmentation import segmentation_loss
+from ..task_segmentation import segmentation_loss, window_of
 from ..visualize import draw_segmentation
 from .dense_arguments import (
     DenseAugmentationArguments,
@@ -77,6 +78,17 @@ class SemanticScorer(DenseScorer):
         """Returns the scores of each class."""
         return self.metric.per_class()
 
+    def has_truth(self, target: Tensor) -> bool:
+        """Whether any pixel has a class."""
+        return bool((target != IGNORED_LABEL).any())
+
+    def describe_lack(self, targets: Iterable[Tensor]) -> str:
+        """Says that there are no classes."""
+        return (
+            f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count classes from "
+            "1, --reduce_labels."
+        )
+
     def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Size], Tensor]]:
         """Gives every pixel the commonest class."""
         counts = torch.zeros(256, dtype=torch.int64)
@@ -135,5 +147,17 @@ class SemanticSegmentation(DenseTask):
         )
 
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticScorer:
-        """Returns what predicts and scores images."""
+        """Returns what predicts and scores images.
+
+        Raises:
+            ValueError: if windows are no whole patches, or the model ignores another label than masks have.
+        """
+        if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
+            raise ValueError(
+                f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL} here, which is what "
+                "masks are read to where there is no class. Leave it out, and for masks whose 0 is no class set "
+                "--reduce_labels."
+            )
+        if (window := self.evaluation.eval_window_size) is not None:
+            window_of(window, model.config.patch_size, "eval_window_size")
         return SemanticScorer(processor, self.loaded.names, self.evaluation)

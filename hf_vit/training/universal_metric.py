@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from ..image_targets_hf_vit import IGNORED_LABEL
 from ..metrics import InstanceMetric, PanopticMetric, SemanticSegmentationMetric, StreamedMetric
 
 
 PANOPTIC, SEMANTIC, INSTANCE = "panoptic", "semantic", "instance"
-IGNORED = 255
 
 
 class UniversalMetric(StreamedMetric):
@@ -27,9 +27,10 @@ class UniversalMetric(StreamedMetric):
         self.parts: dict[str, Any] = {}
         if not can_overlap:
             self.parts[PANOPTIC] = PanopticMetric(names, thing_ids)
-            self.parts[SEMANTIC] = SemanticSegmentationMetric(names, IGNORED)
+            self.parts[SEMANTIC] = SemanticSegmentationMetric(names, IGNORED_LABEL)
         if thing_ids:
             self.parts[INSTANCE] = InstanceMetric(names, thing_ids)
+        self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
         """Scores one image.
@@ -55,9 +56,12 @@ class UniversalMetric(StreamedMetric):
     def compute(self) -> dict[str, float]:
         """Returns the scores of segments and instances, and `mean_iou` of the classes of pixels."""
         scores = {name: part.compute() for name, part in self.parts.items()}
-        if SEMANTIC in scores:
-            scores[SEMANTIC] = {"mean_iou": scores[SEMANTIC]["mean_iou"]}
-        return {name: value for part in scores.values() for name, value in part.items()}
+        return {name: scores[part][name] for part in self.parts for name in self._names_of(part)}
+
+    def _names_of(self, part: str) -> tuple[str, ...]:
+        """Returns which scores of a part are given: of the classes of pixels only the first."""
+        names: tuple[str, ...] = self.parts[part].score_names
+        return names[:1] if part == SEMANTIC else names
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns the scores of each class by all parts that know it."""
@@ -76,7 +80,7 @@ class UniversalMetric(StreamedMetric):
 def class_map(target: Mapping[str, Any]) -> np.ndarray:
     """Returns masks (M, H, W) that do not overlap as a map (H, W) of their classes, 255 where there is none."""
     masks = target["masks"].numpy(force=True)
-    labels = np.full(masks.shape[1:], IGNORED)
+    labels = np.full(masks.shape[1:], IGNORED_LABEL)
     for mask, label in zip(masks, target["class_labels"].tolist(), strict=True):
         labels[mask] = label
     return labels

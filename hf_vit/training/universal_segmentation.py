@@ -22,6 +22,7 @@ from ..task_universal_segmentation import universal_segmentation_loss
 from ..visualize import draw_panoptic
 from .arguments import ModelArguments
 from .dense_arguments import (
+    PQ_OR_MASK_AP,
     DenseAugmentationArguments,
     UniversalDataArguments,
     UniversalTrainingArguments,
@@ -88,6 +89,14 @@ class UniversalScorer(DenseScorer):
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns the scores of each class."""
         return self.metric.per_class()
+
+    def has_truth(self, target: dict[str, Any]) -> bool:
+        """Whether there is any mask with a pixel."""
+        return bool(target["masks"].any())
+
+    def describe_lack(self, targets: Iterable[dict[str, Any]]) -> str:
+        """Says that there are no masks."""
+        return "no pixel of any is of a mask. Check the masks or annotations."
 
     def trivial(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[Size], dict[str, Any]]]:
         """Makes one segment of the whole image, of the class with the most pixels."""
@@ -183,6 +192,7 @@ class UniversalSegmentation(DenseTask):
     )
     model_class = HfViTForUniversalSegmentation
     pipeline = "image-segmentation"
+    packages = ("matplotlib", "scipy", "faster_coco_eval")
 
     data: UniversalDataArguments
 
@@ -202,6 +212,13 @@ class UniversalSegmentation(DenseTask):
             mask_column_name=data.mask_column_name,
         )
 
+    def load_data(self) -> list[str]:
+        """Opens and checks the data and returns the names of its classes."""
+        names = super().load_data()
+        if self.args.metric_for_best_model == PQ_OR_MASK_AP:
+            self.args.metric_for_best_model = "mask_ap" if self.can_overlap else "pq"
+        return names
+
     def callbacks(self) -> list[TrainerCallback]:
         """Returns what anneals masked attention."""
         return [MaskAnnealing()]
@@ -213,7 +230,10 @@ class UniversalSegmentation(DenseTask):
 
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalScorer:
         """Returns what predicts and scores images."""
-        data = self.loaded
-        # Instances in the format of COCO may overlap, so that no map of segments or classes can be made of them.
-        can_overlap = any("objects" in split.column_names for split in data.splits.values())
-        return UniversalScorer(processor, UniversalMetric(data.names, data.thing_ids, can_overlap))
+        metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
+        return UniversalScorer(processor, metric)
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether masks may overlap, as instances of COCO: no map of segments or classes can be made of them."""
+        return any("objects" in split.column_names for split in self.loaded.splits.values())

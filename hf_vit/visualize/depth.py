@@ -129,7 +129,8 @@ def _colour(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], co
     from matplotlib import colormaps  # here, as training needs this package but not always a picture
 
     lowest, highest = span
-    shares = (np.where(valid, values, lowest) - lowest) / max(highest - lowest, np.finfo(np.float64).tiny)
+    above = np.where(valid, values, lowest) - lowest
+    shares = above / (highest - lowest) if highest > lowest else np.zeros_like(above)
     picture = colormaps[colours](shares.clip(0, 1), bytes=True)[..., :3]
     return np.where(valid[..., None], picture, np.array(IGNORED, dtype=np.uint8))
 
