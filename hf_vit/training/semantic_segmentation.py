@@ -85,7 +85,7 @@ class SemanticScorer(DenseScorer):
     def describe_lack(self, targets: Iterable[Tensor]) -> str:
         """Says that there are no classes."""
         return (
-            f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count classes from "
+            f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
             "1, --reduce_labels."
         )
 
@@ -154,8 +154,8 @@ class SemanticSegmentation(DenseTask):
         """
         if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
             raise ValueError(
-                f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL} here, which is what "
-                "masks are read to where there is no class. Leave it out, and for masks whose 0 is no class set "
+                f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL} here, which is "
+                "what masks are read to where there is no class. Leave it out, and for masks whose 0 is no class set "
                 "--reduce_labels."
             )
         if (window := self.evaluation.eval_window_size) is not None:
