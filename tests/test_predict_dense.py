@@ -22,7 +22,7 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.data import read_depth
-from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
+from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 from hf_vit.visualize import colour_depth, segmentation_palette
 
 from .fresh import ROOT, run_without_package

@@ -12,7 +12,8 @@ from transformers.utils import logging
 
 from ..configuration_hf_vit import HfViTConfig, to_pair
 from ..configuration_tasks_hf_vit import TASK_CONFIGS
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .export_image_processor import export_image_processor
 from .key_map import export_weights, strip_prefix
 from .layouts import LAYOUTS, Layout
