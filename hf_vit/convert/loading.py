@@ -15,8 +15,8 @@ from ..modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTForUniversalSegmentation,
     HfViTModel,
-    HfViTPreTrainedModel,
 )
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
