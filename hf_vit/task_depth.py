@@ -24,6 +24,7 @@ from .decoders_hf_vit import (
 
 NUM_SCALES = 4  # of the gradient matching
 SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts as 0
+LEAST_PREDICTION = 1e-6  # metres, for the logarithm
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
@@ -266,7 +267,8 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
         return mean((predicted - labels).abs()).mean()
     if options.loss == "mse":
         return mean((predicted - labels).square()).mean()
-    ratio = predicted.clamp_min(options.min_depth).log() - labels.clamp_min(options.min_depth).log()
+    # Not at `min_depth`, below which a prediction that has run away from all depths would have no way back.
+    ratio = predicted.clamp_min(LEAST_PREDICTION).log() - labels.clamp_min(options.min_depth).log()
     squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()  # (B,)
     counts = squares > SILOG_EPS
     return squares.where(counts, 1).sqrt().where(counts, 0).mean()

@@ -85,8 +85,8 @@ class SemanticScorer(DenseScorer):
     def describe_lack(self, targets: Iterable[Tensor]) -> str:
         """Says that there are no classes."""
         return (
-            f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count "
-            "classes from 1, --reduce_labels."
+            f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
+            "1, --reduce_labels."
         )
 
     def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Size], Tensor]]:
