@@ -1,6 +1,6 @@
 """Images with the targets of dense prediction, read on access. Shapes: H W pixels, M masks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
@@ -53,6 +53,10 @@ class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
         target = self.read_target(row)
         _check_same_size(image, target, row["file"])
         return {"image": image, "file": row["file"], **target}
+
+    def select(self, indices: Iterable[int]) -> "DenseDataset":
+        """Returns some of the examples."""
+        return DenseDataset(self.rows.select(indices), self.read_target)
 
     def read_targets(self, show_progress: bool = False) -> Iterator[Any]:
         """Reads the targets alone, a few at a time in threads, and leaves the images closed.
