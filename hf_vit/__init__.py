@@ -35,13 +35,13 @@ from .modeling_hf_vit import (
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTModel,
-    HfViTPreTrainedModel,
 )
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
     HfViTSemanticSegmenterOutput,
 )
+from .pretrained_hf_vit import HfViTPreTrainedModel
 from .task_classification import soften_labels
 
 

@@ -184,8 +184,9 @@ class HfViTDepthConfig(HfViTTaskConfig):
             as fine as the grid, for an odd number of patches a little more. Otherwise it meets the size of each level
             and of the image, as Depth Anything (https://arxiv.org/abs/2401.10891).
         depth_estimation_type: "metric", depth in metres, or "relative", inverse depth up to scale and shift.
-        max_depth: Largest metric depth in metres; `None` leaves it open. Heads of bins need it.
-        min_depth: Depth in metres of the first bin, and the least that counts in logarithms.
+        max_depth: Largest metric depth in metres, beyond which labels do not count; `None` leaves it open. Heads of
+            bins need it.
+        min_depth: Depth in metres of the first bin, and the least of a label that counts in logarithms.
         num_bins: Number of bins of "linear" under metric depth.
         loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
             "ssi" (scale- and shift-invariant, https://arxiv.org/abs/1907.01341) for relative. By default the first

@@ -1,10 +1,12 @@
-"""What the dense heads share: the tokens of a level as maps, padding, and the convolutions that raise the resolution.
+"""What the dense heads share: tokens as maps, padding, precision, and the convolutions that raise the resolution.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L = P + N tokens, D hidden size.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,20 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 
 from .configuration_hf_vit import HfViTConfig
+
+
+P = ParamSpec("P")
+
+
+def in_full_precision(loss: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
+    """Switches autocast off in a function of predictions, which would bring its matrix products to half precision."""
+
+    @wraps(loss)
+    def without_autocast(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        with torch.autocast(predictions.device.type, enabled=False):
+            return loss(predictions, *args, **kwargs)
+
+    return without_autocast
 
 
 class HfViTHeadConv2d(nn.Conv2d):

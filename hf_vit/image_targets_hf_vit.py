@@ -19,8 +19,8 @@ from .image_inputs_hf_vit import array_to_tensor, is_pil, open_image, upright
 from .image_sizes_hf_vit import center_crop, output_size, resize_nearest
 
 
-IGNORED = 255  # in maps of classes: no truth here
-NO_SEGMENT = -1  # in maps of segments: outside the image
+IGNORED_LABEL = 255  # in maps of classes: no truth here
+NO_SEGMENT = -1  # in maps of segments: none here
 KINDS = ("segmentation_maps", "depth_maps", "mask_labels")
 DIMENSIONS = {
     "segmentation_maps": "(height, width)",
@@ -49,8 +49,10 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     """
     kind = _kind(targets)
     values = _listed(targets[kind], kind)
-    _check_count(values, kind, sizes)
     named = [(f"{kind}[{index}]", value) for index, value in enumerate(values)]
+    for name, value in named:
+        _check_type(value, name)
+    _check_count(values, kind, sizes)
     tensors = [READERS[kind](_to_tensor(value, name), name) for name, value in named]
     for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
         _check_shape(tensor, size, kind, index)
@@ -142,7 +144,7 @@ def encode_targets(
             for index, (ids, mapping) in enumerate(zip(segments, mappings, strict=True))
         ]
     else:
-        maps = [place(classes, IGNORED) for classes in targets["segmentation_maps"]]
+        maps = [place(classes, IGNORED_LABEL) for classes in targets["segmentation_maps"]]
         return {"labels": [_reduce(classes) for classes in maps] if do_reduce_labels else maps}
     return {"mask_labels": [masks.float() for masks, _ in pairs], "class_labels": [classes for _, classes in pairs]}
 
@@ -171,9 +173,21 @@ def _listed(targets: Any, kind: str) -> Any:
     return targets if is_batch else [targets]
 
 
+def _check_type(target: Any, name: str) -> None:
+    if not isinstance(target, str | os.PathLike | np.ndarray | Tensor) and not is_pil(target):
+        raise TypeError(
+            f"{name} is of type {type(target).__name__}, which is no target. Give an array, a tensor, a PIL image or "
+            "a path for each image; np.array makes one of nested lists of numbers."
+        )
+
+
 def _check_count(values: Any, name: str, sizes: list[tuple[int, int]]) -> None:
     if len(values) != len(sizes):
-        raise ValueError(f"{name} has {len(values)} entries, but there are {len(sizes)} images. Give one an image.")
+        shape = f" of shape {tuple(values.shape)}" if isinstance(values, np.ndarray | Tensor) else ""
+        form = f" of {DIMENSIONS[name]}" if name in DIMENSIONS else ""
+        raise ValueError(
+            f"{name}{shape} has {len(values)} entries, but there are {len(sizes)} images. Give one{form} an image."
+        )
 
 
 def _check_shape(target: Tensor, size: tuple[int, int], kind: str, index: int) -> None:
@@ -202,14 +216,8 @@ def _to_tensor(target: Any, name: str) -> Tensor:
                 "Turn colours into class numbers first."
             )
         return array_to_tensor(np.array(target), name)
-    if isinstance(target, np.ndarray):
-        return array_to_tensor(target, name)
-    if isinstance(target, Tensor):
-        return target.detach()
-    raise TypeError(
-        f"{name} is of type {type(target).__name__}, which is no target. Give an array, a tensor, a PIL image or a "
-        "path for each image."
-    )
+    tensor: Tensor = target.detach() if isinstance(target, Tensor) else array_to_tensor(target, name)
+    return tensor
 
 
 def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
@@ -218,7 +226,13 @@ def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
             f"{name} holds {numbers.dtype}, but classes are whole numbers. Convert it with .astype(np.int64) or "
             ".long(). Depth goes into depth_maps."
         )
-    return numbers.to(torch.int64)
+    numbers = numbers.to(torch.int64)
+    if (numbers < 0).any():
+        raise ValueError(
+            f"{name} has the number {int(numbers.min())}, but classes and segments are numbered from 0. Set pixels "
+            f"without truth to {IGNORED_LABEL}."
+        )
+    return numbers
 
 
 def _read_depth_map(numbers: Tensor, name: str) -> Tensor:
@@ -254,11 +268,13 @@ def _read_classes(classes: Any, count: int, index: int) -> Tensor:
         )
     if numbers.is_floating_point() and count > 0:  # an empty list is one of floats to torch
         raise TypeError(f"class_labels[{index}] holds {numbers.dtype}, but class numbers are whole. Give integers.")
+    if (numbers < 0).any():
+        raise ValueError(f"class_labels[{index}] has the number {int(numbers.min())}, but classes go from 0.")
     return numbers.to(torch.int64)
 
 
 def _reduce(classes: Tensor) -> Tensor:
-    return torch.where((classes == 0) | (classes == IGNORED), IGNORED, classes - 1)
+    return torch.where((classes == 0) | (classes == IGNORED_LABEL), IGNORED_LABEL, classes - 1)
 
 
 def _drop_empty(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,13 +284,21 @@ def _drop_empty(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
 
 def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool, name: str) -> tuple[Tensor, Tensor]:
     """Returns a map (h, w) of numbered segments as masks (M, h, w) and classes (M,)."""
-    nothing = {NO_SEGMENT, *({0} if do_reduce_labels else ()), *({IGNORED} - mapping.keys())}
+    nothing = {NO_SEGMENT, *({0} if do_reduce_labels else ()), *({IGNORED_LABEL} - mapping.keys())}
     numbers = [number for number in ids.unique().tolist() if number not in nothing]
     unknown = [number for number in numbers if number not in mapping]
     if unknown:
         raise ValueError(
             f"{name} has the segments {', '.join(map(str, unknown))}, to which instance_id_to_semantic_id gives no "
-            f"class. Add them, or set their pixels to {IGNORED}, which is ignored."
+            f"class. Add them, or set their pixels to {IGNORED_LABEL}, which is ignored."
         )
+    for number in numbers:
+        if not isinstance(mapping[number], int | np.integer) or mapping[number] < 0:
+            raise ValueError(
+                f"instance_id_to_semantic_id gives the class {mapping[number]!r} to {number}, a segment of {name}. "
+                "Classes are whole numbers from 0."
+            )
+    if do_reduce_labels:  # 0 is the background among classes too
+        numbers = [number for number in numbers if mapping[number] > 0]
     classes = torch.tensor([mapping[number] - do_reduce_labels for number in numbers], dtype=torch.int64)  # (M,)
     return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)

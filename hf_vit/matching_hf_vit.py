@@ -38,10 +38,8 @@ def match(cost: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sample_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Reads maps (R, H, W) at points (R, T, 2), x and y from 0 to 1, as bilinear resizing does: (R, T)."""
-    # Beyond the outermost pixels their border goes on. Zeros there would look like undecided logits.
-    grid = 2 * points[:, None] - 1
-    return F.grid_sample(maps[:, None], grid, padding_mode="border", align_corners=False)[:, 0, 0]
+    """Reads maps (R, H, W) at points (R, T, 2), x and y from 0 to 1, bilinearly, zeros lying around them: (R, T)."""
+    return F.grid_sample(maps[:, None], 2 * points[:, None] - 1, align_corners=False)[:, 0, 0]
 
 
 def lattice(num_points: int, like: Tensor) -> Tensor:
@@ -83,8 +81,8 @@ def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
     Returns:
         Two times (Q, M).
     """
-    # -log p(1) · t - log p(0) · (1 - t), summed over the points by matrix products
-    cross_entropy = (F.softplus(-logits) @ targets.T + F.softplus(logits) @ (1 - targets).T) / logits.shape[1]
+    # -log p(1) · t - log p(0) · (1 - t) = softplus(logit) - logit · t, summed over the points by a matrix product
+    cross_entropy = (F.softplus(logits).sum(dim=1)[:, None] - logits @ targets.T) / logits.shape[1]  # (Q, M)
     probabilities = logits.sigmoid()
     overlap = 2 * probabilities @ targets.T
     sizes = probabilities.sum(dim=1)[:, None] + targets.sum(dim=1)

@@ -4,16 +4,12 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P pre
 registers), L = P + N, D hidden size.
 """
 
-import os
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers import initialization as init
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import (
@@ -29,27 +25,18 @@ from transformers.utils.output_capturing import capture_outputs, maybe_install_c
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTDepthConfig, HfViTSegmentationConfig, HfViTUniversalSegmentationConfig
-from .decoders_hf_vit import HfViTHeadConv2d, HfViTHeadConvTranspose2d, check_blocks, each_image_alone, to_maps
+from .decoders_hf_vit import check_blocks, each_image_alone, to_maps
 from .embeddings_hf_vit import HfViTEmbeddings, Rotary
-from .encoder_hf_vit import (
-    HfViTAttention,
-    HfViTAttentionPooling,
-    HfViTEncoder,
-    HfViTLayer,
-    HfViTLayerScale,
-    make_norm,
-)
-from .geometry_hf_vit import ChannelMode, Size, apply_geometry
-from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
+from .encoder_hf_vit import HfViTAttentionPooling, HfViTEncoder, make_norm
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
     HfViTSemanticSegmenterOutput,
 )
-from .task_classification import classification_loss
-from .task_depth import HfViTDepthHead, HfViTDepthPredictor, depth_loss
+from .pretrained_hf_vit import HfViTPreTrainedModel
+from .task_classification import HfViTClassifier, classification_loss
+from .task_depth import HfViTDepthHead, depth_loss
 from .task_segmentation import (
-    HfViTMaskSegmentationHead,
     HfViTSegmentationHead,
     HfViTSimpleSegmentationHead,
     overlapping_stride,
@@ -58,233 +45,10 @@ from .task_segmentation import (
     slide,
     window_of,
 )
-from .task_universal_segmentation import (
-    HfViTUniversalSegmentationHead,
-    check_targets,
-    universal_segmentation_loss,
-)
+from .task_universal_segmentation import HfViTUniversalSegmentationHead, check_targets, universal_segmentation_loss
 
 
 logger = logging.get_logger(__name__)
-
-
-class HfViTClassifier(nn.Linear):
-    """A linear layer that starts at zero, as in the code of the ViT paper: at first all classes are equally likely."""
-
-
-class HfViTPreTrainedModel(PreTrainedModel):
-    """What all models share: initialisation, loading and saving."""
-
-    config: HfViTConfig
-    base_model_prefix = "model"
-    main_input_name = "pixel_values"
-    input_modalities = ("image",)
-    supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
-    _input_embed_layer = "patch_embeddings"
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
-    _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
-    # Our losses are means over the batch, which the Trainer has to divide by its accumulation steps.
-    accepts_loss_kwargs = False
-    # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
-    _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None
-
-    def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
-        """Checks the configuration once more: fields may have been set after it was built."""
-        config.check()
-        super().__init__(config, *args, **kwargs)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """The whole initialisation, as in transformers' ViT, with the zero head of the original.
-
-        | parameter                                 | value                                               |
-        |-------------------------------------------|-----------------------------------------------------|
-        | weights of linear layers and of the patches | truncated normal of `config.initializer_range`    |
-        | CLS, distillation, register tokens, positions | the same                                        |
-        | query of the attention pooling            | the same                                            |
-        | mask token                                | zero                                                |
-        | every bias, and the whole classifier      | zero                                                |
-        | norms                                     | one, their bias zero                                |
-        | LayerScale                                | `config.layerscale_value`                           |
-        | fixed sin-cos positions                   | their formula                                       |
-        | convolutions of dense heads               | uniform by their fan-in (He), their bias zero; the  |
-        |                                           | last one of depth a tenth, for relative bias 1      |
-        | class tokens of the mask head             | as the CLS token                                    |
-        | queries                                   | normal of deviation 1                               |
-        | chance of masked attention                | one                                                 |
-
-        Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
-        """
-        std = self.config.initializer_range
-        if isinstance(module, HfViTClassifier):
-            init.zeros_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, HfViTHeadConv2d | HfViTHeadConvTranspose2d):
-            init.uniform_(module.weight, -module.initial_limit, module.initial_limit)
-            if module.bias is not None:
-                init.constant_(module.bias, module.initial_bias if isinstance(module, HfViTDepthPredictor) else 0.0)
-        elif isinstance(module, nn.Linear | nn.Conv2d):
-            init.trunc_normal_(module.weight, mean=0.0, std=std)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, HfViTEmbeddings):
-            tokens = (module.cls_token, module.distillation_token, module.register_tokens)
-            for parameter in (*tokens, module.position_embeddings):
-                if isinstance(parameter, nn.Parameter):
-                    init.trunc_normal_(parameter, mean=0.0, std=std)
-            if module.mask_token is not None:
-                init.zeros_(module.mask_token)
-            if self.config.position_embedding_type == "sincos2d":
-                init.copy_(module.position_embeddings, module.sincos_table())
-        elif isinstance(module, HfViTAttention):
-            if module.query_bias is not None:
-                init.zeros_(module.query_bias)
-                init.zeros_(module.value_bias)
-        elif isinstance(module, HfViTAttentionPooling):
-            init.trunc_normal_(module.probe, mean=0.0, std=std)
-        elif isinstance(module, HfViTMaskSegmentationHead):
-            init.trunc_normal_(module.class_tokens, mean=0.0, std=std)
-        elif isinstance(module, HfViTUniversalSegmentationHead):
-            init.normal_(module.queries.weight, mean=0.0, std=1.0)
-            init.ones_(module.mask_probabilities)
-        elif isinstance(module, HfViTLayerScale):
-            init.constant_(module.scale, module.initial_value)
-        else:
-            super()._init_weights(module)
-
-    @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
-    ) -> Self:
-        """Loads a model as `transformers` does, our own from safetensors only.
-
-        Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
-        on the Hub, a folder or a file of weights. The table in the README says which. A file of timm's alone needs its
-        name too: `architecture="vit_base_patch16_224"`.
-
-        Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
-        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
-        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change which weights
-        the backbone has, or their shapes.
-
-        Raises:
-            ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
-                or on `use_safetensors=False`.
-            OSError: if there is no such folder or repository, no weights in it, or a file is damaged.
-        """
-        name_or_path, new_labels = pretrained_model_name_or_path, {"num_labels", "id2label"} & kwargs.keys()
-        ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
-        wants_info = kwargs.pop("output_loading_info", False)
-        geometry: dict[str, Any] = {}
-        if name_or_path is not None:
-            try:
-                saved = read_config(name_or_path, **kwargs)
-            except OSError:
-                if cls._read_published is None:
-                    raise
-                saved = {}  # of another library, or nothing at all: what opens those tells
-            geometry = take_geometry(kwargs, saved)
-            if saved.get("model_type") != cls.config_class.model_type:
-                with without_collecting():
-                    kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
-        if kwargs.get("use_safetensors") is False:
-            raise ValueError(
-                "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
-                "as safetensors (model.save_pretrained) and leave use_safetensors alone."
-            )
-        # The library's refusal of other shapes names none of them.
-        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with without_collecting():
-            model, info = super().from_pretrained(name_or_path, *args, **kwargs)
-        if pretrained_model_name_or_path is not None:
-            if not ignores_mismatches:
-                check_weights(model, info, pretrained_model_name_or_path, bool(new_labels))
-            model.config._name_or_path = str(pretrained_model_name_or_path)
-        if geometry:
-            apply_geometry(model, **geometry)
-        loaded: Any = (model, info) if wants_info else model  # annotated as the library does
-        return loaded
-
-    @classmethod
-    def _convert(cls, name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Returns the arguments that open a checkpoint of another library, `config` and `state_dict` among them."""
-        if cls._read_published is None:
-            raise ValueError(
-                f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
-                f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
-            )
-        if kwargs.pop("variant", None) is not None:
-            raise ValueError(
-                f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=, and say dtype=torch."
-                "float16 for half precision."
-            )
-        arguments: dict[str, Any] = cls._read_published(name_or_path, geometry, **kwargs)
-        return arguments
-
-    def get_position_embeddings(self) -> Tensor | None:
-        """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""
-        table: Tensor | None = self.base_model.embeddings.position_embeddings
-        return table
-
-    def resize_position_embeddings(self, new_image_size: Size) -> None:
-        """Makes `new_image_size`, in pixels, the native size, and resamples the position table to its grid.
-
-        Other sizes than the native one work without it, by resampling at each call. See `apply_geometry` for more.
-
-        Raises:
-            ValueError: if the size is not a multiple of the patch.
-        """
-        apply_geometry(self, image_size=new_image_size)
-
-    def resize_patch_embeddings(self, new_patch_size: Size) -> None:
-        """Resizes the patches, so that the model sees an image enlarged by the same factor much as it saw the image.
-
-        The image size stays, so the grid and its position table change. `apply_geometry` changes both sizes at once.
-
-        Raises:
-            ValueError: if the image size is not a multiple of `new_patch_size`, in pixels.
-        """
-        apply_geometry(self, patch_size=new_patch_size)
-
-    def resize_input_channels(self, num_channels: int, mode: ChannelMode = "repeat") -> None:
-        """Changes the number of image channels; the image processor's channels, mean and deviation have to follow.
-
-        Args:
-            num_channels: Number of channels wanted.
-            mode: "repeat" or "mean", see `change_input_channels`.
-
-        Raises:
-            ValueError: if there is no such mode or number.
-        """
-        apply_geometry(self, num_channels=num_channels, channel_mode=mode)
-
-    def resize_prefix_tokens(
-        self,
-        use_cls_token: bool | None = None,
-        num_register_tokens: int | None = None,
-        pooling: Literal["cls", "mean"] | None = None,
-    ) -> None:
-        """Adds freshly drawn tokens in front of the patches or drops the last ones; None leaves a field as it is.
-
-        Args:
-            use_cls_token: Whether there is a CLS token.
-            num_register_tokens: Number of registers.
-            pooling: What takes the place of a pooling that needs the CLS token, or of one that does not.
-
-        Raises:
-            ValueError: if the values do not fit together, saying what would.
-        """
-        apply_geometry(self, use_cls_token=use_cls_token, num_register_tokens=num_register_tokens, pooling=pooling)
-
-    @classmethod
-    def is_remote_code(cls) -> bool:
-        """Tells the library not to copy code when saving: `HfViTConfig.save_pretrained` does, also under FSDP2."""
-        return False
 
 
 class HfViTPooler(nn.Module):
@@ -685,6 +449,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         window_stride: int | tuple[int, int] | None = None,
         scales: tuple[float, ...] = (1.0,),
         flip: bool = False,
+        patch_attention_mask: Tensor | None = None,
     ) -> SemanticSegmenterOutput:
         """Segments images in ways that take longer and get more right; `forward` is one look at the whole image.
 
@@ -695,14 +460,18 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
             window_stride: How far apart the windows are, two thirds of their size by default.
             scales: Sizes, relative to the image, of copies whose probabilities are averaged.
             flip: Whether the mirror image of each copy counts too.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Each image is then
+                segmented alone.
 
         Returns:
             `logits` (B, num_labels, H, W), which `post_process_semantic_segmentation` takes.
 
         Raises:
-            ValueError: if a size does not fit.
+            ValueError: if a size does not fit, or the model is in training mode.
         """
-        patch = self.config.patch_size
+        if self.training:
+            raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
+        patch = to_pair(self.config.patch_size)
 
         def forward(images: Tensor) -> Tensor:
             return self(images, return_dict=True).logits
@@ -711,7 +480,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         if window_size is not None:
             window = window_of(window_size, patch, "window_size")
             stride = (
-                overlapping_stride(window, to_pair(patch))
+                overlapping_stride(window, patch)
                 if window_stride is None
                 else window_of(window_stride, patch, "window_stride")
             )
@@ -719,13 +488,20 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
             def look(images: Tensor) -> Tensor:
                 return slide(forward, images, window, stride)
 
-        return SemanticSegmenterOutput(logits=segment_copies(look, pixel_values, to_pair(patch), scales, flip))
+        mask = patch_attention_mask
+        if mask is not None:
+            mask = mask.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)  # (B, H, W)
+        logits = each_image_alone(
+            lambda own, _: segment_copies(look, own[0], patch, scales, flip), [pixel_values], [], mask
+        )
+        return SemanticSegmenterOutput(logits=logits)
 
 
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
 
-    The design is that of EoMT, https://arxiv.org/abs/2503.19108.
+    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Chance has a part in its training, and none outside:
+    it decides which queries attend to their own mask alone, and where masks are compared.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -856,7 +632,7 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
 
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, H, W) floats in metres; 0 and NaN mean that a pixel is not valid.
+            labels: (B, H, W) floats in metres; 0, NaN and more than `max_depth` mean that a pixel is not valid.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.

@@ -4,9 +4,10 @@ Images are handled one by one and in bands of rows, so that memory stays flat ho
 are. Shapes: B batch, K classes, Q queries, C either of them, h w the model's output, H W the result, r rows of a band.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +15,7 @@ from transformers.image_processing_outputs import SemanticSegmentationPostProces
 
 from .configuration_hf_vit import to_pair
 from .image_sizes_hf_vit import output_size
+from .image_targets_hf_vit import NO_SEGMENT
 
 
 # Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
@@ -28,8 +30,6 @@ MODELS = {
     "predicted_depth": "HfViTForDepthEstimation",
 }
 
-NO_SEGMENT = -1
-
 Sizes = Any  # list of (height, width), or a tensor (B, 2)
 
 
@@ -40,6 +40,8 @@ class HfViTPostProcessing:
     # What of the image processor says where in a padded image the image is
     do_resize: bool | None = True
     size: ClassVar[dict[str, int]]
+    do_center_crop: bool | None = None
+    crop_size: Any = None
     ensure_multiple_of: Any = None
     keep_aspect_ratio: bool | None = False
     do_pad: bool | None = False
@@ -60,7 +62,8 @@ class HfViTPostProcessing:
                 (B, Q, K + 1) and `masks_queries_logits` (B, Q, h, w). They are resized before classes are compared.
             target_sizes: Height and width of each image in pixels; by default those of the outputs.
             return_segmentation_scores: Whether scores are returned too.
-            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off.
+            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
+                it, `target_sizes` say where that is, which must then be the sizes that the images had.
 
         Returns:
             For each image a map (H, W) int64. With scores an object with that `segmentation` and with
@@ -68,9 +71,9 @@ class HfViTPostProcessing:
             queries of its probability times the mask's, which is not bound to 1.
 
         Raises:
-            ValueError: if the outputs are of another model, or the number of sizes or masks is not that of images.
+            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in outputs
+        is_universal = "masks_queries_logits" in _by_name(outputs)
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         results: list[Any] = []
         for index, (logits, size) in enumerate(zip(maps, _sizes(target_sizes, maps), strict=True)):
@@ -112,7 +115,8 @@ class HfViTPostProcessing:
             target_sizes: Height and width of each image in pixels; by default those of the outputs.
             return_coco_annotation: Whether masks are returned as lists of runs.
             return_binary_maps: Whether they are returned as they are.
-            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off.
+            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
+                it, `target_sizes` say where that is, which must then be the sizes that the images had.
 
         Returns:
             For each image `{"segmentation", "segments_info"}`. The latter lists `{"id", "label_id", "score"}` of each
@@ -121,8 +125,8 @@ class HfViTPostProcessing:
             `return_coco_annotation` the list of each mask's runs, row by row [first pixel from 1, length, ...].
 
         Raises:
-            ValueError: if the outputs are of another model, the number of sizes or masks is not that of images, or
-                both forms of masks are asked for.
+            ValueError: if the outputs are of another model, sizes or masks do not fit them, or both
+                forms of masks are asked for.
         """
         if return_coco_annotation and return_binary_maps:
             raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
@@ -166,16 +170,17 @@ class HfViTPostProcessing:
             overlap_mask_area_threshold: A segment is left out unless more than this part of its mask is its own.
             label_ids_to_fuse: Classes of which there is one segment an image; by default those of the processor.
             target_sizes: Height and width of each image in pixels; by default those of the outputs.
-            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off.
+            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
+                it, `target_sizes` say where that is, which must then be the sizes that the images had.
 
         Returns:
             For each image `{"segmentation": (H, W) int64, "segments_info": [{"id", "label_id", "score"}]}`; -1 where
             there is no segment. The score is the probability of the class, in semantic outputs its mean over pixels.
 
         Raises:
-            ValueError: if the outputs are of another model, or the number of sizes or masks is not that of images.
+            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in outputs
+        is_universal = "masks_queries_logits" in _by_name(outputs)
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
         results = []
@@ -201,13 +206,14 @@ class HfViTPostProcessing:
         Args:
             outputs: Of a depth model, `predicted_depth` (B, h, w).
             target_sizes: Height and width of each image in pixels; by default those of the outputs.
-            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off.
+            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
+                it, `target_sizes` say where that is, which must then be the sizes that the images had.
 
         Returns:
             For each image `{"predicted_depth": (H, W) float32}` in the unit of the model, metres for metric depth.
 
         Raises:
-            ValueError: if the outputs are of another model, or the number of sizes or masks is not that of images.
+            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
         maps = self._own_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
         results = []
@@ -221,20 +227,65 @@ class HfViTPostProcessing:
     def _own_maps(
         self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
     ) -> list[Tensor]:
-        """Returns the last of `fields` for each image, without padding, also that which the model has seen."""
+        """Returns the last of `fields` for each image without its padding, which sizes tell too if no mask does."""
         maps = _masked_maps(outputs, fields, patch_attention_mask)
-        if not self.do_pad or self.hide_padding or target_sizes is None:
+        if not self.do_pad or patch_attention_mask is not None or target_sizes is None:
             return maps
-        return [self._unpad(values, *size) for values, size in zip(maps, _sizes(target_sizes, maps), strict=True)]
+        # What a model does not see is whole patches; what it sees is any number of pixels.
+        unit = to_pair(self.ensure_multiple_of) if self.hide_padding else (1, 1)
+        parts = [self._extent(*size, unit) for size in _sizes(target_sizes, maps)]
+        canvas = max(rows for rows, _ in parts), max(columns for _, columns in parts)
+        if self.pad_size is not None:
+            canvas = self.pad_size["height"] // unit[0], self.pad_size["width"] // unit[1]
+        if all(part == canvas for part in parts):
+            return maps
+        if self.hide_padding:
+            _check_canvas(maps[0], canvas, unit, parts)
+        return [_corner(values, part, canvas) for values, part in zip(maps, parts, strict=True)]
 
-    def _unpad(self, values: Tensor, height: int, width: int) -> Tensor:
-        """Cuts maps (..., h, w) of a padded image to where its `height` x `width` pixels are, to the nearest row."""
+    def _extent(self, height: int, width: int, unit: tuple[int, int]) -> tuple[int, int]:
+        """Returns how much of a batch an image of so many pixels takes, down and across, in units of pixels."""
         if self.do_resize:
             multiple = None if self.ensure_multiple_of is None else to_pair(self.ensure_multiple_of)
             height, width = output_size(height, width, dict(self.size), multiple, "the image", self.keep_aspect_ratio)
-        rows = max(1, round(values.shape[-2] * height / self.pad_size["height"]))
-        columns = max(1, round(values.shape[-1] * width / self.pad_size["width"]))
-        return values[..., :rows, :columns]
+        if self.do_center_crop:
+            height, width = self.crop_size["height"], self.crop_size["width"]
+        return -(-height // unit[0]), -(-width // unit[1])
+
+
+def _corner(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
+    """Cuts maps (..., h, w) of a padded image to the part of the whole that is the image's, to the nearest row."""
+    rows, columns = (
+        max(1, round(side * own / total)) for side, own, total in zip(values.shape[-2:], part, whole, strict=True)
+    )
+    return values[..., :rows, :columns]
+
+
+def _check_canvas(
+    values: Tensor, canvas: tuple[int, int], patch_size: tuple[int, int], parts: list[tuple[int, int]]
+) -> None:
+    """Raises `ValueError` unless maps (..., h, w) are of so many patches, among which the images have their parts."""
+    (down, odd_rows), (across, odd_columns) = (
+        divmod(side, patches) for side, patches in zip(values.shape[-2:], canvas, strict=True)
+    )
+    is_even = down == across or down * patch_size[1] == across * patch_size[0]
+    is_inside = all(rows <= canvas[0] and columns <= canvas[1] for rows, columns in parts)
+    if odd_rows or odd_columns or not is_even or not is_inside:
+        raise ValueError(
+            f"The outputs, {values.shape[-2]} x {values.shape[-1]}, are not of images that had target_sizes before "
+            f"this image processor, which would have padded them to {canvas[0]} x {canvas[1]} patches. So it is not "
+            "known where the padding is: pass the patch_attention_mask that the image processor has returned."
+        )
+
+
+def _by_name(outputs: Any) -> Mapping[str, Any]:
+    """Returns the outputs of a model if they have names."""
+    if not isinstance(outputs, Mapping):
+        raise ValueError(
+            f"The outputs are a {type(outputs).__name__}, in which nothing has a name. Call the model without "
+            "return_dict=False, and pass what it returns."
+        )
+    return outputs
 
 
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
@@ -245,6 +296,7 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
         fields: Names, and how many dimensions each has.
         patch_attention_mask: (B, rows, columns), or `None` where nothing is padded.
     """
+    outputs = _by_name(outputs)
     for name, dimensions in fields.items():
         if name not in outputs or outputs[name].ndim != dimensions:
             found = ", ".join(f"{key} {tuple(x.shape)}" for key, x in outputs.items() if isinstance(x, Tensor))
@@ -261,24 +313,37 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
             "Pass that of the same batch."
         )
     rows, columns = patch_attention_mask.shape[-2:]
-    own = []
-    for values, mask in zip(maps, patch_attention_mask, strict=True):
-        height = int(mask.any(dim=1).sum()) * values.shape[-2] // rows
-        width = int(mask.any(dim=0).sum()) * values.shape[-1] // columns
-        own.append(values[..., :height, :width])
-    return own
+    parts = [(int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum())) for mask in patch_attention_mask]
+    return [_corner(values, part, (rows, columns)) for values, part in zip(maps, parts, strict=True)]
 
 
 def _sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
     """Returns the height and width of each result."""
     if target_sizes is None:
         return [(values.shape[-2], values.shape[-1]) for values in maps]
-    if len(target_sizes) != len(maps):
+    sizes = _plain(target_sizes)
+    if not isinstance(sizes, list | tuple) or len(sizes) != len(maps):
+        count = f"{len(sizes)} entries" if isinstance(sizes, list | tuple) else f"the type {type(sizes).__name__}"
         raise ValueError(
-            f"target_sizes has {len(target_sizes)} entries, but the outputs are of {len(maps)} images. Give one "
-            "(height, width) an image."
+            f"target_sizes has {count}, but the outputs are of {len(maps)} images. Give one (height, width) an image."
         )
-    return [(int(height), int(width)) for height, width in target_sizes]
+    return [_pixels(size, index) for index, size in enumerate(map(_plain, sizes))]
+
+
+def _pixels(size: Any, index: int) -> tuple[int, int]:
+    """Returns height and width as ints, at least 1."""
+    sides = [_plain(side) for side in size] if isinstance(size, list | tuple) else []
+    if len(sides) != 2 or not all(isinstance(side, int | float) and side > 0 and side % 1 == 0 for side in sides):
+        raise ValueError(
+            f"target_sizes[{index}] is {size!r}, but must be (height, width) in whole pixels, such as "
+            "(image.height, image.width), an entry for each image."
+        )
+    return int(sides[0]), int(sides[1])
+
+
+def _plain(numbers: Any) -> Any:
+    """Returns arrays and tensors as numbers or (nested) lists."""
+    return numbers.tolist() if isinstance(numbers, np.ndarray | np.generic | Tensor) else numbers
 
 
 def _query_classes(outputs: Any, index: int) -> Tensor:

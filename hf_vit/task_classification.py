@@ -1,11 +1,15 @@
-"""Image classification: targets and loss.
+"""Image classification: head, targets and loss.
 
 Shapes: B batch, K labels.
 """
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class HfViTClassifier(nn.Linear):
+    """A linear layer that starts at zero, as in the code of the ViT paper: at first all classes are equally likely."""
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:

@@ -17,12 +17,14 @@ from .decoders_hf_vit import (
     HfViTHeadConvTranspose2d,
     HfViTReassemble,
     each_image_alone,
+    in_full_precision,
     last_or,
 )
 
 
 NUM_SCALES = 4  # of the gradient matching
 SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts as 0
+LEAST_PREDICTION = 1e-6  # metres, for the logarithm
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
@@ -191,7 +193,14 @@ class HfViTDepthHead(nn.Module):
             indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
         self.out_indices = last_or(indices, config)
         self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
-        self.decoder = HEADS[options.head](config, options, len(self.out_indices))
+        # By its name, so that the weights of one head are never taken for those of another.
+        self.name = options.head
+        self.add_module(self.name, HEADS[self.name](config, options, len(self.out_indices)))
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The head itself."""
+        return self.get_submodule(self.name)
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
         """Runs the head.
@@ -204,18 +213,21 @@ class HfViTDepthHead(nn.Module):
         Returns:
             (B, s·h, s·w): depth in metres, or relative inverse depth.
         """
-        head: Head = self.decoder
-        if mask is not None and isinstance(self.decoder, HfViTDPTDepthHead) and self.decoder.doubles_resolution:
-            head = self.decoder.in_scale
+        decoder = self.decoder
+        head: Head = decoder
+        if mask is not None and isinstance(decoder, HfViTDPTDepthHead) and decoder.doubles_resolution:
+            head = decoder.in_scale
         return each_image_alone(head, levels, prefixes, mask).squeeze(1)
 
 
+@in_full_precision
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
     """Mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
 
     Args:
         predicted: (B, h, w), metres or relative inverse depth, resized to the labels.
-        labels: (B, H, W) metres; 0, negative, NaN and infinite mean that a pixel is not valid.
+        labels: (B, H, W) metres; 0, negative, NaN and infinite mean that a pixel is not valid, and so does more than
+            the `max_depth` of metric depth.
         options: Which loss.
 
     Returns:
@@ -236,6 +248,8 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
             :, 0
         ]
     valid = labels.isfinite() & (labels > 0)  # (B, H, W)
+    if options.depth_estimation_type == "metric" and options.max_depth is not None:
+        valid &= labels <= options.max_depth  # beyond which nothing can be predicted
     labels = labels.where(valid, 1)  # no NaN may reach a product, whose gradient it would spoil
     if options.depth_estimation_type == "relative":
         return torch.stack(
@@ -253,7 +267,8 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
         return mean((predicted - labels).abs()).mean()
     if options.loss == "mse":
         return mean((predicted - labels).square()).mean()
-    ratio = predicted.clamp_min(options.min_depth).log() - labels.clamp_min(options.min_depth).log()
+    # Not at `min_depth`, below which a prediction that has run away from all depths would have no way back.
+    ratio = predicted.clamp_min(LEAST_PREDICTION).log() - labels.clamp_min(options.min_depth).log()
     squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()  # (B,)
     counts = squares > SILOG_EPS
     return squares.where(counts, 1).sqrt().where(counts, 0).mean()

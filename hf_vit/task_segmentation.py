@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTSegmentationConfig
-from .decoders_hf_vit import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTLayerNorm2d, each_image_alone, last_or, to_maps
+from .decoders_hf_vit import (
+    HfViTBatchNorm2d,
+    HfViTHeadConv2d,
+    HfViTLayerNorm2d,
+    each_image_alone,
+    in_full_precision,
+    last_or,
+    to_maps,
+)
 from .encoder_hf_vit import HfViTLayer, make_norm
 
 
@@ -121,17 +129,25 @@ class HfViTSegmentationHead(nn.Module):
                 f"{config.num_labels} classes. Give one number for each."
             )
         self.out_indices = last_or(options.out_indices, config)
-        self.decoder = HEADS[options.head](config, options, config.hidden_size * len(self.out_indices))
+        # By its name, so that the weights of one head are never taken for those of another.
+        self.name = options.head
+        self.add_module(self.name, HEADS[self.name](config, options, config.hidden_size * len(self.out_indices)))
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The head itself."""
+        return self.get_submodule(self.name)
 
     def forward(self, levels: list[Tensor], mask: Tensor | None = None) -> Tensor:
         """Maps of the blocks, each (B, D, h, w), to logits (B, K, s·h, s·w); `mask` is (B, h, w) bool or None."""
-        maps = torch.cat(levels, dim=1)
-        if not isinstance(self.decoder, HfViTLinearSegmentationHead):
-            return each_image_alone(lambda own, _: self.decoder(own[0]), [maps], [], mask)
-        logits = self.decoder(maps, mask)  # sees each patch alone
+        maps, decoder = torch.cat(levels, dim=1), self.decoder
+        if not isinstance(decoder, HfViTLinearSegmentationHead):
+            return each_image_alone(lambda own, _: decoder(own[0]), [maps], [], mask)
+        logits = decoder(maps, mask)  # sees each patch alone
         return logits if mask is None else each_image_alone(lambda own, _: own[0], [logits], [], mask)
 
 
+@in_full_precision
 def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
     """Mean over the images of a batch of their losses.
 
@@ -293,7 +309,10 @@ def segment_copies(
         ]
         copy = pixel_values
         if size != [height, width]:
-            copy = F.interpolate(pixel_values, size=size, mode="bilinear", align_corners=False, antialias=True)
+            # CPUs cannot do this in half precision.
+            wide = pixel_values.to(torch.promote_types(pixel_values.dtype, torch.float32))
+            copy = F.interpolate(wide, size=size, mode="bilinear", align_corners=False, antialias=True)
+            copy = copy.to(pixel_values.dtype)
         for is_mirrored in (False, True) if flip else (False,):
             logits = forward(copy.flip(-1) if is_mirrored else copy)
             logits = logits.flip(-1) if is_mirrored else logits

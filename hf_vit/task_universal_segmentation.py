@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_tasks_hf_vit import HfViTUniversalSegmentationConfig
-from .decoders_hf_vit import HfViTUpscale, each_image_alone, to_maps
+from .decoders_hf_vit import HfViTUpscale, each_image_alone, in_full_precision, to_maps
 from .matching_hf_vit import lattice, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 
 
@@ -144,6 +144,7 @@ def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
     return [(1 - share) ** 0.9 for share in shares]
 
 
+@in_full_precision
 def universal_segmentation_loss(
     masks: Tensor,
     classes: Tensor,
@@ -154,6 +155,9 @@ def universal_segmentation_loss(
     patch_attention_mask: Tensor | None = None,
 ) -> Tensor:
     """Mean over the images of a batch of their losses, so that it does not depend on how the batch is split.
+
+    In training that holds in the mean only: where masks are compared is drawn by torch's own generator, as dropout is,
+    which gives an image other points in another batch or process.
 
     Args:
         masks: Logits (B, Q, h, w).
@@ -263,7 +267,11 @@ def check_targets(
                 f"mask_labels[{index}] must be (masks, height, width) and class_labels[{index}] (masks,), not "
                 f"{tuple(masks.shape)} and {tuple(classes.shape)}."
             )
-        if classes.device.type == "cpu" and not torch.compiler.is_compiling():
+        if masks.device.type == classes.device.type == "cpu" and not torch.compiler.is_compiling():
+            if masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
+                raise ValueError(
+                    f"mask_labels[{index}] has values other than 0 and 1. Pass masks such as ids == number."
+                )
             wrong = classes[(classes < 0) | (classes >= num_classes)]
             if len(wrong):
                 raise ValueError(

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 from prediction.classification import Classification
 from prediction.depth import DepthEstimation
 from prediction.inputs import find_images, name_outputs, open_image
-from prediction.pictures import arrange
+from prediction.pictures import MARGIN, arrange
 from prediction.segmentation import PanopticSegmentation, SemanticSegmentation
 from prediction.task import Task
 from transformers import PreTrainedConfig
@@ -69,6 +69,11 @@ def predict(task: Task, files: list[Path]) -> Iterator[tuple[int, Image.Image, A
         yield *opened.popleft(), answer
 
 
+def save(picture: Image.Image, file: Path) -> None:
+    """Writes a picture with a margin around it."""
+    ImageOps.expand(picture, MARGIN, "white").save(file)
+
+
 def run(args: argparse.Namespace) -> int:
     """Predicts, prints, writes and draws; returns the number of files that cannot be read."""
     files, tiles, count = find_images(args.inputs), [], 0
@@ -80,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         if args.output_dir is not None:
             written = task.write(image, answer, args.output_dir / names[index])
             written.append(args.output_dir / f"{names[index]}_picture.png")
-            task.draw(image, answer, files[index].name).save(written[-1])
+            save(task.draw(image, answer, files[index].name), written[-1])
             line["written"] = [str(file) for file in written]
         if args.picture is not None and count < MAX_TILES:
             tiles.append(task.draw(image, answer, files[index].name))
@@ -88,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         count += 1
     if tiles:
         columns = task.columns or max(5, math.isqrt(len(tiles)))
-        arrange(tiles, min(len(tiles), columns)).save(args.picture)
+        save(arrange(tiles, min(len(tiles), columns)), args.picture)
     return len(files) - count
 
 

@@ -1,6 +1,7 @@
 """Publishes a saved model on the Hugging Face Hub: weights, code, image processor and card, in one commit.
 
-The model then opens anywhere: pipeline("image-classification", "user/name", trust_remote_code=True).
+The model, for whatever task, then opens anywhere, as here one that classifies:
+pipeline("image-classification", "user/name", trust_remote_code=True).
 
 Examples:
     python scripts/push_to_hub.py outputs/digits user/digits-vit --dry_run

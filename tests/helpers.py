@@ -17,7 +17,7 @@ from hf_vit import (
     HfViTModel,
 )
 from hf_vit.configuration_hf_vit import to_pair
-from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
+from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 
 
 MODEL_CLASSES = [

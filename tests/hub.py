@@ -14,6 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
+import yaml
+
 
 # The one user there is, who may write to the repositories "user/...", and nobody else to any.
 OWNER, TOKEN = "user", "hf_dummy"
@@ -113,8 +115,10 @@ class Hub:
     def info(self, request: Request, repo: str, revision: str | None) -> Answer:
         commit = self.find(repo, revision or "main")
         siblings = [{"rfilename": path} for path in commit.files]
-        private = repo in self.private
-        return as_json({"id": repo, "sha": commit.oid, "siblings": siblings, "private": private, "tags": []})
+        about = {"id": repo, "sha": commit.oid, "siblings": siblings, "private": repo in self.private, "tags": []}
+        metadata = re.match(r"---\n(.*?)\n---", commit.files.get("README.md", b"").decode(), flags=re.DOTALL)
+        card = yaml.safe_load(metadata[1]) if metadata else {}
+        return as_json({**about, **{name: card[name] for name in ("library_name", "pipeline_tag") if name in card}})
 
     def tree(self, request: Request, repo: str, revision: str, folder: str | None, is_recursive: str | None) -> Answer:
         files, start = self.find(repo, revision).files, f"{folder}/" if folder else ""

@@ -32,6 +32,7 @@ from hf_vit.convert.weights import Weights
 from hf_vit.task_universal_segmentation import universal_segmentation_loss
 from scripts import convert_checkpoint as script
 
+from .fresh import run_without_package
 from .helpers import pixels, small_config
 from .references import assert_close, draw_weights
 
@@ -299,22 +300,27 @@ def in_float64() -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_float64")
 def test_loss_of_an_image_is_that_of_eomt() -> None:
-    """Both draw as many points in the same order, so that from one seed they are the same."""
+    """Both draw as many points in the same order, so that from one seed they are the same.
+
+    Maps are zero along their border, beyond which EoMT reads zeros and ours reads the border.
+    """
     options = HfViTUniversalSegmentationConfig(train_num_points=50, no_object_weight=0.3, class_weight=1.5)
     names = ("train_num_points", "no_object_weight", "class_weight")
     config = hf.EomtConfig(num_labels=4, **{name: getattr(options, name) for name in names})
     weights = {"cross_entropy": options.class_weight, "mask": options.mask_weight, "dice": options.dice_weight}
     generator = torch.Generator().manual_seed(0)
-    masks = torch.randn(1, 9, 12, 16, generator=generator).requires_grad_()
+    inner = torch.randn(1, 9, 12, 16, generator=generator).requires_grad_()
+    masks = nn.functional.pad(inner, (1, 1, 1, 1))
     classes = torch.randn(1, 9, 5, generator=generator).requires_grad_()
-    targets, labels = (torch.rand(3, 48, 64, generator=generator) > 0.6).double(), torch.tensor([2, 0, 2])
+    targets, labels = torch.rand(3, 48, 64, generator=generator) > 0.6, torch.tensor([2, 0, 2])
+    targets = nn.functional.pad(targets.double(), (1, 1, 1, 1))
     torch.manual_seed(1)
     losses = EomtLoss(config, {})(masks, classes, [targets], [labels])
     expected = torch.stack([weight * losses[f"loss_{name}"] for name, weight in weights.items()]).sum()
     torch.manual_seed(1)
     actual = universal_segmentation_loss(masks, classes, [targets], [labels], options, is_training=True)
     assert_close(actual, expected, 1e-9, "loss")
-    theirs, ours = (torch.autograd.grad(loss, (masks, classes)) for loss in (expected, actual))
+    theirs, ours = (torch.autograd.grad(loss, (inner, classes), retain_graph=True) for loss in (expected, actual))
     for name, own, their in zip(("masks", "classes"), ours, theirs, strict=True):
         assert_close(own, their, 1e-9, f"gradient of the {name}")
 
@@ -361,11 +367,39 @@ def test_converted_depth_runs_in_the_stock_pipeline(tmp_path: Path, capsys: pyte
     torch.testing.assert_close(ours, theirs.clamp(ours.min(), ours.max()), rtol=0, atol=0.02 * float(theirs.max()))
 
 
+WITHOUT_PACKAGE = """
+import json
+from PIL import Image
+folder, photo = sys.argv[1:]
+segment = transformers.pipeline("image-segmentation", model=folder, trust_remote_code=True)
+found = segment(Image.open(photo), threshold=0.0, overlap_mask_area_threshold=0.0)
+parts = [[part["label"], part["score"], sum(part["mask"].tobytes())] for part in found]
+print(type(segment.model).__name__, json.dumps(parts))
+"""
+
+
 def test_converted_segmentation_runs_in_the_stock_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     processor = hf.EomtImageProcessor(size={"shortest_edge": 32, "longest_edge": 32}, do_pad=True)
     folder = convert("EoMT", processor, tmp_path)
     assert re.search(r"32x32  masks_queries_logits .* equal", capsys.readouterr().out)
     image = Image.effect_noise((60, 30), 80).convert("RGB")
-    segments = hf.pipeline("image-segmentation", model=str(folder))(image, threshold=0.0)
-    assert segments
-    assert {segment["mask"].size for segment in segments} == {(60, 30)}
+    image.save(tmp_path / "photo.png")
+    options = {"threshold": 0.0, "overlap_mask_area_threshold": 0.0}
+    ours, theirs = (hf.pipeline("image-segmentation", model=str(place)) for place in (folder, tmp_path / "theirs"))
+    assert type(ours.model) is HfViTForUniversalSegmentation
+    with torch.no_grad():
+        outputs = ours.model(**ours.image_processor(image, return_tensors="pt"))
+    (expected,) = ours.image_processor.post_process_panoptic_segmentation(outputs, **options, target_sizes=[(30, 60)])
+    found = ours(image, **options)
+    assert len(found) == len(expected["segments_info"]) > 0
+    for part, info in zip(found, expected["segments_info"], strict=True):
+        assert (part["label"], part["score"]) == (ours.model.config.id2label[info["label_id"]], info["score"])
+        mask = torch.tensor(list(part["mask"].tobytes())).reshape(30, 60) > 0
+        assert torch.equal(mask, expected["segmentation"] == info["id"])
+    # EoMT resizes masks twice, which moves their edges
+    for part, other in zip(found, theirs(image, **options), strict=True):
+        assert (part["label"], part["score"]) == (other["label"], pytest.approx(other["score"], abs=1e-5))
+    process = run_without_package(WITHOUT_PACKAGE, tmp_path / "work", str(folder), str(tmp_path / "photo.png"))
+    name, said = process.stdout.strip().split(" ", 1)
+    assert name == "HfViTForUniversalSegmentation"
+    assert json.loads(said) == [[part["label"], part["score"], sum(part["mask"].tobytes())] for part in found]

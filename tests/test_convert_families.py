@@ -348,12 +348,15 @@ def test_opens_under_every_class_with_only_the_head_new(name: str, tmp_path: Pat
     save_source(name, tmp_path)
     weights = convert_checkpoint(open_source(tmp_path)).weights
     base = {key.removeprefix("model."): value for key, value in weights.items() if "classifier." not in key}
+    # for two blocks, also without a CLS token
+    heads = {"universal_segmentation_config": {"num_blocks": 1}, "depth_config": {"readout_type": "ignore"}}
     for model_class in MODEL_CLASSES:
-        options = {"num_labels": 7} if model_class is HfViTForImageClassification else {}
+        is_classifier = model_class is HfViTForImageClassification
+        options = {"num_labels": 7} if is_classifier else heads
         model, info = model_class.from_pretrained(tmp_path, output_loading_info=True, **options)
-        own = {key for key in model.state_dict() if "classifier." in key}
+        own = {key for key in model.state_dict() if "classifier." in key or "_head." in key}
         assert info["missing_keys"] | {key for key, *_ in info["mismatched_keys"]} == own
-        assert all(len(model.state_dict()[key]) == 7 for key in own)
+        assert all(len(model.state_dict()[key]) == 7 for key in own if is_classifier)
         state = model.base_model.state_dict()
         assert all(torch.equal(state[key], base[key]) for key in state)
         assert {key.removeprefix("model.").split(".")[0] for key in info["unexpected_keys"]} <= {

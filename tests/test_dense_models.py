@@ -100,6 +100,18 @@ def test_saved_model_is_the_same(head: str, tmp_path: Path) -> None:
     assert_same(reloaded(pixels(model.config)), model(pixels(model.config)))
 
 
+@pytest.mark.parametrize("head", ["simple", "linear", "conv", "mask", "linear_metric", "dpt_metric"])
+def test_another_head_starts_fresh_and_is_reported(head: str, tmp_path: Path) -> None:
+    build_head(head).save_pretrained(tmp_path)
+    model_class, saved = HEADS[head]
+    ((field, own),) = saved.items()
+    for other_class, options in HEADS.values():
+        if other_class is model_class and options[field]["head"] != own["head"]:
+            model, info = model_class.from_pretrained(tmp_path, output_loading_info=True, **options)
+            assert info["missing_keys"] == {name for name in model.state_dict() if not name.startswith("model.")}
+            assert not info["mismatched_keys"]
+
+
 @all_heads
 def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
     model = build_head(head).double()
@@ -324,7 +336,7 @@ def trained_universal(mask_labels: list[Tensor], class_labels: list[Tensor]) -> 
     torch.manual_seed(0)
     model = HfViTForUniversalSegmentation(small_config())
     images = pixels(model.config, batch=len(mask_labels))
-    train(model, {"pixel_values": images, "mask_labels": mask_labels, "class_labels": class_labels}, steps=250)
+    train(model, {"pixel_values": images, "mask_labels": mask_labels, "class_labels": class_labels}, steps=180)
     with torch.no_grad():
         return HfViTImageProcessor.for_model(model.config), model(images)
 
@@ -389,6 +401,7 @@ def test_universal_model_overfits_things_and_stuff() -> None:
         ("universal", {"mask_labels": None}, r"not \[None, 2\]"),
         ("universal", {"mask_labels": [torch.zeros(1, 8, 8)]}, r"not \[1, 2\]"),
         ("universal", {"mask_labels": [torch.zeros(2, 8, 8)] * 2}, r"mask_labels\[0\] .* \(2, 8, 8\) and \(1,\)"),
+        ("universal", {"mask_labels": [torch.zeros(1, 8, 8), torch.full((1, 8, 8), 7.0)]}, r"\[1\] has values other"),
         ("universal", {"class_labels": [torch.tensor([5]), torch.tensor([0])]}, "Class 5 in class_labels.0. is out"),
         ("universal", {"pixel_values": None}, "pixel_values is missing"),
         ("conv", {"pixel_values": None}, "pixel_values is missing"),

@@ -176,3 +176,21 @@ def test_half_precision_is_compared_in_float32() -> None:
         assert float(loss(half, labels.float(), **options)) == pytest.approx(
             float(loss(half.double(), labels, **options)), rel=1e-4
         )
+
+
+@pytest.mark.parametrize("options", METRIC, ids=str)
+def test_what_is_farther_than_can_be_predicted_does_not_count(options: dict[str, Any]) -> None:
+    predicted, labels, _ = batch()
+    near = labels.where(~(labels > 3), 0)
+    assert torch.equal(loss(predicted, labels, **options, max_depth=3), loss(predicted, near, **options))
+    limit = labels.where(~(labels > 3), 3)  # which a pixel may reach
+    assert torch.equal(loss(predicted, limit, **options, max_depth=3), loss(predicted, limit, **options))
+    far = loss(predicted, labels + 9, **options, max_depth=5)
+    assert float(far) == 0
+
+
+def test_relative_depth_and_depth_without_a_limit_have_no_far() -> None:
+    predicted, labels, _ = batch()
+    for unlimited, limited in (({**RELATIVE, "max_depth": None}, RELATIVE), ({"max_depth": None}, {"max_depth": 1e9})):
+        assert torch.equal(loss(predicted, 20 * labels, **unlimited), loss(predicted, 20 * labels, **limited))
+    assert float(loss(predicted, 20 * labels, max_depth=None)) > 0

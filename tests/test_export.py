@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.convert import LAYOUTS, export_checkpoint
-from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
+from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 
 from .helpers import pixels, small_config
 from .references import draw_weights

@@ -11,7 +11,13 @@ import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers.trainer_pt_utils import safe_globals
 
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+)
 from hf_vit.training import check_upload, list_upload, publish
 
 from .fresh import run_script, run_with_package, run_without_package
@@ -252,7 +258,13 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
 PUSH = """
 import sys
 import huggingface_hub
-from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+)
 
 if huggingface_hub.__version__ < "2":  # which asks huggingface.co, whatever the endpoint
     huggingface_hub.ModelCard.validate = lambda card, repo_type=None: None
@@ -465,3 +477,49 @@ def test_published_model_opens_without_the_package_and_then_without_a_network(
     for environment in (hub.client, {**NOWHERE, "HF_HUB_OFFLINE": "1"}):
         process = run_without_package(OPEN, tmp_path / "work", str(tmp_path / "data.pt"), **environment)
         assert contents(Path(process.stdout.split()[-1])) == uploaded(saved, "user/clothing")
+
+
+DENSE = {
+    "semantic": (HfViTForSemanticSegmentation, "image-segmentation", {}),
+    "universal": (
+        HfViTForUniversalSegmentation,
+        "image-segmentation",
+        {"universal_segmentation_config": {"num_queries": 2, "num_blocks": 1}},
+    ),
+    "depth": (HfViTForDepthEstimation, "depth-estimation", {}),
+}
+PUBLISH_ALL = """
+import sys
+from hf_vit.training import publish
+
+for name in ("semantic", "universal", "depth"):
+    publish(name, f"user/{name}")
+"""
+# The task is not named: the card on the Hub names it.
+OPEN_ALL = """
+saved, image = torch.load("outputs.pt", weights_only=True), __import__("PIL.Image").Image.new("RGB", (40, 30))
+for name, (kind, model_class, expected) in saved.items():
+    pipe = transformers.pipeline(model=f"user/{name}", trust_remote_code=True)
+    assert (pipe.task, type(pipe.model).__name__) == (kind, model_class)
+    with torch.no_grad():
+        assert torch.equal(pipe.model(torch.ones(1, 3, 32, 32))[0], expected), name
+    print(name, type(pipe(image)).__name__)
+"""
+
+
+def test_models_of_pixels_are_published_and_open_in_their_stock_pipelines(tmp_path: Path) -> None:
+    saved = {}
+    for name, (model_class, kind, options) in DENSE.items():
+        model = model_class(small_config(**options)).eval()
+        draw_weights(model)
+        model.save_pretrained(tmp_path / name)
+        HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / name)
+        card = ModelCardData(license="apache-2.0", library_name="transformers", pipeline_tag=kind)
+        (tmp_path / name / "README.md").write_text(f"---\n{card.to_yaml()}\n---\n# Pixels\n")
+        with torch.no_grad():
+            saved[name] = kind, model_class.__name__, model(torch.ones(1, 3, 32, 32))[0]
+    torch.save(saved, tmp_path / "outputs.pt")
+    with serve(tmp_path / "root") as hub:
+        run_with_package(PUBLISH_ALL, tmp_path, **hub.client)
+        printed = run_without_package(OPEN_ALL, tmp_path, **hub.client).stdout
+    assert printed.splitlines() == ["semantic list", "universal list", "depth dict"]

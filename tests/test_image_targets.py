@@ -150,8 +150,8 @@ def test_a_map_may_be_of_any_kind(backend, tmp_path):
         assert torch.equal(encode(backend, kind, size=20).labels, expected)
 
 
-def test_large_and_negative_numbers_stay_what_they_are(backend):
-    numbers = class_map().astype(np.int64) * 10**10 - 100
+def test_large_numbers_stay_what_they_are(backend):
+    numbers = class_map().astype(np.int64) * 10**10
     assert torch.equal(encode(backend, numbers, do_resize=False).labels[0], torch.from_numpy(numbers))
 
 
@@ -218,7 +218,9 @@ def test_segments_are_those_of_the_library(backend, reduce):
     images = [noise(*SIZE, 3)] * 2
     given = {"segmentation_maps": ids, "instance_id_to_semantic_id": mappings}
     if reduce:
-        given["instance_id_to_semantic_id"] = [{key: value + 1 for key, value in each.items()} for each in mappings]
+        given["instance_id_to_semantic_id"] = [
+            {key: np.int64(value + 1) for key, value in each.items()} for each in mappings
+        ]
     theirs = Mask2FormerImageProcessor(do_resize=False, do_reduce_labels=reduce, ignore_index=255)(
         images, **given, return_tensors="pt"
     )
@@ -252,6 +254,14 @@ def test_segments_are_ignored_at_255_and_outside_the_image_unless_it_has_a_class
     assert named.mask_labels[0][-1].sum() == 4 * 44
 
 
+def test_segments_of_the_background_go_where_labels_are_reduced(backend):
+    mapping = {0: 4, 1: 0, 2: 3, 5: 1}
+    given = {"segmentation_maps": id_map(), "instance_id_to_semantic_id": mapping, "return_tensors": "pt"}
+    features = backend(do_resize=False, do_reduce_labels=True)(noise(*SIZE, 3), **given)
+    assert features.class_labels[0].tolist() == [2, 0]
+    assert torch.equal(features.mask_labels[0].bool(), torch.stack([torch.tensor(id_map() == id_) for id_ in (2, 5)]))
+
+
 # --- mistakes
 
 
@@ -267,6 +277,16 @@ def test_segments_are_ignored_at_255_and_outside_the_image_unless_it_has_a_class
         ({"segmentation_maps": []}, ValueError, "segmentation_maps has 0 entries, but there are 1 images"),
         ({"segmentation_maps": np.zeros((1, 1, *SIZE), int)}, ValueError, r"\(1, 1, 30, 44\), but must be \(height"),
         ({"segmentation_maps": [[class_map()]]}, TypeError, "of type list, which is no target"),
+        ({"segmentation_maps": class_map().tolist()}, TypeError, r"maps\[0\] is of type list.* np.array makes one of"),
+        ({"segmentation_maps": [class_map().tolist()]}, TypeError, r"maps\[0\] is of type list.* np.array makes one"),
+        (
+            {"segmentation_maps": class_map()[..., None]},
+            ValueError,
+            r"\(30, 44, 1\) has 30 .* one of \(height, width\)",
+        ),
+        ({"segmentation_maps": [class_map()[..., None]]}, ValueError, r"\(30, 44, 1\), but must be \(height, width\)"),
+        ({"segmentation_maps": class_map().astype(int) - 1}, ValueError, "the number -1, .* without truth to 255"),
+        ({"mask_labels": np.ones((1, *SIZE)), "class_labels": [-1]}, ValueError, "number -1, but classes go from 0"),
         ({"segmentation_maps": Image.new("RGB", (44, 30))}, ValueError, "mode 'RGB', but a target has one number"),
         ({"segmentation_maps": "nowhere.png"}, OSError, "there is no such file"),
         ({"segmentation_maps": class_map(), "depth_maps": depth_map()}, ValueError, "and depth_maps are given"),
@@ -281,6 +301,11 @@ def test_segments_are_ignored_at_255_and_outside_the_image_unless_it_has_a_class
             {"segmentation_maps": id_map(), "instance_id_to_semantic_id": {0: 1, 2: 3}},
             ValueError,
             r"segmentation_maps\[0\] has the segments 1, 5, to which",
+        ),
+        (
+            {"segmentation_maps": id_map(), "instance_id_to_semantic_id": {**IDS, 2: -3}},
+            ValueError,
+            r"gives the class -3 to 2, a segment of segmentation_maps\[0\]",
         ),
         (
             {"segmentation_maps": id_map(), "instance_id_to_semantic_id": [IDS, IDS]},

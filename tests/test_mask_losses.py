@@ -60,9 +60,9 @@ def test_points_in_the_middle_of_pixels_are_these_pixels() -> None:
     points = torch.stack(((columns + 0.5) / 5, (rows + 0.5) / 3), dim=-1).flatten(0, 1)  # x first
     sampled = sample_points(maps, points.expand(2, -1, -1))
     torch.testing.assert_close(sampled, maps.flatten(1), rtol=1e-12, atol=1e-12)
-    # Where the second and third column meet, and the corner of the image
+    # Where the second and third column meet, and the corner of the image, around which there are zeros
     others = torch.tensor([[[2 / 5, 0.5], [1.0, 1.0]]], dtype=torch.float64)
-    expected = [float(maps[0, 1, 1:3].mean()), float(maps[0, 2, 4])]
+    expected = [float(maps[0, 1, 1:3].mean()), float(maps[0, 2, 4]) / 4]
     assert sample_points(maps[:1], others)[0].tolist() == pytest.approx(expected)
 
 
@@ -84,8 +84,11 @@ def test_most_points_lie_where_a_mask_is_least_decided() -> None:
     assert points.min() >= 0
     assert points.max() <= 1
     distance = (points[..., 0] - 0.5).abs()
-    # 150 of 800 candidates lie in the middle 150 / 800 of the width, the other 50 anywhere.
-    assert (distance[:, :150] < 0.13).all()
+    # 150 of 800 candidates lie in the middle 150 / 800 of the width, the other 50 anywhere. Near the border of the map
+    # the zeros around it look undecided.
+    inner = (points[..., 1] - 0.5).abs() < 0.49
+    assert (distance[:, :150][inner[:, :150]] < 0.13).all()
+    assert distance[:, :150].median() < 0.06
     assert distance[:, 150:].mean() == pytest.approx(0.25, abs=0.04)
     assert points[..., 1].std() == pytest.approx(1 / math.sqrt(12), abs=0.03)
     nowhere = uncertain_points(logits, num_points=10, oversample_ratio=1.0, importance_ratio=0.0)
@@ -214,3 +217,18 @@ def test_masks_are_bools_or_numbers_of_any_kind() -> None:
     expected = loss(masks, classes, targets, labels)
     for dtype in (torch.bool, torch.uint8, torch.float32):
         assert torch.equal(loss(masks, classes, [targets[0].to(dtype)], [labels[0].to(torch.uint8)]), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_autocast_changes_no_pair_and_no_loss(dtype: torch.dtype, is_training: bool) -> None:
+    """The masks of the queries differ by less than half precision tells, and their sums are beyond it."""
+    _, classes, targets, labels = example(20, [6, 8])
+    masks = (100 * draw(2, 1, 4, 4, seed=3) + 0.5 * draw(2, 20, 4, 4)).float()
+    classes = classes.detach().float()
+    torch.manual_seed(0)
+    expected = loss(masks, classes, targets, labels, is_training=is_training, train_num_points=2000)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype):
+        inside = loss(masks, classes, targets, labels, is_training=is_training, train_num_points=2000)
+    assert torch.equal(inside, expected)

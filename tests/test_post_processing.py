@@ -24,17 +24,24 @@ from transformers.modeling_outputs import (
 )
 from transformers.models.eomt.modeling_eomt import EomtForUniversalSegmentationOutput
 
-from hf_vit import post_processing_hf_vit
+from hf_vit import HfViTForSemanticSegmentation, HfViTForUniversalSegmentation, post_processing_hf_vit
 
+from .helpers import small_config
 from .image_helpers import BACKENDS, noise
+from .references import draw_weights
 
 
 SIZES = [(37, 51), (8, 70)]
 
 
 @pytest.fixture(params=BACKENDS)
-def processor(request):
-    return BACKENDS[request.param]()
+def backend(request):
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def processor(backend):
+    return backend()
 
 
 @pytest.fixture(params=["whole", "bands"])
@@ -354,6 +361,69 @@ def test_padding_that_the_model_has_seen_is_cut_off_as_eomt_does(processor):
     assert torch.equal(result["predicted_depth"], expected["predicted_depth"])
 
 
+# Processors that pad: to the batch, to a fixed size, in their own proportions within one, to what the model sees
+PADDING = {
+    "shortest_edge": {"size": {"shortest_edge": 16}, "ensure_multiple_of": 8},
+    "other_patches": {"size": {"longest_edge": 30}, "ensure_multiple_of": (4, 8)},
+    "as_is": {"do_resize": False, "ensure_multiple_of": 8},
+    "fixed": {"size": {"longest_edge": 32}, "ensure_multiple_of": 8, "pad_size": (32, 40)},
+    "seen": {"size": {"longest_edge": 32}, "pad_size": (32, 40), "hide_padding": False},
+}
+
+
+def grid_of(processor, pixels, scale):
+    """Height and width of outputs `scale` times as fine as the patches, or the pixels, of images (..., H, W)."""
+    unit = np.broadcast_to(processor.ensure_multiple_of or 1, 2)
+    return tuple(scale * -(-side // int(own)) for side, own in zip(pixels.shape[-2:], unit, strict=True))
+
+
+@pytest.mark.parametrize("scale", [1, 4])
+@pytest.mark.parametrize("padding", PADDING)
+def test_without_a_mask_the_sizes_of_the_images_say_where_padding_is(backend, padding, scale):
+    processor = backend(do_pad=True, **PADDING[padding])
+    images = [noise(40, 80, 3), noise(80, 40, 3), noise(24, 24, 3)]
+    sizes = [image.shape[:2] for image in images]
+    inputs = processor(images, return_tensors="pt")
+    outputs = SemanticSegmenterOutput(logits=draw(3, 5, *grid_of(processor, inputs.pixel_values, scale)))
+    results = processor.post_process_semantic_segmentation(outputs, sizes)
+    for index, (result, size) in enumerate(zip(results, sizes, strict=True)):
+        own = processor(images[index], return_tensors="pt", do_pad=False).pixel_values
+        height, width = grid_of(processor, own, scale)
+        logits = outputs.logits[index, None, :, :height, :width]
+        assert torch.equal(result, F.interpolate(logits, size=size, mode="bilinear")[0].argmax(dim=0))
+    if processor.hide_padding:
+        masked = processor.post_process_semantic_segmentation(
+            outputs, sizes, patch_attention_mask=inputs.patch_attention_mask
+        )
+        assert all(torch.equal(*pair) for pair in zip(results, masked, strict=True))
+
+
+@pytest.mark.parametrize("padding", PADDING)
+def test_an_image_alone_is_cut_out_of_a_fixed_size(backend, padding):
+    """As in the stock pipeline, which keeps masks to itself."""
+    processor, image = backend(do_pad=True, **PADDING[padding]), noise(40, 80, 3)
+    grids = [
+        grid_of(processor, processor(image, return_tensors="pt", do_pad=do_pad).pixel_values, 4)
+        for do_pad in (True, False)
+    ]
+    depth = draw(1, *grids[0]).abs()
+    results = [
+        maker.post_process_depth_estimation(DepthEstimatorOutput(predicted_depth=values), [(40, 80)])[0]
+        for maker, values in ((processor, depth), (backend(), depth[:, : grids[1][0], : grids[1][1]]))
+    ]
+    assert (grids[0] == grids[1]) == (padding not in ("fixed", "seen"))
+    assert torch.equal(*(result["predicted_depth"] for result in results))
+
+
+@pytest.mark.parametrize("sizes", [[(80, 80), (40, 80)], [(40, 80), (90, 40)], [(20, 10), (10, 20)]])
+def test_sizes_that_the_images_had_not_ask_for_the_mask(backend, sizes):
+    processor = backend(do_resize=False, do_pad=True, ensure_multiple_of=8)
+    outputs = SemanticSegmenterOutput(logits=draw(2, 5, 20, 10))
+    message = r"The outputs, 20 x 10, are not of images that had target_sizes .* pass the patch_attention_mask"
+    with pytest.raises(ValueError, match=message):
+        processor.post_process_semantic_segmentation(outputs, sizes)
+
+
 # --- the stock pipelines
 
 
@@ -383,6 +453,23 @@ def test_semantic_models_run_in_the_pipeline(processor, subtask):
     assert all((result["score"] is None) == (subtask == "semantic") for result in results)
 
 
+@pytest.mark.parametrize("model_class", [HfViTForSemanticSegmentation, HfViTForUniversalSegmentation])
+def test_a_fixed_size_lets_the_pipeline_take_images_of_several_sizes_together(backend, model_class):
+    model = model_class(small_config()).eval()
+    draw_weights(model)
+    processor = backend(size={"longest_edge": 32}, do_pad=True, ensure_multiple_of=8, pad_size=32)
+    segment = pipeline("image-segmentation", model=model, image_processor=processor)
+    images = [Image.fromarray(noise(*size, 3)) for size in ((40, 56), (56, 40), (24, 60))]
+    options = {"threshold": 0.0, "overlap_mask_area_threshold": 0.0}
+    processor.pad_size = None
+    alone = [segment(image, **options) for image in images]
+    processor.pad_size = {"height": 32, "width": 32}
+    for found, expected in zip(segment(images, batch_size=2, **options), alone, strict=True):
+        assert [part["label"] for part in found] == [part["label"] for part in expected]
+        for part, other in zip(found, expected, strict=True):
+            assert (np.array(part["mask"]) != np.array(other["mask"])).mean() < 0.01
+
+
 def test_depth_models_run_in_the_pipeline(processor):
     config = GLPNConfig(depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=8)
     run = pipeline("depth-estimation", model=GLPNForDepthEstimation(config).eval(), image_processor=processor)
@@ -407,6 +494,13 @@ def test_another_number_of_sizes_or_masks_is_refused(processor, method):
     post_process, outputs = getattr(processor, method), METHODS[method]()
     with pytest.raises(ValueError, match="target_sizes has 3 entries, but the outputs are of 2 images"):
         post_process(outputs, target_sizes=[(4, 4)] * 3)
+    with pytest.raises(ValueError, match=r"target_sizes\[0\] is 30, but must be \(height, width\) in whole pixels"):
+        post_process(outputs, target_sizes=(30, 40))
+    for size in ((0, 4), (4, -1), (3.5, 4), ("4", 4), (4, 4, 3), (4, None), torch.tensor(4), "44"):
+        with pytest.raises(ValueError, match=r"target_sizes\[1\] is .*, but must be \(height, width\)"):
+            post_process(outputs, target_sizes=[(4, 4), size])
+    with pytest.raises(ValueError, match="target_sizes has the type int, but the outputs are of 2 images"):
+        post_process(outputs, target_sizes=30)
     with pytest.raises(ValueError, match="patch_attention_mask is for 1 images, but the outputs are of 2"):
         post_process(outputs, patch_attention_mask=torch.ones(1, 3, 4, dtype=torch.bool))
 
@@ -424,3 +518,17 @@ def test_outputs_of_another_model_are_refused(processor, method, model):
     outputs = ImageClassifierOutput(logits=torch.zeros(2, 5))
     with pytest.raises(ValueError, match=rf"logits \(2, 5\). This takes the outputs of {model}"):
         getattr(processor, method)(outputs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_outputs_without_names_are_refused(processor, method):
+    with pytest.raises(ValueError, match="The outputs are a tuple, in which nothing has a name"):
+        getattr(processor, method)(METHODS[method]().to_tuple())
+
+
+def test_sizes_are_numbers_of_any_kind(processor):
+    expected = processor.post_process_semantic_segmentation(semantic_outputs(), SIZES)
+    kinds = [np.array(SIZES), [torch.tensor(size) for size in SIZES], [tuple(np.array(size)) for size in SIZES]]
+    for sizes in [*kinds, [[torch.tensor(side) for side in size] for size in SIZES]]:
+        results = processor.post_process_semantic_segmentation(semantic_outputs(), sizes)
+        assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_vit import HfViTForSemanticSegmentation
+from hf_vit import HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.task_segmentation import overlapping_stride, segment_copies, slide, window_starts
 
 from .helpers import pixels
+from .image_helpers import noise
 from .references import assert_close
 from .test_modeling import build
 
@@ -107,6 +108,49 @@ def test_double_precision_and_impossible_classes_stay() -> None:
     logits = segment_copies(forward, torch.zeros(1, 3, 8, 8), (8, 8), [1.0], flip=True)
     assert logits.dtype == torch.float64
     assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"window_size": 16, "scales": (0.5, 1.0), "flip": True}])
+def test_images_of_a_padded_batch_are_seen_alone(model: Any, options: dict[str, Any]) -> None:
+    grids = [(4, 3), (2, 6), (4, 6)]
+    images = [pixels(model.config, batch=1, grid=grid) for grid in grids]
+    batch, mask = torch.full((3, 3, 32, 48), 9.0), torch.zeros(3, 4, 6, dtype=torch.bool)
+    for own, visible, image, (rows, columns) in zip(batch, mask, images, grids, strict=True):
+        own[:, : 8 * rows, : 8 * columns] = image[0]
+        visible[:rows, :columns] = True
+    logits = model.segment(pixel_values=batch, patch_attention_mask=mask, **options).logits
+    assert logits.shape == (3, 5, 32, 48)
+    for own, image, (rows, columns) in zip(logits, images, grids, strict=True):
+        alone = model.segment(image, **options).logits[0]
+        padding = (0, 48 - 8 * columns, 0, 32 - 8 * rows)
+        assert_close(own, F.pad(alone[None], padding, mode="replicate")[0], 1e-5, "logits")
+
+
+def test_what_the_image_processor_returns_is_segmented(model: Any) -> None:
+    processor = HfViTImageProcessor(size={"shortest_edge": 16}, do_pad=True, ensure_multiple_of=8)
+    images, sizes = [noise(20, 40, 3), noise(40, 20, 3)], [(20, 40), (40, 20)]
+    outputs = model.segment(**processor(images, return_tensors="pt"))
+    maps = processor.post_process_semantic_segmentation(outputs, sizes)
+    for image, size, found in zip(images, sizes, maps, strict=True):
+        alone = model.segment(**processor(image, return_tensors="pt"))
+        assert torch.equal(processor.post_process_semantic_segmentation(alone, [size])[0], found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scaled_copies_of_half_precision(dtype: torch.dtype) -> None:
+    model = build(HfViTForSemanticSegmentation)
+    images = pixels(model.config)
+    options = {"scales": (0.5, 1.5), "flip": True, "window_size": 32}
+    expected = model.segment(images, **options).logits.exp()
+    logits = model.to(dtype).segment(images.to(dtype), **options).logits
+    assert logits.dtype == torch.float32
+    assert_close(logits.exp(), expected, 0.1, "probabilities")
+
+
+def test_training_mode_is_refused() -> None:
+    model = build(HfViTForSemanticSegmentation).train()
+    with pytest.raises(ValueError, match=r"In training mode chance has a part .* Call model\.eval\(\)"):
+        model.segment(pixels(model.config))
 
 
 @pytest.mark.parametrize(

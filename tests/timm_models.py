@@ -9,7 +9,7 @@ from timm.layers.pos_embed_sincos import RotaryEmbeddingDinoV3
 from torch import nn
 
 from hf_vit import HfViTForImageClassification
-from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
+from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 
 from .references import assert_close
 

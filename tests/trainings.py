@@ -19,7 +19,7 @@ from transformers import EvalPrediction, TrainerCallback, TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
-from hf_vit.modeling_hf_vit import HfViTPreTrainedModel
+from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 from hf_vit.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, last_checkpoint
 

@@ -11,7 +11,9 @@ from transformers import BaseImageProcessor
 from transformers.utils import logging
 
 from ..configuration_hf_vit import HfViTConfig, to_pair
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel, HfViTPreTrainedModel
+from ..configuration_tasks_hf_vit import TASK_CONFIGS
+from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .export_image_processor import export_image_processor
 from .key_map import export_weights, strip_prefix
 from .layouts import LAYOUTS, Layout
@@ -20,8 +22,10 @@ from .new_folder import new_folder
 
 logger = logging.get_logger(__name__)
 
-# Fields that change nothing in the outputs at the native size, or only in training, and that no layout holds.
+# Fields that change nothing in the outputs at the native size, or only in training, or belong to heads that do not go
+# out, and that no layout holds.
 NOT_CARRIED = {
+    *TASK_CONFIGS,
     "drop_path_rate",
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",

@@ -15,8 +15,8 @@ from ..modeling_hf_vit import (
     HfViTForImageClassification,
     HfViTForUniversalSegmentation,
     HfViTModel,
-    HfViTPreTrainedModel,
 )
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
@@ -27,7 +27,7 @@ from .source import HUB_ARGUMENTS, Source, open_source
 HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "classifier.weight": HfViTForImageClassification,
     "universal_segmentation_head.queries.weight": HfViTForUniversalSegmentation,
-    "depth_head.decoder.predictor.weight": HfViTForDepthEstimation,
+    "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
 }
 
 

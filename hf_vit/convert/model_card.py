@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from ..configuration_hf_vit import AUTO_MAP
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .loading import Converted
 from .parity import OutputParity
 

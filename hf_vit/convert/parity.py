@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..configuration_hf_vit import HfViTConfig, to_pair
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .loading import Converted
 from .reference import Outputs, named, open_reference
 from .source import Source

@@ -6,8 +6,8 @@ from ..modeling_hf_vit import (
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTModel,
-    HfViTPreTrainedModel,
 )
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 
 
 TASKS: dict[str, type[HfViTPreTrainedModel]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..image_targets_hf_vit import IGNORED
+from ..image_targets_hf_vit import IGNORED_LABEL
 from .wording import listed
 
 
@@ -41,8 +41,10 @@ class ClassList:
 
     def __post_init__(self) -> None:
         """Checks the names."""
-        if not 1 <= len(self.names) <= IGNORED:
-            raise ValueError(f"There are {len(self.names)} class names, but masks tell 1 to {IGNORED} classes apart.")
+        if not 1 <= len(self.names) <= IGNORED_LABEL:
+            raise ValueError(
+                f"There are {len(self.names)} class names, but masks tell 1 to {IGNORED_LABEL} classes apart."
+            )
         if "" in self.names or len(set(self.names)) < len(self.names):
             twice = [name for name, other in pairwise(sorted(self.names)) if name == other]
             raise ValueError(f"Class names must not be empty, nor be there twice as {listed(twice)}. Rename them.")
@@ -63,9 +65,9 @@ def _index_table(num_classes: int, reduce_labels: bool) -> np.ndarray:
     table = np.zeros(1 << 16, np.int16)
     first = int(reduce_labels)
     table[first : first + num_classes] = 1 + np.arange(num_classes)
-    table[IGNORED] = 1 + IGNORED
+    table[IGNORED_LABEL] = 1 + IGNORED_LABEL
     if reduce_labels:
-        table[0] = 1 + IGNORED
+        table[0] = 1 + IGNORED_LABEL
     return table
 
 
@@ -120,7 +122,7 @@ def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int
             f"The palette has colours for {listed(unknown)}, but the classes are {listed(names)}. Spell them the "
             f"same, or call colours of no class {sorted(IGNORED_NAMES)[0]!r}."
         )
-    return {color: numbers.get(name, IGNORED) for color, name in palette.items()}
+    return {color: numbers.get(name, IGNORED_LABEL) for color, name in palette.items()}
 
 
 def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
@@ -162,7 +164,7 @@ def _read_id2label(file: Path, text: str) -> list[str]:
         names = {int(number): str(name) for number, name in dict(json.loads(text)).items()}
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file} is no JSON object of class numbers and names: {error}.") from error
-    names.pop(IGNORED, None)
+    names.pop(IGNORED_LABEL, None)
     if sorted(names) != list(range(len(names))):
         raise ValueError(
             f"{file} numbers its classes {listed(sorted(names))}, but {len(names)} classes go from 0 to "

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..image_sizes_hf_vit import resize_nearest
-from ..image_targets_hf_vit import IGNORED
+from ..image_targets_hf_vit import IGNORED_LABEL
 from .augmentation_inputs import GREY, check_probabilities, read_uint8
 from .targets import without_crowds
 
 
 # What a target has where the image does not reach.
-OUTSIDE = {"segmentation_map": IGNORED, "masks": 0, "depth_map": 0}
+OUTSIDE = {"segmentation_map": IGNORED_LABEL, "masks": 0, "depth_map": 0}
 MAX_TRIES = 10
 
 
@@ -168,7 +168,7 @@ class _Crop:
 
 def _largest_share(labels: Tensor) -> float:
     """Returns the share of the most frequent class, seen on every fourth pixel each way; 1 if there is none."""
-    counts = labels[::4, ::4].flatten().bincount(minlength=IGNORED)[:IGNORED]
+    counts = labels[::4, ::4].flatten().bincount(minlength=IGNORED_LABEL)[:IGNORED_LABEL]
     return float(counts.max() / counts.sum()) if counts.any() else 1.0
 
 

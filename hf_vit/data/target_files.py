@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ..image_inputs_hf_vit import decode_image
+from ..image_targets_hf_vit import INDEX_MODES
 from .class_list import ClassList
 from .wording import listed
 
 
 NPY_START = b"\x93NUMPY"
-INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 MILLIMETRES = 1000.0  # in a metre
 DEPTH_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
 

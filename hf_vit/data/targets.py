@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..image_targets_hf_vit import IGNORED
+from ..image_targets_hf_vit import IGNORED_LABEL
 from .class_list import ClassList
 from .encoded import encoded_bytes
 from .target_files import read_depth, read_mask, read_segment_ids
@@ -47,9 +47,11 @@ def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> d
     """
     labels = semantic_target(row, classes)["segmentation_map"].numpy()
     found: list[tuple[int, np.ndarray]] = []
-    for number in np.unique(labels[labels != IGNORED]).tolist():
+    for number in np.unique(labels[labels != IGNORED_LABEL]).tolist():
         mask = labels == number
-        found += [(number, part) for part in (_regions(mask, labels == IGNORED) if number in thing_ids else [mask])]
+        found += [
+            (number, part) for part in (_regions(mask, labels == IGNORED_LABEL) if number in thing_ids else [mask])
+        ]
     return _stacked([mask for _, mask in found], [number for number, _ in found], labels.shape)
 
 

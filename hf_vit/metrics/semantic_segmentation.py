@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ..image_targets_hf_vit import IGNORED
+from ..image_targets_hf_vit import IGNORED_LABEL
 from .streamed import StreamedMetric, as_array, check_labels, check_same_size, mean_of_known
 
 
@@ -23,7 +23,7 @@ class SemanticSegmentationMetric(StreamedMetric):
 
     score_names = ("mean_iou", "pixel_accuracy", "mean_accuracy", "mean_dice")
 
-    def __init__(self, names: Sequence[str], ignore_index: int = IGNORED) -> None:
+    def __init__(self, names: Sequence[str], ignore_index: int = IGNORED_LABEL) -> None:
         """Starts without images.
 
         Args:

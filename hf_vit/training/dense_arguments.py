@@ -241,8 +241,9 @@ class UniversalTrainingArguments(DenseTrainingArguments):
 
 @dataclass
 class DepthTrainingArguments(DenseTrainingArguments):
-    """The same, for depth."""
+    """The same, for depth, which runs away at the rates that suit classes."""
 
+    learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
     metric_for_best_model: str | None = field(
         default="abs_rel", metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
     )

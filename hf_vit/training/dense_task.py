@@ -10,7 +10,7 @@ from transformers.trainer_utils import IntervalStrategy
 from ..configuration_hf_vit import HfViTConfig, to_pair
 from ..data import AugmentedDataset, DenseData, DensePredictionCollator, dense_augmentation
 from ..image_processing_hf_vit import HfViTImageProcessor
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .arguments import ModelArguments, TrainedImagesArguments
 from .checks import check_packages, check_training
 from .dense_arguments import DenseAugmentationArguments, DenseTrainingArguments

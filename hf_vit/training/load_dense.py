@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..data import DenseData, DenseDataset, check_dense
 from ..data.dense_dataset import ReadTarget
-from ..image_targets_hf_vit import IGNORED
+from ..image_targets_hf_vit import IGNORED_LABEL
 from .arguments import HfViTTrainingArguments, ImageDataArguments, TrainedImagesArguments
 from .load_data import FindFaults, check_known, choose_split, prepare_splits, scored_images
 
@@ -72,7 +72,7 @@ def with_model_classes(data: DenseData, label2id: Mapping[str, int]) -> DenseDat
     """Returns data whose targets number the classes as a model does, which knows them all."""
     if not data.names:
         return data
-    numbers = torch.full((IGNORED + 1,), IGNORED)
+    numbers = torch.full((IGNORED_LABEL + 1,), IGNORED_LABEL)
     numbers[: len(data.names)] = torch.tensor([label2id[name] for name in data.names])
     return replace(
         data,

@@ -12,7 +12,7 @@ from ..configuration_tasks_hf_vit import TASK_CONFIGS
 from ..convert import load_image_processor
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..loading_hf_vit import check_weights
-from ..modeling_hf_vit import HfViTPreTrainedModel
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .arguments import ModelArguments
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data import DenseData, load_semantic_segmentation
-from ..image_targets_hf_vit import IGNORED
+from ..image_targets_hf_vit import IGNORED_LABEL
 from ..metrics import SemanticSegmentationMetric
 from ..modeling_hf_vit import HfViTForSemanticSegmentation
 from ..task_segmentation import segmentation_loss, window_of
@@ -81,12 +81,12 @@ class SemanticScorer(DenseScorer):
 
     def has_truth(self, target: Tensor) -> bool:
         """Whether any pixel has a class."""
-        return bool((target != IGNORED).any())
+        return bool((target != IGNORED_LABEL).any())
 
     def describe_lack(self, targets: Iterable[Tensor]) -> str:
         """Says that there are no classes."""
         return (
-            f"all pixels of all masks are of no class ({IGNORED}). Check the masks and, where they count classes from "
+            f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
             "1, --reduce_labels."
         )
 
@@ -173,10 +173,10 @@ class SemanticSegmentation(DenseTask):
         Raises:
             ValueError: if windows are no whole patches, or the model ignores another label than masks have.
         """
-        if (ignored := model.options.semantic_loss_ignore_index) != IGNORED:
+        if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
             raise ValueError(
-                f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED} here, which is what "
-                "masks are read to where there is no class. Leave it out, and for masks whose 0 is no class set "
+                f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL} here, which is "
+                "what masks are read to where there is no class. Leave it out, and for masks whose 0 is no class set "
                 "--reduce_labels."
             )
         if (window := self.evaluation.eval_window_size) is not None:

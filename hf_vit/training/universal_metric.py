@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..data.targets import without_crowds
-from ..image_targets_hf_vit import IGNORED
+from ..image_targets_hf_vit import IGNORED_LABEL
 from ..metrics import InstanceMetric, PanopticMetric, SemanticSegmentationMetric, StreamedMetric
 
 
@@ -28,7 +28,7 @@ class UniversalMetric(StreamedMetric):
         self.parts: dict[str, Any] = {}
         if not can_overlap:
             self.parts[PANOPTIC] = PanopticMetric(names, thing_ids)
-            self.parts[SEMANTIC] = SemanticSegmentationMetric(names, IGNORED)
+            self.parts[SEMANTIC] = SemanticSegmentationMetric(names, IGNORED_LABEL)
         if thing_ids:
             self.parts[INSTANCE] = InstanceMetric(names, thing_ids)
         self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
@@ -82,7 +82,7 @@ def class_map(target: Mapping[str, Any]) -> np.ndarray:
     """Returns masks (M, H, W) that do not overlap as a map (H, W) of their classes, 255 for none and for crowds."""
     target = without_crowds(dict(target))
     masks = target["masks"].numpy(force=True)
-    labels = np.full(masks.shape[1:], IGNORED)
+    labels = np.full(masks.shape[1:], IGNORED_LABEL)
     for mask, label in zip(masks, target["class_labels"].tolist(), strict=True):
         labels[mask] = label
     return labels

@@ -43,13 +43,9 @@ class SemanticSegmentation(Task):
 
     def describe(self, image: Image.Image, answer: list[Part]) -> dict[str, Any]:
         """Returns score and share of the pixels of each class, the largest first."""
+        pixels = image.width * image.height
         classes = [
-            {
-                "label": part["label"],
-                "score": part["score"],
-                "share": round(area(part) / (image.width * image.height), 6),
-                "id": number,
-            }
+            {"label": part["label"], "score": part["score"], "share": round(area(part) / pixels, 6), "id": number}
             for number, part in self.numbered(answer)
         ]
         return {"classes": sorted(classes, key=lambda found: -found["share"])}

@@ -9,7 +9,7 @@ from .vit import KEYS as VIT_KEYS
 from .vit import has_pooler
 
 
-HEAD = "depth_head.decoder"
+HEAD = "depth_head.dpt"
 # What Depth Anything shares
 NECK: KeyMap = {
     f"{HEAD}.reassemble.*.projection": "neck.reassemble_stage.layers.*.projection",
@@ -51,7 +51,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
             "out_indices": [block + 1 for block in sorted(blocks)],
             "depth_estimation_type": "relative",
             "doubles_resolution": True,
-            **neck_options(config, readout_type="project", neck_hidden_sizes=[96, 192, 384, 768]),
+            **neck_options(config),
         },
     }
 
@@ -59,7 +59,6 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 def neck_options(config: Config, **defaults: Any) -> dict[str, Any]:
     """Returns the options of the head that have their names; `defaults` as in their class where ours differ."""
     names = ("neck_hidden_sizes", "reassemble_factors", "readout_type", "fusion_hidden_size", "head_hidden_size")
-    defaults = {"reassemble_factors": [4, 2, 1, 0.5], **defaults}
     return {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
 
 

@@ -1,0 +1,240 @@
+"""What all models share: initialisation, loading, saving and changes of the geometry."""
+
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import logging
+
+from .configuration_hf_vit import HfViTConfig
+from .decoders_hf_vit import HfViTHeadConv2d, HfViTHeadConvTranspose2d
+from .embeddings_hf_vit import HfViTEmbeddings
+from .encoder_hf_vit import HfViTAttention, HfViTAttentionPooling, HfViTLayer, HfViTLayerScale
+from .geometry_hf_vit import ChannelMode, Size, apply_geometry
+from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
+from .task_classification import HfViTClassifier
+from .task_depth import HfViTDepthPredictor
+from .task_segmentation import HfViTMaskSegmentationHead
+from .task_universal_segmentation import HfViTUniversalSegmentationHead
+
+
+logger = logging.get_logger(__name__)
+
+
+class HfViTPreTrainedModel(PreTrainedModel):
+    """What all models share: initialisation, loading and saving."""
+
+    config: HfViTConfig
+    base_model_prefix = "model"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
+    _input_embed_layer = "patch_embeddings"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
+    # Our losses are means over the batch, which the Trainer has to divide by its accumulation steps.
+    accepts_loss_kwargs = False
+    # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
+    _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None
+
+    def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
+        """Checks the configuration once more: fields may have been set after it was built."""
+        config.check()
+        super().__init__(config, *args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """The whole initialisation, as in transformers' ViT, with the zero head of the original.
+
+        | parameter                                 | value                                               |
+        |-------------------------------------------|-----------------------------------------------------|
+        | weights of linear layers and of the patches | truncated normal of `config.initializer_range`    |
+        | CLS, distillation, register tokens, positions | the same                                        |
+        | query of the attention pooling            | the same                                            |
+        | mask token                                | zero                                                |
+        | every bias, and the whole classifier      | zero                                                |
+        | norms                                     | one, their bias zero                                |
+        | LayerScale                                | `config.layerscale_value`                           |
+        | fixed sin-cos positions                   | their formula                                       |
+        | convolutions of dense heads               | uniform by their fan-in (He), their bias zero; the  |
+        |                                           | last one of depth a tenth, for relative bias 1      |
+        | class tokens of the mask head             | as the CLS token                                    |
+        | queries                                   | normal of deviation 1                               |
+        | chance of masked attention                | one                                                 |
+
+        Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
+        """
+        std = self.config.initializer_range
+        if isinstance(module, HfViTClassifier):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, HfViTHeadConv2d | HfViTHeadConvTranspose2d):
+            init.uniform_(module.weight, -module.initial_limit, module.initial_limit)
+            if module.bias is not None:
+                init.constant_(module.bias, module.initial_bias if isinstance(module, HfViTDepthPredictor) else 0.0)
+        elif isinstance(module, nn.Linear | nn.Conv2d):
+            init.trunc_normal_(module.weight, mean=0.0, std=std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, HfViTEmbeddings):
+            tokens = (module.cls_token, module.distillation_token, module.register_tokens)
+            for parameter in (*tokens, module.position_embeddings):
+                if isinstance(parameter, nn.Parameter):
+                    init.trunc_normal_(parameter, mean=0.0, std=std)
+            if module.mask_token is not None:
+                init.zeros_(module.mask_token)
+            if self.config.position_embedding_type == "sincos2d":
+                init.copy_(module.position_embeddings, module.sincos_table())
+        elif isinstance(module, HfViTAttention):
+            if module.query_bias is not None:
+                init.zeros_(module.query_bias)
+                init.zeros_(module.value_bias)
+        elif isinstance(module, HfViTAttentionPooling):
+            init.trunc_normal_(module.probe, mean=0.0, std=std)
+        elif isinstance(module, HfViTMaskSegmentationHead):
+            init.trunc_normal_(module.class_tokens, mean=0.0, std=std)
+        elif isinstance(module, HfViTUniversalSegmentationHead):
+            init.normal_(module.queries.weight, mean=0.0, std=1.0)
+            init.ones_(module.mask_probabilities)
+        elif isinstance(module, HfViTLayerScale):
+            init.constant_(module.scale, module.initial_value)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+    ) -> Self:
+        """Loads a model as `transformers` does, our own from safetensors only.
+
+        Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
+        on the Hub, a folder or a file of weights. The table in the README says which. A file of timm's alone needs its
+        name too: `architecture="vit_base_patch16_224"`.
+
+        Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
+        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
+        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change which weights
+        the backbone has, or their shapes.
+
+        Raises:
+            ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
+                or on `use_safetensors=False`.
+            OSError: if there is no such folder or repository, no weights in it, or a file is damaged.
+        """
+        name_or_path, new_labels = pretrained_model_name_or_path, {"num_labels", "id2label"} & kwargs.keys()
+        ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
+        wants_info = kwargs.pop("output_loading_info", False)
+        geometry: dict[str, Any] = {}
+        if name_or_path is not None:
+            try:
+                saved = read_config(name_or_path, **kwargs)
+            except OSError:
+                if cls._read_published is None:
+                    raise
+                saved = {}  # of another library, or nothing at all: what opens those tells
+            geometry = take_geometry(kwargs, saved)
+            if saved.get("model_type") != cls.config_class.model_type:
+                with without_collecting():
+                    kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
+        if kwargs.get("use_safetensors") is False:
+            raise ValueError(
+                "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
+                "as safetensors (model.save_pretrained) and leave use_safetensors alone."
+            )
+        # The library's refusal of other shapes names none of them.
+        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        with without_collecting():
+            model, info = super().from_pretrained(name_or_path, *args, **kwargs)
+        if pretrained_model_name_or_path is not None:
+            if not ignores_mismatches:
+                check_weights(model, info, pretrained_model_name_or_path, bool(new_labels))
+            model.config._name_or_path = str(pretrained_model_name_or_path)
+        if geometry:
+            apply_geometry(model, **geometry)
+        loaded: Any = (model, info) if wants_info else model  # annotated as the library does
+        return loaded
+
+    @classmethod
+    def _convert(cls, name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Returns the arguments that open a checkpoint of another library, `config` and `state_dict` among them."""
+        if cls._read_published is None:
+            raise ValueError(
+                f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
+                f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
+            )
+        if kwargs.pop("variant", None) is not None:
+            raise ValueError(
+                f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=, and say dtype=torch."
+                "float16 for half precision."
+            )
+        arguments: dict[str, Any] = cls._read_published(name_or_path, geometry, **kwargs)
+        return arguments
+
+    def get_position_embeddings(self) -> Tensor | None:
+        """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""
+        table: Tensor | None = self.base_model.embeddings.position_embeddings
+        return table
+
+    def resize_position_embeddings(self, new_image_size: Size) -> None:
+        """Makes `new_image_size`, in pixels, the native size, and resamples the position table to its grid.
+
+        Other sizes than the native one work without it, by resampling at each call. See `apply_geometry` for more.
+
+        Raises:
+            ValueError: if the size is not a multiple of the patch.
+        """
+        apply_geometry(self, image_size=new_image_size)
+
+    def resize_patch_embeddings(self, new_patch_size: Size) -> None:
+        """Resizes the patches, so that the model sees an image enlarged by the same factor much as it saw the image.
+
+        The image size stays, so the grid and its position table change. `apply_geometry` changes both sizes at once.
+
+        Raises:
+            ValueError: if the image size is not a multiple of `new_patch_size`, in pixels.
+        """
+        apply_geometry(self, patch_size=new_patch_size)
+
+    def resize_input_channels(self, num_channels: int, mode: ChannelMode = "repeat") -> None:
+        """Changes the number of image channels; the image processor's channels, mean and deviation have to follow.
+
+        Args:
+            num_channels: Number of channels wanted.
+            mode: "repeat" or "mean", see `change_input_channels`.
+
+        Raises:
+            ValueError: if there is no such mode or number.
+        """
+        apply_geometry(self, num_channels=num_channels, channel_mode=mode)
+
+    def resize_prefix_tokens(
+        self,
+        use_cls_token: bool | None = None,
+        num_register_tokens: int | None = None,
+        pooling: Literal["cls", "mean"] | None = None,
+    ) -> None:
+        """Adds freshly drawn tokens in front of the patches or drops the last ones; None leaves a field as it is.
+
+        Args:
+            use_cls_token: Whether there is a CLS token.
+            num_register_tokens: Number of registers.
+            pooling: What takes the place of a pooling that needs the CLS token, or of one that does not.
+
+        Raises:
+            ValueError: if the values do not fit together, saying what would.
+        """
+        apply_geometry(self, use_cls_token=use_cls_token, num_register_tokens=num_register_tokens, pooling=pooling)
+
+    @classmethod
+    def is_remote_code(cls) -> bool:
+        """Tells the library not to copy code when saving: `HfViTConfig.save_pretrained` does, also under FSDP2."""
+        return False
