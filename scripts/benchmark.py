@@ -8,25 +8,20 @@ Every round times each library once, in turn, so that what else the machine does
 libraries is the median over the rounds of the ratio within a round; above 1 means that ours is faster.
 """
 
-import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import timm
 import torch
 import transformers
+from benchmarking import DTYPES, describe_device, describe_versions, in_turns, save
 from torch import nn
 from transformers import HfArgumentParser, ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -84,27 +79,6 @@ def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, 
     return train
 
 
-def in_turns(
-    steps: dict[str, Callable[[], object]], rounds: int, min_seconds: float, device: str
-) -> list[dict[str, float]]:
-    """Times every step once a round, repeated where it is short, and returns the seconds of each in each round."""
-
-    def seconds(name: str, repeats: int = 1) -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            steps[name]()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return (time.perf_counter() - start) / repeats
-
-    warm = [{name: seconds(name) for name in steps} for _ in range(2)]
-    repeats = max(1, round(min_seconds / min(warm[-1].values())))
-    names = [*steps]
-    # who goes first changes, as the place in the round shows in the time
-    orders = (names[turn % len(names) :] + names[: turn % len(names)] for turn in range(rounds))
-    return [{name: seconds(name, repeats) for name in order} for order in orders]
-
-
 def measure(models: dict[str, nn.Module], mode: str, dtype: str, batch_size: int, args: Arguments) -> dict[str, Any]:
     """Times all models in turns and returns a row of the table."""
     steps = {name: make_step(model, mode, DTYPES[dtype], batch_size, args.device) for name, model in models.items()}
@@ -117,8 +91,7 @@ def measure(models: dict[str, nn.Module], mode: str, dtype: str, batch_size: int
 
 def main(args: Arguments) -> None:
     """Measures every combination and prints a line as soon as it stands."""
-    device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    versions = ", ".join(f"{library.__name__} {library.__version__}" for library in (torch, transformers, timm))
+    device, versions = describe_device(args.device), describe_versions(torch, transformers, timm)
     print(f"{device}; {versions}; {args.rounds} rounds; compile={args.compile}")
     rows = []
     for preset in args.presets:
@@ -132,8 +105,7 @@ def main(args: Arguments) -> None:
                 print(f"| {' | '.join(rows[0])} |\n|{'---|' * len(rows[0])}")
             values = (f"{value:.3f}" if isinstance(value, float) else str(value) for value in rows[-1].values())
             print(f"| {' | '.join(values)} |", flush=True)
-    if args.output:
-        Path(args.output).write_text(json.dumps({"device": device, "versions": versions, "rows": rows}, indent=1))
+    save({"device": device, "versions": versions, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,14 @@ Backbones are alike: ViT-S/16 in all but SegFormer, whose b2 has as many weights
 post-processing of each library; measured as in benchmark.py. Above 1 means that ours is faster.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import transformers
-from benchmark import DTYPES, in_turns
+from benchmarking import DTYPES, describe_device, describe_versions, in_turns, save
 from torch import nn
 from transformers import HfArgumentParser
 
@@ -98,8 +96,7 @@ def make_step(task: str, model: nn.Module, processor: Any, args: Arguments) -> C
 
 def main(args: Arguments) -> None:
     """Measures every task and prints a line as soon as it stands."""
-    device = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    versions = ", ".join(f"{library.__name__} {library.__version__}" for library in (torch, transformers))
+    device, versions = describe_device(args.device), describe_versions(torch, transformers)
     print(f"{device}; {versions}; {args.rounds} rounds; {args.dtype}; {args.image_size} px, batch {args.batch_size}")
     print("| task | peer | hf_vit images/s | peer images/s | ratio |\n|---|---|---|---|---|")
     rows: list[list[Any]] = []
@@ -112,8 +109,7 @@ def main(args: Arguments) -> None:
         speeds = [args.batch_size / median(r[name] for r in rounds) for name in ("hf_vit", peer)]
         rows.append([task, peer, *speeds, median(r[peer] / r["hf_vit"] for r in rounds)])
         print("| " + " | ".join(f"{x:.3f}" if isinstance(x, float) else x for x in rows[-1]) + " |", flush=True)
-    if args.output:
-        Path(args.output).write_text(json.dumps({"device": device, "versions": versions, "rows": rows}, indent=1))
+    save({"device": device, "versions": versions, "rows": rows}, args.output)
 
 
 if __name__ == "__main__":

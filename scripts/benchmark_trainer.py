@@ -8,16 +8,15 @@ time counts from the first batch, without start-up (0.3 s with the Trainer). The
 the ratio within a round; above 1 means that ours is faster.
 """
 
-import json
 import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import transformers
+from benchmarking import describe_device, describe_versions, save
 from datasets import DatasetDict
 from torch.utils.data import DataLoader
 from transformers import HfArgumentParser, TrainerCallback, get_cosine_schedule_with_warmup
@@ -46,21 +45,18 @@ def make_trainer(args: Arguments, folder: str) -> training.HfViTTrainer:
     digits = data.load_digits_dataset(args.image_size)
     copies = -(-args.steps * args.batch_size // len(digits["train"]))
     images = digits["train"].select([*range(len(digits["train"]))] * copies)
-    return training.make_trainer(
-        HfViTForImageClassification(config),
-        HfViTImageProcessor.for_model(config),
-        DatasetDict(train=images),
-        training.AugmentationArguments(),
-        training.HfViTTrainingArguments(
-            output_dir=folder,
-            max_steps=args.steps,
-            per_device_train_batch_size=args.batch_size,
-            dataloader_num_workers=args.num_workers,
-            bf16=args.bf16,
-            save_strategy="no",
-            log_level="error",
-        ),
+    training_args = training.HfViTTrainingArguments(
+        output_dir=folder,
+        max_steps=args.steps,
+        per_device_train_batch_size=args.batch_size,
+        dataloader_num_workers=args.num_workers,
+        bf16=args.bf16,
+        save_strategy="no",
+        log_level="error",
     )
+    model, processor = HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
+    splits, augmentation = DatasetDict(train=images), training.AugmentationArguments()
+    return training.make_trainer(model, processor, splits, augmentation, training_args)
 
 
 class Stopwatch(TrainerCallback):
@@ -84,18 +80,10 @@ class Stopwatch(TrainerCallback):
 def train_bare(trainer: training.HfViTTrainer, stopwatch: Stopwatch) -> None:
     """Trains the same model on the same examples with the same optimizer, by hand."""
     args, model = trainer.args, trainer.model.to(trainer.args.device).train()
-    loader = DataLoader(
-        trainer.train_dataset,
-        batch_size=args.train_batch_size,
-        shuffle=True,
-        drop_last=True,
-        collate_fn=trainer.data_collator,
-        num_workers=args.dataloader_num_workers,
-        pin_memory=args.dataloader_pin_memory,
-    )
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay, fused=True
-    )
+    how = {"collate_fn": trainer.data_collator, "num_workers": args.dataloader_num_workers}
+    how |= {"pin_memory": args.dataloader_pin_memory}
+    loader = DataLoader(trainer.train_dataset, args.train_batch_size, shuffle=True, drop_last=True, **how)
+    optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate, weight_decay=args.weight_decay, fused=True)
     schedule = get_cosine_schedule_with_warmup(optimizer, args.max_steps // 10, args.max_steps)
     for _, batch in zip(range(args.max_steps), loader, strict=False):
         stopwatch.on_step_begin(args)
@@ -123,23 +111,19 @@ def measure(args: Arguments, way: str, folder: str) -> float:
 
 def main(args: Arguments) -> None:
     """Measures in turns and prints the ratio."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{device}; torch {torch.__version__}, transformers {transformers.__version__}; {args}")
+    device = describe_device("cuda" if torch.cuda.is_available() else "cpu")
+    print(f"{device}; {describe_versions(torch, transformers)}; {args}")
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(args.rounds + 1):  # who goes first changes; the first round warms up
             ways = ["hf_vit", "bare loop"][:: 1 if turn % 2 else -1]
             rounds.append({way: measure(args, way, folder) for way in ways})
-            print(
-                ", ".join(f"{way} {args.steps / seconds:.2f} steps/s" for way, seconds in sorted(rounds[-1].items()))
-            )
+            print(", ".join(f"{way} {args.steps / rounds[-1][way]:.2f} steps/s" for way in sorted(ways)))
     timed = rounds[1:]
     ratio = median(seconds["bare loop"] / seconds["hf_vit"] for seconds in timed)
     rates = {way: args.steps * args.batch_size / median(seconds[way] for seconds in timed) for way in timed[0]}
     print(", ".join(f"{way} {rate:.1f} images/s" for way, rate in sorted(rates.items())) + f"; ratio {ratio:.3f}")
-    if args.output:
-        result = {"device": device, "arguments": vars(args), "images_per_second": rates, "ratio": ratio}
-        Path(args.output).write_text(json.dumps(result, indent=1))
+    save({"device": device, "arguments": vars(args), "images_per_second": rates, "ratio": ratio}, args.output)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,15 @@ def test_masks_out_of_sight_are_dropped_and_none_is_fine() -> None:
     assert empty["masks"].shape == (0, 96, 128)
 
 
+def test_crowds_are_not_learned() -> None:
+    masks = torch.stack([COLUMNS < 120, COLUMNS >= 120])
+    target = {"masks": masks, "class_labels": torch.tensor([1, 2]), "is_crowd": torch.tensor([True, False])}
+    [example] = draws(target, count=1)
+    assert example["class_labels"].tolist() == [2]
+    assert len(example["masks"]) == 1
+    assert "is_crowd" not in example
+
+
 # Each change
 
 

@@ -85,8 +85,16 @@ def test_shards_and_threads_change_nothing(masks: DenseData, tmp_path: Path) -> 
 def test_masks_of_an_image_of_another_size_are_named(tmp_path: Path) -> None:
     write_instances(tmp_path, {"category_id": 3, "segmentation": {"size": [3, 4], "counts": [6, 6]}})
     [reason] = faults(load_universal_segmentation(str(tmp_path))).values()
-    assert reason.startswith("instances of ")
-    assert reason.endswith("12.jpg have masks of 3 x 4 pixels, but their JSON gives the image 6 x 8.")
+    assert reason.startswith("annotation 0 of ")
+    assert reason.endswith("12.jpg has a mask of 3 x 4 pixels, but its JSON gives the image 6 x 8.")
+
+
+@pytest.mark.parametrize("counts", [[6, 12, 3], [6, 12, 31], [6, -12, 54], "6<", "abc"])
+def test_run_lengths_that_do_not_add_up_are_named(tmp_path: Path, counts: object) -> None:
+    write_instances(tmp_path, {"category_id": 3, "segmentation": {"size": list(SHAPE), "counts": counts}})
+    [reason] = faults(load_universal_segmentation(str(tmp_path))).values()
+    assert reason.startswith("annotation 0 of ")
+    assert "12.jpg has a mask that is damaged: " in reason
 
 
 def test_depth_without_a_valid_pixel_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,6 +38,17 @@ DEPTH = examples(depth_map=lambda width: columns(width) / 4)
 PROCESSOR = HfViTImageProcessor(size={"height": 16, "width": 16})
 
 
+def test_crowds_are_scored_but_not_learned() -> None:
+    crowds = [{**example, "is_crowd": torch.arange(len(example["masks"])) == 0} for example in UNIVERSAL]
+    batch = DensePredictionCollator(PROCESSOR, keeps_targets=True)(crowds)
+    for number, example in enumerate(crowds):
+        assert torch.equal(batch["class_labels"][number], example["class_labels"][1:])
+        assert len(batch["mask_labels"][number]) == len(example["masks"]) - 1
+        target = {name: example[name] for name in ("masks", "class_labels", "is_crowd")}
+        assert batch["targets"][number].keys() == target.keys()
+        assert all(torch.equal(batch["targets"][number][name], target[name]) for name in target)
+
+
 @pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["semantic", "universal", "depth"])
 def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> None:
     batch = DensePredictionCollator(PROCESSOR)(kind)

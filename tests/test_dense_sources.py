@@ -1,6 +1,7 @@
 """Data sets for segmentation and depth from every kind of source, and what is said about bad ones."""
 
 import json
+import math
 from pathlib import Path
 
 import datasets
@@ -294,8 +295,9 @@ def test_panoptic_annotations_of_coco_are_read(tmp_path):
     assert (list(data.splits), data.names, data.thing_ids) == (["validation"], ("cat", "sky"), (0,))
     example = data.examples("validation")[0]
     assert example["file"] == f"{tmp_path}/val2017/12.jpg"
-    assert example["class_labels"].tolist() == [1, 0, 0]  # and no crowd
-    assert np.array_equal(example["masks"].numpy(), np.stack([ids == number for number in (70000, 300, 5)]))
+    assert example["class_labels"].tolist() == [1, 0, 0, 0]
+    assert example["is_crowd"].tolist() == [False, False, False, True]
+    assert np.array_equal(example["masks"].numpy(), np.stack([ids == number for number in (70000, 300, 5, 9)]))
 
 
 def test_panoptic_masks_must_hold_the_segments_that_are_listed(tmp_path):
@@ -328,8 +330,9 @@ def test_instances_of_coco_are_drawn_from_polygons_and_run_lengths(tmp_path):
     example = data.examples("train")[0]
     square, columns, parts = (np.zeros(SHAPE, bool) for _ in range(3))
     square[1:4, 1:5] = columns[:, 1:3] = parts[1:4, 1:5] = parts[:2, 6:8] = True
-    assert example["class_labels"].tolist() == [0, 1, 1]
-    assert np.array_equal(example["masks"].numpy(), np.stack([square, columns, parts]))
+    assert example["class_labels"].tolist() == [0, 1, 1, 0]
+    assert example["is_crowd"].tolist() == [False, False, False, True]
+    assert np.array_equal(example["masks"].numpy(), np.stack([square, columns, parts, columns]))
 
 
 def test_images_without_instances_have_no_masks(tmp_path):
@@ -343,8 +346,19 @@ def test_images_without_instances_have_no_masks(tmp_path):
 @pytest.mark.parametrize(
     ("annotation", "message"),
     [
-        ({"category_id": 3}, r"1 of 1 annotations in .*annotations\.json have no segmentation.* of the ids 0\. Boxes"),
-        ({"category_id": 3, "segmentation": [[1, 1, 5, 5]]}, "polygons of at least three points"),
+        (
+            {"category_id": 3},
+            r"1 of 1 annotations in .*annotations\.json have no mask:\n  annotation 0 has no segmentat",
+        ),
+        ({"category_id": 3, "segmentation": [[1, 1, 5, 5]]}, "annotation 0 has no polygons of at least three points"),
+        ({"category_id": 3, "segmentation": [[1, 1, 5, "4", 5, 5]]}, "0 has a polygon with something else than numb"),
+        ({"category_id": 3, "segmentation": [[1, 1, 5, math.nan, 5, 5]]}, "with something else than numbers"),
+        ({"category_id": 3, "segmentation": [[1, 1, 5, 1e12, 5, 5]]}, "has a polygon far outside the image of 6 x 8"),
+        ({"category_id": 3, "segmentation": [[9, 1, 9, 3, 12, 3]]}, "0 lies wholly outside the image of 6 x 8 pixels"),
+        (
+            {"segmentation": [[1, 1, 5, 1, 5, 4]]},
+            r"1 annotations in .*json are incomplete:\n  id 0 has no categor",
+        ),
         ({**SQUARE, "category_id": 8}, "has annotations of categories that are not in it: 8"),
         ({**SQUARE, "image_id": 99}, "has annotations of images that are not in it: 99"),
     ],
@@ -373,7 +387,7 @@ def test_one_of_two_kinds_of_annotations_is_chosen(tmp_path):
         load_universal_segmentation(str(tmp_path))
     with pytest.raises(ValueError, match="annotations='boxes' is unknown"):
         load_universal_segmentation(str(tmp_path), annotations="boxes")
-    for kind, count in (("panoptic", 3), ("instances", 1)):
+    for kind, count in (("panoptic", 4), ("instances", 1)):
         data = load_universal_segmentation(str(tmp_path), annotations=kind)
         assert len(data.examples("validation")[0]["masks"]) == count
     with pytest.raises(ValueError, match="name classes and things themselves"):

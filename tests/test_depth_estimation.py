@@ -12,6 +12,7 @@ from hf_vit.configuration_tasks_hf_vit import HfViTDepthConfig
 from hf_vit.metrics import DepthMetric
 from hf_vit.training import DepthScorer
 from hf_vit.training.dense_arguments import DepthModelArguments, DepthTrainingArguments
+from hf_vit.training.dense_report import score_trivial
 from hf_vit.training.models import load_model
 
 from .dense_trainings import A_FEW_STEPS, CONFIG, make_trainer, scores_of, train, write_scenes
@@ -37,6 +38,15 @@ def test_the_trivial_predictor_is_the_mean_of_what_is_valid_at_each_pixel() -> N
     torch.testing.assert_close(relative.trivial(depths)[1]((2, 2)), 1 / mean)
 
 
+def test_the_trivial_predictor_learns_of_a_few_images_at_most(scenes: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(TASK, scenes, tmp_path)
+    train, scored = trainer.train_dataset.dataset, trainer.eval_dataset
+    whole = score_trivial(trainer, train, scored)
+    name, scores = score_trivial(trainer, train, scored, most=2)
+    assert name == f"{whole[0]} (of 2 training images)"
+    assert scores == score_trivial(trainer, train.select([0, len(train) - 1]), scored)[1] != whole[1]
+
+
 def test_crop_caps_and_alignment_are_those_of_the_command_line(scenes: Path, tmp_path: Path) -> None:
     options = ["--eval_crop", "garg", "--eval_alignment", "median", "--min_eval_depth", "1", "--max_eval_depth", "5"]
     metric = make_trainer(TASK, scenes, tmp_path, *options).scorer.metric
@@ -49,7 +59,17 @@ def test_relative_depth_is_trained_and_scored_after_alignment(scenes: Path, tmp_
     options = ["--config_overrides", json.dumps({**CONFIG, **RELATIVE})]
     scores = train(TASK, scenes, tmp_path / "out", *A_FEW_STEPS, *options)
     assert 0 < scores["abs_rel"] < 1
-    assert "up to scale and shift" in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert (
+        "| evaluation | the whole image, depths between 0.001 and 10 m, fitted in each image: scale and shift |"
+        in card
+    )
+    assert (
+        "| head | dpt, relative inverse depth |\n| loss | ssi |\n| input size | 16 x 16 pixels in training, in" in card
+    )
+    assert "| rmse (m) | **" in card
+    assert "| silog (x 100) | **" in card
+    assert "up to scale and shift" in card
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 from datasets import Dataset, DatasetDict, Features, Image, List, NamedSplit, Value
 from transformers.utils import logging
 
+from .coco_checks import check_entries, check_instances
 from .folders import subfolders
 from .splits import one_per_split, split_named, split_within
 from .wording import in_lines, listed
@@ -19,6 +20,8 @@ from .wording import in_lines, listed
 logger = logging.get_logger(__name__)
 
 KINDS = ("panoptic", "instances")
+# What annotations of either kind have.
+NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
 # Besides files with one of the kinds in their names, as COCO has them.
 USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 
@@ -30,8 +33,8 @@ class CocoData:
     Args:
         kind: "panoptic" or "instances".
         splits: Rows with the columns `image` and, of the kind, `panoptic` (`datasets.Image`, not decoded) and
-            `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: pairs of class number and `segmentation`),
-            `height` and `width`.
+            `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`, `label`, `iscrowd` and
+            `segmentation`), `height` and `width`.
         names: Names of the classes, in the order of their ids.
         thing_ids: Numbers of the classes that are things.
     """
@@ -112,9 +115,13 @@ def _read(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}.") from error
-    if missing := [key for key in ("images", "annotations", "categories") if not content.get(key)]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no JSON object, as annotations of COCO are.")
+    if missing := [key for key in NEEDED if not content.get(key)]:
         raise ValueError(f"{file} has no {' and no '.join(missing)}, which annotations of COCO have.")
-    return dict(content)
+    for name, keys in NEEDED.items():
+        check_entries(content[name], keys, name, file)
+    return content
 
 
 def _kind(content: dict[str, Any]) -> str:
@@ -134,13 +141,16 @@ def _categories(content: dict[str, Any], file: Path) -> list[dict[str, Any]]:
 
 def _panoptic_rows(content: dict[str, Any], file: Path, numbers: dict[int, int], split: str) -> Dataset:
     annotations = content["annotations"]
+    check_entries(annotations, ("file_name", "segments_info"), "annotations", file)
+    listed_segments = [segment for annotation in annotations for segment in annotation["segments_info"]]
+    check_entries(listed_segments, ("id", "category_id"), "segments_info", file)
     images = _paths(content["images"], _image_folders(file), file)
     by_id = {image["id"]: path for image, path in zip(content["images"], images, strict=True)}
     folders = [file.with_suffix(""), file.parent / "panoptic", file.parent / "masks"]
     masks = _paths(annotations, folders, file)
     segments = [annotation["segments_info"] for annotation in annotations]
     _check_known([annotation["image_id"] for annotation in annotations], by_id, "images", file)
-    _check_known([segment["category_id"] for found in segments for segment in found], numbers, "categories", file)
+    _check_known([segment["category_id"] for segment in listed_segments], numbers, "categories", file)
     _warn_of_bare(by_id.keys() - {annotation["image_id"] for annotation in annotations}, file)
     return Dataset.from_dict(
         {
@@ -171,26 +181,26 @@ def _panoptic_rows(content: dict[str, Any], file: Path, numbers: dict[int, int],
 
 def _instance_rows(content: dict[str, Any], file: Path, numbers: dict[int, int], split: str) -> Dataset:
     images, annotations = content["images"], content["annotations"]
-    by_image = defaultdict(list)
-    for annotation in annotations:
-        if not annotation.get("iscrowd", 0):
-            by_image[annotation["image_id"]].append(annotation)
+    check_entries(images, ("height", "width"), "images", file)
+    check_entries(annotations, ("category_id",), "annotations", file)
     ids = {image["id"] for image in images}
     _check_known([annotation["image_id"] for annotation in annotations], ids, "images", file)
     _check_known([annotation["category_id"] for annotation in annotations], numbers, "categories", file)
-    if wrong := [a.get("id") for a in annotations if not _is_segmentation(a.get("segmentation"))]:
-        raise ValueError(
-            f"{len(wrong)} of {len(annotations)} annotations in {file} have no segmentation, which is a list of "
-            f"polygons of at least three points, or run lengths: those of the ids {listed(wrong)}. Boxes alone make "
-            "no masks: draw them, or leave these annotations out."
+    check_instances(annotations, images, file)
+    by_image = defaultdict(list)
+    for annotation in annotations:
+        by_image[annotation["image_id"]].append(
+            {
+                "id": annotation.get("id"),
+                "label": numbers[annotation["category_id"]],
+                "iscrowd": bool(annotation.get("iscrowd", 0)),
+                "segmentation": annotation["segmentation"],
+            }
         )
     return Dataset.from_dict(
         {
             "image": _paths(images, _image_folders(file), file),
-            "objects": [
-                json.dumps([[numbers[a["category_id"]], a["segmentation"]] for a in by_image[image["id"]]])
-                for image in images
-            ],
+            "objects": [json.dumps(by_image[image["id"]]) for image in images],
             "height": [image["height"] for image in images],
             "width": [image["width"] for image in images],
         },
@@ -199,12 +209,6 @@ def _instance_rows(content: dict[str, Any], file: Path, numbers: dict[int, int],
         ),
         split=NamedSplit(split),
     )
-
-
-def _is_segmentation(segmentation: Any) -> bool:
-    if isinstance(segmentation, list):
-        return bool(segmentation) and all(len(points) >= 6 and len(points) % 2 == 0 for points in segmentation)
-    return isinstance(segmentation, dict) and {"counts", "size"} <= segmentation.keys()
 
 
 def _check_known(used: list[Any], known: Any, what: str, file: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..image_sizes_hf_vit import resize_nearest
 from ..image_targets_hf_vit import IGNORED_LABEL
 from .augmentation_inputs import GREY, check_probabilities, read_uint8
+from .targets import without_crowds
 
 
 # What a target has where the image does not reach.
@@ -37,7 +38,7 @@ def dense_augmentation(
 
     An image is scaled at random, and a crop of it, or where it is smaller a frame around it, is taken. Where the image
     does not reach, it is grey, and its target is 255 (classes), empty (masks) or 0 (depth). Masks without a pixel left
-    are dropped. A depth map is divided by the scale: what is twice as large is half as far
+    are dropped, and those of crowds. A depth map is divided by the scale: what is twice as large is half as far
     (https://arxiv.org/abs/1406.2283, section 3.4).
 
     Args:
@@ -93,6 +94,7 @@ class _DenseAugmentation:
     photometric: float
 
     def __call__(self, example: dict[str, Any]) -> dict[str, Any]:
+        example = without_crowds(example)
         name = next(name for name in OUTSIDE if name in example)
         image, target = read_uint8(example["image"], self.num_channels), example[name]
         scale = exp(_uniform(*map(log, self.scale_range)))

@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor
 from transformers import BaseImageProcessor
 
+from .targets import target_of, without_crowds
+
 
 # What the image processor calls the targets of examples.
 PROCESSOR_ARGUMENTS = {
@@ -36,27 +38,28 @@ class DensePredictionCollator:
 
         Args:
             examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `segmentation_map` (H, W), `masks`
-                (M, H, W) with `class_labels` (M,), or `depth_map` (H, W).
+                (M, H, W) with `class_labels` (M,) and maybe `is_crowd` (M,), or `depth_map` (H, W).
 
         Returns:
             `pixel_values` (B, C, h, w) float32 and the target: `labels` (B, h, w), int64 classes or float32 depth, or
             lists of `mask_labels` (M, h, w) float32 and `class_labels` (M,). If the processor pads, also
             `patch_attention_mask`. With `keeps_targets` also the lists `targets`, a tensor each or a dictionary of
-            masks and their classes, and `files`.
+            masks and their classes, and `files`. Crowds are in `targets` alone.
 
         Raises:
             ValueError: if the examples have no target.
         """
         names = _target_names(examples[0])
         images = [example["image"] for example in examples]
-        targets = {argument: [example[name] for example in examples] for argument, name in names.items()}
+        learned = [without_crowds(example) for example in examples]
+        targets = {argument: [example[name] for example in learned] for argument, name in names.items()}
         # The examples count classes from 0, whatever the files do.
         options = {"do_reduce_labels": False} if "segmentation_maps" in targets else {}
         if isinstance(images[0], Tensor):
             options |= {"do_resize": False, "do_center_crop": False}
         batch = {**self.image_processor(images=images, **targets, return_tensors="pt", **options)}
         if self.keeps_targets:
-            batch["targets"] = [_target(example, list(names.values())) for example in examples]
+            batch["targets"] = [target_of(example) for example in examples]
             batch["files"] = [example["file"] for example in examples]
         return batch
 
@@ -70,7 +73,3 @@ def _target_names(example: dict[str, Any]) -> dict[str, str]:
             "the Trainer, set remove_unused_columns=False."
         )
     return names
-
-
-def _target(example: dict[str, Any], names: list[str]) -> Any:
-    return example[names[0]] if len(names) == 1 else {name: example[name] for name in names}

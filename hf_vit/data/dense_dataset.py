@@ -1,6 +1,6 @@
 """Images with the targets of dense prediction, read on access. Shapes: H W pixels, M masks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from ..image_inputs_hf_vit import decode_image
 from .encoded import encoded_bytes
+from .targets import target_of
 
 
 READ_AHEAD = 16  # targets that are in memory at a time
@@ -29,8 +30,8 @@ class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
         Args:
             rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads.
-            read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,), or
-                `depth_map` (H, W).
+            read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,) and maybe
+                `is_crowd` (M,), or `depth_map` (H, W).
         """
         # Decoded here, so that errors name the file.
         self.rows = rows.cast_column("image", Image(decode=False))
@@ -53,6 +54,10 @@ class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
         _check_same_size(image, target, row["file"])
         return {"image": image, "file": row["file"], **target}
 
+    def select(self, indices: Iterable[int]) -> "DenseDataset":
+        """Returns some of the examples."""
+        return DenseDataset(self.rows.select(indices), self.read_target)
+
     def read_targets(self, show_progress: bool = False) -> Iterator[Any]:
         """Reads the targets alone, a few at a time in threads, and leaves the images closed.
 
@@ -60,7 +65,7 @@ class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
             show_progress: Whether to draw a progress bar.
 
         Yields:
-            What metrics take: a map (H, W), or a dictionary with `masks` (M, H, W) and `class_labels` (M,).
+            What metrics take, see `target_of`.
 
         Raises:
             OSError: if a target cannot be read.
@@ -75,7 +80,7 @@ class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 chunk_rows = [dict(zip(chunk, values, strict=True)) for values in zip(*chunk.values(), strict=True)]
                 for target in threads.map(self.read_target, chunk_rows):
                     bar.update()
-                    yield target if "masks" in target else next(iter(target.values()))
+                    yield target_of(target)
 
 
 def _check_same_size(image: PILImage.Image, target: dict[str, Tensor], file: str) -> None:

@@ -88,7 +88,7 @@ def load_universal_segmentation(
     `source` is, recognised by what is there and in this order:
 
     - a folder in the format of COCO, `annotations/panoptic_train2017.json`, ... or `annotations/instances_...`, or
-      with `train/annotations.json`, ..., or such a file. Crowds are left out;
+      with `train/annotations.json`, ..., or such a file. Crowds are not trained on, but excuse what is found in them;
     - whatever `load_semantic_segmentation` takes. Every class in an image is one mask, but of things each connected
       region is one, which is sensible where things do not touch, as in photos of one animal.
 

@@ -1,7 +1,7 @@
 """From rows of a dataset to the targets of dense prediction. Shapes: H W pixels, M masks."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,10 +66,8 @@ def _regions(mask: np.ndarray, bridge: np.ndarray) -> list[np.ndarray]:
 def panoptic_target(row: Row) -> dict[str, Tensor]:
     """Reads the column `panoptic`, an image in the format of COCO panoptic, with `segments`.
 
-    Crowds are left out: their pixels are of no mask.
-
     Returns:
-        `masks` (M, H, W) bool and `class_labels` (M,) int64, in the order of `segments`.
+        `masks` (M, H, W) bool, `class_labels` (M,) int64 and `is_crowd` (M,) bool, in the order of `segments`.
 
     Raises:
         OSError: if it cannot be read.
@@ -84,40 +82,63 @@ def panoptic_target(row: Row) -> dict[str, Tensor]:
         raise ValueError(f"{name} has the segments {listed(unlisted)}, which are not in its segments_info.")
     if missing := [segment["id"] for segment in segments if segment["id"] not in areas]:
         raise ValueError(f"{name} has no pixel of the segments {listed(missing)} of its segments_info.")
-    kept = [segment for segment in segments if not segment["iscrowd"]]
-    return _stacked([ids == segment["id"] for segment in kept], [segment["label"] for segment in kept], ids.shape)
+    masks, labels = [ids == segment["id"] for segment in segments], [segment["label"] for segment in segments]
+    return {**_stacked(masks, labels, ids.shape), **_crowds(segments)}
 
 
 def instances_target(row: Row) -> dict[str, Tensor]:
     """Draws the column `objects`, polygons and run lengths in the format of COCO.
 
     Returns:
-        `masks` (M, H, W) bool, which may overlap, and `class_labels` (M,) int64.
+        `masks` (M, H, W) bool, which may overlap, `class_labels` (M,) int64 and `is_crowd` (M,) bool.
 
     Raises:
-        ValueError: if a mask is of another size than the image shall have.
+        ValueError: if a mask is damaged, or of another size than the image shall have.
     """
     size = (row["height"], row["width"])
     objects = json.loads(row["objects"])
-    masks = [_draw(segmentation, *size) for _, segmentation in objects]
-    if wrong := [mask.shape for mask in masks if mask.shape != size]:
+    masks = [_draw(entry["segmentation"], size, f"annotation {entry['id']} of {row['file']}") for entry in objects]
+    return {**_stacked(masks, [entry["label"] for entry in objects], size), **_crowds(objects)}
+
+
+def _draw(segmentation: Any, size: tuple[int, int], name: str) -> np.ndarray:
+    from faster_coco_eval import mask  # here, as only training needs it
+
+    if isinstance(segmentation, dict) and tuple(segmentation["size"]) != size:
         raise ValueError(
-            f"instances of {row['file']} have masks of {wrong[0][0]} x {wrong[0][1]} pixels, but their JSON gives "
-            f"the image {size[0]} x {size[1]}."
+            f"{name} has a mask of {' x '.join(map(str, segmentation['size']))} pixels, but its JSON gives the image "
+            f"{size[0]} x {size[1]}."
         )
-    return _stacked(masks, [label for label, _ in objects], size)
+    try:
+        if isinstance(segmentation, list):
+            runs = mask.merge(mask.frPyObjects(segmentation, *size))
+        elif isinstance(segmentation["counts"], list):
+            runs = mask.frPyObjects(segmentation, *size)
+        else:
+            runs = segmentation
+        return mask.decode(runs).astype(bool)
+    except (RuntimeError, ValueError) as error:  # the library adds run lengths up
+        raise ValueError(f"{name} has a mask that is damaged: {error}") from error
 
 
-def _draw(segmentation: Any, height: int, width: int) -> np.ndarray:
-    from pycocotools import mask  # here, as only training needs it
+def _crowds(entries: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    return {"is_crowd": torch.tensor([entry["iscrowd"] for entry in entries], dtype=torch.bool)}
 
-    if isinstance(segmentation, list):
-        runs = mask.merge(mask.frPyObjects(segmentation, height, width))
-    elif isinstance(segmentation["counts"], list):
-        runs = mask.frPyObjects(segmentation, height, width)
-    else:
-        runs = segmentation
-    return mask.decode(runs).astype(bool)
+
+def target_of(example: Mapping[str, Any]) -> Any:
+    """Returns the target of an example as metrics take it: a map (H, W), or a dictionary of masks."""
+    if "masks" in example:
+        return {name: example[name] for name in ("masks", "class_labels", "is_crowd") if name in example}
+    return example["segmentation_map" if "segmentation_map" in example else "depth_map"]
+
+
+def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
+    """Leaves masks of crowds, of which nothing is learned, out of an example; without `is_crowd` it stays as it is."""
+    if "is_crowd" not in example:
+        return example
+    kept = ~example["is_crowd"]
+    rest = {name: value for name, value in example.items() if name != "is_crowd"}
+    return {**rest, "masks": example["masks"][kept], "class_labels": example["class_labels"][kept]}
 
 
 def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from accelerate.utils import gather_object
+
 from ..data import DataRecord, DenseData, DenseDataset
 from ..visualize import draw_class_scores, draw_curves
 from .dense_scorer import DenseScorer, size_of
@@ -14,8 +17,15 @@ from .model_card import TrainingRecord, write_model_card
 from .record import describe_training, scored_split
 
 
+MAX_TRIVIAL = 5000
+
+
 def write_dense_report(
-    trainer: DenseTrainer, data: DenseData, describe: Callable[[str], DataRecord], **facts: Any
+    trainer: DenseTrainer,
+    data: DenseData,
+    describe: Callable[[str], DataRecord],
+    recipe: dict[str, str],
+    **facts: Any,
 ) -> dict[str, float]:
     """Scores a trained model and writes the scores, pictures and model card into its output folder.
 
@@ -25,6 +35,7 @@ def write_dense_report(
         trainer: Has finished its training.
         data: What it was trained on.
         describe: Says of the data what the card shall say, given the split that is scored.
+        recipe: Settings to name in the card beside those that trainer and scorer know.
         **facts: Fields of the card's `TrainingRecord` that the trainer does not tell.
 
     Returns:
@@ -33,17 +44,19 @@ def write_dense_report(
     split = scored_split(list(data.splits))
     folder, scorer, examples = Path(trainer.args.output_dir), trainer.scorer, data.examples(split)
     scores, pictures = score_split(trainer, split, examples)
+    name, baseline = score_trivial(trainer, data.examples("train"), examples)
     if not trainer.is_world_process_zero():
         return scores
     draw_curves(trainer.state.log_history, folder / "curves.png")
-    name, baseline = score_trivial(scorer, data.examples("train"), examples)
     record = TrainingRecord.from_trainer(
         trainer,
         data=describe(split),
         metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
+        units=scorer.metric.units,
         baselines={name: baseline},
         pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
         limits=scorer.describe_limits(),
+        recipe={**recipe, "evaluation": scorer.describe_evaluation()},
         **describe_training(trainer, split),
         **facts,
     )
@@ -100,10 +113,30 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def score_trivial(scorer: DenseScorer, train: DenseDataset, scored: DenseDataset) -> tuple[str, dict[str, float]]:
-    """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards."""
-    name, predict = scorer.trivial(train.read_targets())
+def score_trivial(
+    trainer: DenseTrainer, train: DenseDataset, scored: DenseDataset, most: int = MAX_TRIVIAL
+) -> tuple[str, dict[str, float]]:
+    """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards.
+
+    Every process reads the same training targets and its share of those that are scored: none waits long for another.
+
+    Args:
+        trainer: Has the scorer.
+        train: What the predictor learns from.
+        scored: What it is scored on.
+        most: Of how many training images it learns at most, spread evenly.
+
+    Returns:
+        What to call the predictor, and its scores.
+    """
+    scorer, args = trainer.scorer, trainer.args
+    shows = args.local_process_index == 0 and not args.disable_tqdm
+    count = len(train)
+    if count > most:
+        train = train.select(np.linspace(0, count - 1, most).round().astype(int).tolist())
+    name, predict = scorer.trivial(train.read_targets(shows))
+    share = scored.select(range(args.process_index, len(scored), args.world_size))
+    records = [scorer.metric.record(predict(size_of(target)), target) for target in share.read_targets(shows)]
     scorer.metric.reset()
-    for target in scored.read_targets():
-        scorer.metric.update([scorer.metric.record(predict(size_of(target)), target)])
-    return name, scorer.metric.compute()
+    scorer.metric.update(gather_object(records))
+    return f"{name} (of {most:,} training images)" if count > most else name, scorer.metric.compute()

@@ -73,6 +73,10 @@ class DenseScorer(ABC):
         """Draws images beside their targets and predictions."""
 
     @abstractmethod
+    def describe_evaluation(self) -> str:
+        """Says how images are scored."""
+
+    @abstractmethod
     def describe_limits(self) -> str:
         """Says what a model with these scores is not good for."""
 

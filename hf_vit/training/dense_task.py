@@ -52,6 +52,10 @@ class DenseTask(TrainingTask):
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DenseScorer:
         """Returns what predicts and scores images."""
 
+    @abstractmethod
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of a model's head and loss, under these names, what a card shall say."""
+
     def processor_options(self) -> dict[str, Any]:
         """Returns what this task's image processor shall know."""
         return {}
@@ -121,9 +125,20 @@ class DenseTask(TrainingTask):
                 self.data.dataset_name, self.data.dataset_license, self.count_images(), split, self.loaded.names
             ),
             task=self.pipeline,
-            recipe={"augmentation": describe_options(self.augmentation)},
+            recipe={
+                **self.describe_model(trainer.model),
+                "input size": describe_size(trainer.model.config, self.augmentation.keep_aspect_ratio),
+                "augmentation": describe_options(self.augmentation),
+            },
             **facts,
         )
+
+
+def describe_size(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
+    """Says how large images are for a model that sees them as `dense_processor` makes them."""
+    height, width = to_pair(config.image_size)
+    whole = f"their shorter side {min(height, width)}" if keep_aspect_ratio else f"{height} x {width}"
+    return f"{height} x {width} pixels in training, in evaluations whole images, {whole}"
 
 
 def dense_processor(

@@ -94,6 +94,15 @@ class DepthScorer(DenseScorer):
         """Draws image, truth, prediction and error side by side."""
         draw_depth(images, predictions, targets, file, relative=self.is_relative)
 
+    def describe_evaluation(self) -> str:
+        """Says which pixels count, and what is fitted to the truth first."""
+        metric = self.metric
+        crop = "the whole image" if metric.crop is None else f"crop {metric.crop}"
+        fitted = "nothing" if metric.alignment is None else metric.alignment.replace("_", " and ")
+        return (
+            f"{crop}, depths between {metric.min_depth:g} and {metric.max_depth:g} m, fitted in each image: {fitted}"
+        )
+
     def describe_limits(self) -> str:
         """Says what the model is not good for."""
         unit = "Its answers are inverse depth up to scale and shift" if self.is_relative else "Its answers are metres"
@@ -140,6 +149,16 @@ class DepthEstimation(DenseTask):
             image_column_name=data.image_column_name,
             depth_column_name=data.depth_column_name,
         )
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of head and loss what a card shall say."""
+        options = model.options
+        is_relative = options.depth_estimation_type == "relative"
+        up_to = "any depth" if options.max_depth is None else f"depth up to {options.max_depth:g} m"
+        return {
+            "head": f"{options.head}, {'relative inverse depth' if is_relative else up_to}",
+            "loss": options.loss or ("ssi" if is_relative else "silog"),
+        }
 
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthScorer:
         """Returns what predicts and scores images.

@@ -1,6 +1,6 @@
 """What a model card says of a finished training and of its data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,11 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
         "seconds": trainer.seconds,
         "location": trainer.hub_model_id or TrainingRecord.location,
     }
+
+
+def describe_weights(weights: Mapping[str, float]) -> str:
+    """Returns the parts of a loss in one line, but for those that weigh nothing."""
+    return ", ".join(f"{name} x {weight:g}" for name, weight in weights.items() if weight)
 
 
 def describe_options(options: Any) -> str:

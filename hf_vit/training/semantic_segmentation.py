@@ -25,6 +25,7 @@ from .dense_arguments import (
 )
 from .dense_scorer import Batch, DenseScorer, Size, own_part
 from .dense_task import DenseTask
+from .record import describe_weights
 
 
 LOOK_ONCE = SemanticEvaluationArguments()
@@ -103,6 +104,15 @@ class SemanticScorer(DenseScorer):
         """Draws image, truth and prediction side by side."""
         draw_segmentation(images, predictions, targets, self.metric.names, file)
 
+    def describe_evaluation(self) -> str:
+        """Says how closely images are looked at."""
+        evaluation = self.evaluation
+        window = evaluation.eval_window_size
+        return (
+            f"{'the whole image' if window is None else f'windows of {window} pixels'} at scale "
+            f"{', '.join(map(str, evaluation.eval_scales))}{', and mirrored' if evaluation.eval_flip else ''}"
+        )
+
     def describe_limits(self) -> str:
         """Says what the model is not good for."""
         return (
@@ -145,6 +155,17 @@ class SemanticSegmentation(DenseTask):
             image_column_name=data.image_column_name,
             mask_column_name=data.mask_column_name,
         )
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of head and loss what a card shall say."""
+        options = model.options
+        weights = {
+            "cross-entropy": options.cross_entropy_weight,
+            "Dice": options.dice_weight,
+            "focal": options.focal_weight,
+            "auxiliary cross-entropy": options.auxiliary_loss_weight * options.use_auxiliary_head,
+        }
+        return {"head": options.head, "loss": describe_weights(weights)}
 
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticScorer:
         """Returns what predicts and scores images.

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.targets import without_crowds
 from ..image_targets_hf_vit import IGNORED_LABEL
 from ..metrics import InstanceMetric, PanopticMetric, SemanticSegmentationMetric, StreamedMetric
 
@@ -37,7 +38,7 @@ class UniversalMetric(StreamedMetric):
 
         Args:
             prediction: What each of `parts` takes, by name.
-            target: `masks` (M, H, W) and `class_labels` (M,).
+            target: `masks` (M, H, W), `class_labels` (M,) and maybe `is_crowd` (M,).
 
         Returns:
             The record of each part.
@@ -78,7 +79,8 @@ class UniversalMetric(StreamedMetric):
 
 
 def class_map(target: Mapping[str, Any]) -> np.ndarray:
-    """Returns masks (M, H, W) that do not overlap as a map (H, W) of their classes, 255 where there is none."""
+    """Returns masks (M, H, W) that do not overlap as a map (H, W) of their classes, 255 for none and for crowds."""
+    target = without_crowds(dict(target))
     masks = target["masks"].numpy(force=True)
     labels = np.full(masks.shape[1:], IGNORED_LABEL)
     for mask, label in zip(masks, target["class_labels"].tolist(), strict=True):

@@ -30,6 +30,7 @@ from .dense_arguments import (
 )
 from .dense_scorer import Batch, DenseScorer, Size
 from .dense_task import DenseTask
+from .record import describe_weights
 from .universal_metric import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
 
 
@@ -133,6 +134,15 @@ class UniversalScorer(DenseScorer):
         part = PANOPTIC if PANOPTIC in self.metric.parts else INSTANCE
         draw_panoptic(images, [prediction[part] for prediction in predictions], targets, self.metric.names, file)
 
+    def describe_evaluation(self) -> str:
+        """Says what is scored."""
+        scored = {
+            PANOPTIC: "PQ of segments",
+            SEMANTIC: "IoU of the class of each pixel",
+            INSTANCE: f"AP of masks with a score of {MIN_INSTANCE_SCORE} or more",
+        }
+        return f"the whole image; {', '.join(scored[part] for part in self.metric.parts)}"
+
     def describe_limits(self) -> str:
         """Says what the model is not good for."""
         return (
@@ -227,6 +237,15 @@ class UniversalSegmentation(DenseTask):
         """Returns which classes are stuff, of which an image has one segment."""
         things = self.loaded.thing_ids
         return {"label_ids_to_fuse": [label for label in range(len(self.loaded.names)) if label not in things]}
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of head and loss what a card shall say."""
+        options = model.options
+        weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
+        return {
+            "head": f"{options.num_queries} queries in the last {options.num_blocks} blocks",
+            "loss": describe_weights(weights),
+        }
 
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalScorer:
         """Returns what predicts and scores images."""
