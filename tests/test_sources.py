@@ -8,10 +8,10 @@ import datasets
 import numpy as np
 import pytest
 from datasets import ClassLabel, DatasetDict, Features, Image, Value
+from prediction import inputs
 
 from hf_vit.data import hold_out, load_image_classification
 from hf_vit.data.image_folder import IMAGE_SUFFIXES
-from scripts import predict
 
 from .data_helpers import dataset_of, encoded, picture, truncate, write_idx, write_idx_file, write_pictures
 from .fresh import run_with_package
@@ -475,7 +475,7 @@ def test_all_class_folders_without_an_image_are_listed(tmp_path):
 
 def test_scripts_and_package_know_the_same_suffixes():
     # The script must run without the package, so it has a list of its own.
-    assert IMAGE_SUFFIXES == predict.IMAGE_SUFFIXES
+    assert IMAGE_SUFFIXES == inputs.IMAGE_SUFFIXES
 
 
 # --- labels, whatever the source
