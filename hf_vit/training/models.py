@@ -104,8 +104,9 @@ def open_with_options(
         "mismatched_keys": [mismatched[name] for name in _without_heads(mismatched)],
     }
     check_weights(model, encoder, name_or_path, has_new_labels=False)
-    has_found_head = any(name.startswith(HEADS) for name in model.state_dict().keys() - set(info["missing_keys"]))
-    if not has_found_head or not any(name.startswith(HEADS) for name in changed):
+    missing = set(info["missing_keys"])
+    has_saved_head = any(name.startswith(HEADS) for name in {*model.state_dict(), *changed} - missing)
+    if not has_saved_head or not any(name.startswith(HEADS) for name in changed):
         return model, ()
     logger.warning(f"The head of the saved model does not fit {options}. It gets a fresh one.")
     return model, HEADS
