@@ -1,5 +1,6 @@
 """Training of semantic segmentation: where it starts from, how it is scored, what is refused."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -92,14 +93,16 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(
     torch.nn.init.normal_(source.segmentation_head.decoder.classifier.bias)
     saved = save(source, tmp_path / "conv")
     names = NAMES
-    for head in ("linear", "conv"):
-        arguments = SemanticModelArguments(model_name_or_path=str(saved), head=head)
+    for head, options in (("linear", {}), ("conv", {"num_layers": 1}), ("conv", {})):
+        overrides = json.dumps({"segmentation_config": options})
+        arguments = SemanticModelArguments(model_name_or_path=str(saved), head=head, config_overrides=overrides)
         model, _ = load_model(HfViTForSemanticSegmentation, arguments, names)
+        is_kept = (head, options) == ("conv", {})
         is_same = torch.equal(
             model.segmentation_head.decoder.classifier.bias, source.segmentation_head.decoder.classifier.bias
         )
-        assert is_same is (head == "conv")
-        assert ("gets a fresh one" in caplog.text) is (head == "linear")
+        assert is_same is is_kept
+        assert ("gets a fresh one" in caplog.text) is not is_kept
         assert (model.options.head, model.options.dice_weight) == (head, 0.5)
         assert torch.equal(model.model.norm.weight, source.model.norm.weight)
         caplog.clear()
