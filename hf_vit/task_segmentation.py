@@ -236,6 +236,7 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
 
 
 Forward = Callable[[Tensor], Tensor]
+Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
 
 
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
@@ -320,13 +321,13 @@ def segment_copies(
     return torch.stack(probabilities).mean(dim=0).clamp_min(torch.finfo(torch.float32).tiny).log()
 
 
-def window_of(size: int | Sequence[int], patch_size: int | Sequence[int], name: str) -> tuple[int, int]:
+def window_of(size: Size, patch_size: Size, name: str) -> tuple[int, int]:
     """Returns a size in pixels as (height, width).
 
     Raises:
         ValueError: if it is no multiple of the patch size.
     """
-    pair, patch = to_pair(size), to_pair(patch_size)  # type: ignore[arg-type]
+    pair, patch = to_pair(size), to_pair(patch_size)
     if pair[0] % patch[0] or pair[1] % patch[1] or min(pair) < 1:
         raise ValueError(f"{name}={size} must be a positive multiple of the patch size {patch} in pixels.")
     return pair

@@ -97,9 +97,10 @@ def test_the_cards_code_runs_where_the_package_is_not(workplace: Path) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_cards_code_runs_with_the_package(
-    task: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Image.open(workplace / "scenes" / "val" / "images" / "0.png").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     own = re.findall("```python\n(.*?)```", (workplace / task / "README.md").read_text(), flags=re.DOTALL)[1]
     exec(own.replace("path/to/this/folder", str(workplace / task)), {})
+    assert capsys.readouterr().out.strip()

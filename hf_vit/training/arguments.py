@@ -112,6 +112,14 @@ class ImageDataArguments:
         if self.max_eval_samples is not None and self.max_eval_samples < 1:
             raise ValueError(f"max_eval_samples={self.max_eval_samples} leaves no image to score. Give at least 1.")
 
+    def source_options(self) -> dict[str, Any]:
+        """Returns what says where the data are beside `dataset_name`, as the loaders of `hf_vit.data` take it."""
+        return {
+            "dataset_config_name": self.dataset_config_name,
+            "dataset_revision": self.dataset_revision,
+            "image_column_name": self.image_column_name,
+        }
+
 
 @dataclass
 class DataArguments(ImageDataArguments):

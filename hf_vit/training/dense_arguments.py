@@ -91,6 +91,16 @@ class SemanticImagesArguments(ImageDataArguments):
         default=False, metadata={"help": "The masks count classes from 1 and have 0 where there is none."}
     )
 
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with what the masks mean."""
+        return {
+            **super().source_options(),
+            "mask_column_name": self.mask_column_name,
+            "class_names": split_names(self.class_names),
+            "classes_file": self.classes_file,
+            "reduce_labels": self.reduce_labels,
+        }
+
 
 @dataclass
 class SemanticDataArguments(SemanticImagesArguments, TrainedImagesArguments):
@@ -115,6 +125,11 @@ class UniversalImagesArguments(SemanticImagesArguments):
         default=None, metadata={"help": "panoptic or instances, where a folder in the format of COCO has both."}
     )
 
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with which classes are things."""
+        things = split_names(self.thing_classes)
+        return {**super().source_options(), "thing_names": things, "annotations": self.annotations}
+
 
 @dataclass
 class UniversalDataArguments(UniversalImagesArguments, TrainedImagesArguments):
@@ -138,6 +153,14 @@ class DepthImagesArguments(ImageDataArguments):
             "help": "Units per metre: 256 for KITTI. Unless said, whole numbers are millimetres, floats metres."
         },
     )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with what the depth maps mean."""
+        return {
+            **super().source_options(),
+            "depth_column_name": self.depth_column_name,
+            "depth_scale": self.depth_scale,
+        }
 
 
 @dataclass

@@ -140,15 +140,7 @@ class DepthEstimation(DenseTask):
 
     def open_data(self) -> DenseData:
         """Opens images and depth maps."""
-        data = self.data
-        return load_depth_estimation(
-            data.dataset_name,
-            depth_scale=data.depth_scale,
-            dataset_config_name=data.dataset_config_name,
-            dataset_revision=data.dataset_revision,
-            image_column_name=data.image_column_name,
-            depth_column_name=data.depth_column_name,
-        )
+        return load_depth_estimation(self.data.dataset_name, **self.data.source_options())
 
     def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
         """Says of head and loss what a card shall say."""

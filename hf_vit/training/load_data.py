@@ -38,11 +38,7 @@ def open_splits(args: DataArguments, training_args: HfViTTrainingArguments) -> D
     """
     with training_args.main_process_first(desc="opening the data"):
         return load_image_classification(
-            args.dataset_name,
-            dataset_config_name=args.dataset_config_name,
-            dataset_revision=args.dataset_revision,
-            image_column_name=args.image_column_name,
-            label_column_name=args.label_column_name,
+            args.dataset_name, label_column_name=args.label_column_name, **args.source_options()
         )
 
 

@@ -21,7 +21,6 @@ from .dense_arguments import (
     SemanticDataArguments,
     SemanticEvaluationArguments,
     SemanticModelArguments,
-    split_names,
 )
 from .dense_scorer import Batch, DenseScorer, Size, own_part
 from .dense_task import DenseTask
@@ -144,17 +143,7 @@ class SemanticSegmentation(DenseTask):
 
     def open_data(self) -> DenseData:
         """Opens images and masks."""
-        data = self.data
-        return load_semantic_segmentation(
-            data.dataset_name,
-            class_names=split_names(data.class_names),
-            classes_file=data.classes_file,
-            reduce_labels=data.reduce_labels,
-            dataset_config_name=data.dataset_config_name,
-            dataset_revision=data.dataset_revision,
-            image_column_name=data.image_column_name,
-            mask_column_name=data.mask_column_name,
-        )
+        return load_semantic_segmentation(self.data.dataset_name, **self.data.source_options())
 
     def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
         """Says of head and loss what a card shall say."""

@@ -26,7 +26,6 @@ from .dense_arguments import (
     DenseAugmentationArguments,
     UniversalDataArguments,
     UniversalTrainingArguments,
-    split_names,
 )
 from .dense_scorer import Batch, DenseScorer, Size
 from .dense_task import DenseTask
@@ -208,19 +207,7 @@ class UniversalSegmentation(DenseTask):
 
     def open_data(self) -> DenseData:
         """Opens images and masks."""
-        data = self.data
-        return load_universal_segmentation(
-            data.dataset_name,
-            thing_names=split_names(data.thing_classes),
-            annotations=data.annotations,
-            class_names=split_names(data.class_names),
-            classes_file=data.classes_file,
-            reduce_labels=data.reduce_labels,
-            dataset_config_name=data.dataset_config_name,
-            dataset_revision=data.dataset_revision,
-            image_column_name=data.image_column_name,
-            mask_column_name=data.mask_column_name,
-        )
+        return load_universal_segmentation(self.data.dataset_name, **self.data.source_options())
 
     def load_data(self) -> list[str]:
         """Opens and checks the data and returns the names of its classes."""
