@@ -21,6 +21,8 @@ from transformers.utils import is_torchvision_available
 from .configuration_hf_vit import HfViTConfig
 from .configuration_tasks_hf_vit import (
     HfViTDepthConfig,
+    HfViTDetectionConfig,
+    HfViTKeypointConfig,
     HfViTSegmentationConfig,
     HfViTUniversalSegmentationConfig,
 )
@@ -71,6 +73,7 @@ __all__ = [
     "HfViTBackbone",
     "HfViTConfig",
     "HfViTDepthConfig",
+    "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
     "HfViTForSemanticSegmentation",
@@ -79,6 +82,7 @@ __all__ = [
     "HfViTImageClassifierOutput",
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
+    "HfViTKeypointConfig",
     "HfViTModel",
     "HfViTPreTrainedModel",
     "HfViTSegmentationConfig",

@@ -19,6 +19,8 @@ from transformers.backbone_utils import BackboneConfigMixin
 from .configuration_tasks_hf_vit import (
     TASK_CONFIGS,
     HfViTDepthConfig,
+    HfViTDetectionConfig,
+    HfViTKeypointConfig,
     HfViTSegmentationConfig,
     HfViTTaskConfig,
     HfViTUniversalSegmentationConfig,
@@ -72,6 +74,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+
+# Fields that are a height and a width, and what these are counted in
+SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
 
 # What the constructor takes beside fields, and gives back as properties
 PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions")
@@ -142,6 +147,11 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             stretched so that every image spans `rope_grid_size` (EVA-02, https://arxiv.org/abs/2303.11331).
         rope_grid_size: Rows and columns that "scaled_index" spans; `None` means those of `image_size`. EVA-02 at 336
             pixels keeps the 16 x 16 of its pretraining.
+        window_size: Rows and columns of patches of the windows that attention looks within, see
+            `global_attention_layers`; `None` lets every patch see all others. Tokens that are no patches see all and
+            are seen by all. Where a grid has no whole number of windows, the last ones are smaller.
+        global_attention_layers: Numbers of the blocks, from 0, that look at the whole image all the same (ViTDet,
+            https://arxiv.org/abs/2203.16527); none by default.
         pooling: What an image is summed up by: "cls", "mean" of the patches, "cls_mean", both side by side (the linear
             protocol of DINOv2), or "attention" of a learned query over the patches (SigLIP,
             https://arxiv.org/abs/2303.15343). Its projections have a bias and its MLP is the plain one, always.
@@ -157,6 +167,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             `None` means its defaults, as for the following.
         universal_segmentation_config: Options of `HfViTForUniversalSegmentation`.
         depth_config: Options of `HfViTForDepthEstimation`.
+        detection_config: Options of `HfViTForObjectDetection`.
+        keypoint_config: Options of `HfViTForKeypointDetection`.
 
     Raises:
         ValueError: if the values do not fit together. The checks run again when a model is built and at saving.
@@ -205,6 +217,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     rope_theta: float | int = 100.0
     rope_coordinates: Literal["centered", "index", "scaled_index"] = "centered"
     rope_grid_size: int | list[int] | tuple[int, int] | None = None
+    window_size: int | list[int] | tuple[int, int] | None = None
+    global_attention_layers: list[int] | tuple[int, ...] = ()
     pooling: Literal["cls", "mean", "cls_mean", "attention"] = "cls"
     norm_after_pooling: bool = False
     use_pooler: bool = False
@@ -215,6 +229,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None
     universal_segmentation_config: HfViTUniversalSegmentationConfig | dict[str, Any] | None = None
     depth_config: HfViTDepthConfig | dict[str, Any] | None = None
+    detection_config: HfViTDetectionConfig | dict[str, Any] | None = None
+    keypoint_config: HfViTKeypointConfig | dict[str, Any] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets a field; options of a task given as a dictionary become an object."""
@@ -395,7 +411,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(f"hidden_act={self.hidden_act!r} is unknown. Choose one of {', '.join(sorted(ACT2FN))}.")
 
     def _check_sizes(self) -> None:
-        for name, unit in (("image_size", "pixel"), ("patch_size", "pixel"), ("rope_grid_size", "patch")):
+        for name, unit in SIZES.items():
             size = vars(self)[name]
             if size is None:
                 continue

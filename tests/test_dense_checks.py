@@ -8,8 +8,8 @@ import pytest
 from datasets import DatasetDict, concatenate_datasets
 
 from hf_vit.data import (
-    DenseData,
-    DenseDataset,
+    TargetData,
+    TargetDataset,
     check_dense,
     load_depth_estimation,
     load_semantic_segmentation,
@@ -35,15 +35,15 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def masks(tmp_path: Path) -> DenseData:
+def masks(tmp_path: Path) -> TargetData:
     return load_semantic_segmentation(str(write_mask_folders(tmp_path / "masks")))
 
 
-def faults(data: DenseData, split: str = "train") -> dict[int, str]:
+def faults(data: TargetData, split: str = "train") -> dict[int, str]:
     return check_dense(data.examples(split), show_progress=False)
 
 
-def test_good_data_have_no_faults(masks: DenseData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_good_data_have_no_faults(masks: TargetData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_panoptic(tmp_path / "panoptic")
     write_instances(tmp_path / "instances", {"category_id": 3, "segmentation": [[1, 1, 5, 1, 5, 4]]})
     assert faults(masks) == faults(masks, "validation") == {}
@@ -53,7 +53,7 @@ def test_good_data_have_no_faults(masks: DenseData, tmp_path: Path, caplog: pyte
     assert not caplog.records
 
 
-def test_every_fault_is_found_with_its_file_and_reason(masks: DenseData, tmp_path: Path) -> None:
+def test_every_fault_is_found_with_its_file_and_reason(masks: TargetData, tmp_path: Path) -> None:
     folder = tmp_path / "masks" / "train"
     picture(0, (200, 200)).save(folder / "images" / "0.jpg")
     truncate(folder / "images" / "0.jpg", 0.9)
@@ -71,13 +71,13 @@ def test_every_fault_is_found_with_its_file_and_reason(masks: DenseData, tmp_pat
     assert f"{folder}/masks/3.png" in found[3]
 
 
-def test_shards_and_threads_change_nothing(masks: DenseData, tmp_path: Path) -> None:
+def test_shards_and_threads_change_nothing(masks: TargetData, tmp_path: Path) -> None:
     write_image(tmp_path / "masks" / "train" / "masks" / "1.png", np.full(SHAPE, 3, np.uint8))
     many = concatenate_datasets([masks.splits["train"]] * 40)
-    whole = [check_dense(DenseDataset(many, masks.read_target), num_threads=threads) for threads in (1, 8)]
+    whole = [check_dense(TargetDataset(many, masks.read_target), num_threads=threads) for threads in (1, 8)]
     assert list(whole[0]) == list(whole[1]) == [4 * repeat + 1 for repeat in range(40)]
     shards = [many.shard(3, rank, contiguous=False) for rank in range(3)]
-    found = [check_dense(DenseDataset(shard, masks.read_target)) for shard in shards]
+    found = [check_dense(TargetDataset(shard, masks.read_target)) for shard in shards]
     merged = {rank + 3 * index: reason for rank, reasons in enumerate(found) for index, reason in reasons.items()}
     assert dict(sorted(merged.items())) == whole[0]
 
@@ -107,7 +107,7 @@ def test_depth_without_a_valid_pixel_is_warned_of(tmp_path: Path, caplog: pytest
     assert "2.jpg" in caplog.text
 
 
-def test_what_is_wrong_is_listed_or_left_out(masks: DenseData, tmp_path: Path) -> None:
+def test_what_is_wrong_is_listed_or_left_out(masks: TargetData, tmp_path: Path) -> None:
     write_image(tmp_path / "masks" / "train" / "masks" / "1.png", np.full(SHAPE, 3, np.uint8))
     found = {"train": faults(masks), "validation": {}}
     with pytest.raises(ValueError, match=r"^1 of 6 images cannot be trained on:\n  mask of .*1\.jpg has the labels 3"):

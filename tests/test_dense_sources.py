@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 
 from hf_vit.data import (
-    DenseData,
+    TargetData,
     hold_out,
     load_depth_estimation,
     load_semantic_segmentation,
@@ -46,7 +46,7 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
-def load_masks(source: Path, **options) -> DenseData:
+def load_masks(source: Path, **options) -> TargetData:
     """Loads masks of numbers, and checks what holds for every source."""
     data = load_semantic_segmentation(str(source), **{"class_names": NAMES, **options})
     assert data.names == NAMES
@@ -56,7 +56,7 @@ def load_masks(source: Path, **options) -> DenseData:
     return data
 
 
-def maps(data: DenseData, split: str = "train") -> list[list]:
+def maps(data: TargetData, split: str = "train") -> list[list]:
     examples = data.examples(split)
     return [examples[index]["segmentation_map"].tolist() for index in range(len(examples))]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_vit.data import DenseData, load_semantic_segmentation
+from hf_vit.data import TargetData, load_semantic_segmentation
 from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.dense_arguments import SemanticDataArguments
 from hf_vit.training.load_dense import load_dense
@@ -20,13 +20,13 @@ def scenes(tmp_path: Path) -> Path:
     return write_scenes(tmp_path / "scenes")
 
 
-def load(scenes: Path, **options: object) -> DenseData:
+def load(scenes: Path, **options: object) -> TargetData:
     args = HfViTTrainingArguments(output_dir=str(scenes / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
     data_args = SemanticDataArguments(dataset_name=str(scenes), **options)
     return load_dense(lambda: load_semantic_segmentation(str(scenes)), data_args, args)
 
 
-def sizes(data: DenseData) -> dict[str, int]:
+def sizes(data: TargetData) -> dict[str, int]:
     return {name: len(rows) for name, rows in data.splits.items()}
 
 

@@ -8,12 +8,12 @@ from .collators import ImageClassificationCollator
 from .dense_augmentation import dense_augmentation
 from .dense_checks import check_dense
 from .dense_collator import DensePredictionCollator
-from .dense_dataset import DenseData, DenseDataset
 from .dense_sources import load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
 from .digits import DIGITS_RECORD, load_digits_dataset
 from .hold_out import hold_out
 from .record import DataRecord
 from .sources import load_image_classification
+from .target_dataset import TargetData, TargetDataset
 from .target_files import read_depth, read_mask, read_segment_ids
 
 
@@ -22,10 +22,10 @@ __all__ = [
     "AugmentedDataset",
     "ClassList",
     "DataRecord",
-    "DenseData",
-    "DenseDataset",
     "DensePredictionCollator",
     "ImageClassificationCollator",
+    "TargetData",
+    "TargetDataset",
     "check_dense",
     "dense_augmentation",
     "hold_out",

@@ -6,14 +6,14 @@ from transformers.utils import logging
 
 from ..image_inputs_hf_vit import read_image
 from .checks import MAX_NAMED, find_faults
-from .dense_dataset import DenseDataset
+from .target_dataset import TargetDataset
 from .wording import in_lines
 
 
 logger = logging.get_logger(__name__)
 
 
-def check_dense(dataset: DenseDataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
+def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
     """Reads every image with its target, as training will.
 
     Found are files that cannot be read, an image and a target of different sizes, labels or colours of no class, and
@@ -39,7 +39,7 @@ def check_dense(dataset: DenseDataset, num_threads: int | None = None, show_prog
     return faults
 
 
-def _faults_among(dataset: DenseDataset, without_depth: list[str], indices: range) -> dict[int, str]:
+def _faults_among(dataset: TargetDataset, without_depth: list[str], indices: range) -> dict[int, str]:
     faults: dict[int, str] = {}
     for index in indices:
         try:

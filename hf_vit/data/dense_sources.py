@@ -12,11 +12,11 @@ from huggingface_hub.errors import EntryNotFoundError
 from .class_list import ClassList, choose_classes
 from .coco import KINDS, find_coco, load_coco
 from .columns import image_and_target
-from .dense_dataset import DenseData
 from .files import with_files
 from .pairs import load_pairs
 from .parquet import find_parquet, load_parquet
 from .stored import check_revision, is_saved, load_from_hub, load_saved
+from .target_dataset import TargetData
 from .targets import depth_target, instances_target, panoptic_target, region_target, semantic_target
 from .wording import listed
 
@@ -31,7 +31,7 @@ def load_semantic_segmentation(
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
     mask_column_name: str | None = None,
-) -> DenseData:
+) -> TargetData:
     """Loads images with a mask each that says the class of every pixel.
 
     `source` is, recognised by what is there and in this order:
@@ -67,7 +67,7 @@ def load_semantic_segmentation(
     columns = (image_column_name, mask_column_name)
     splits = _load_pairs(source, "mask", columns, dataset_config_name, dataset_revision)
     classes = _choose_classes(source, dataset_revision, class_names, classes_file, reduce_labels)
-    return DenseData(splits, partial(semantic_target, classes=classes), classes.names)
+    return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
 
 
 def load_universal_segmentation(
@@ -82,7 +82,7 @@ def load_universal_segmentation(
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
     mask_column_name: str | None = None,
-) -> DenseData:
+) -> TargetData:
     """Loads images with masks of things and of stuff, each of a class.
 
     `source` is, recognised by what is there and in this order:
@@ -123,7 +123,7 @@ def load_universal_segmentation(
         raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(classes.names)}.")
     thing_ids = tuple(number for number, name in enumerate(classes.names) if name in thing_names)
     read_target = partial(region_target, classes=classes, thing_ids=thing_ids)
-    return DenseData(splits, read_target, classes.names, thing_ids)
+    return TargetData(splits, read_target, classes.names, thing_ids)
 
 
 def load_depth_estimation(
@@ -134,7 +134,7 @@ def load_depth_estimation(
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
     depth_column_name: str | None = None,
-) -> DenseData:
+) -> TargetData:
     """Loads images with a depth map each.
 
     `source` is what `load_semantic_segmentation` takes, with `depths/` or `depth/` in the place of `masks/` and a
@@ -163,7 +163,7 @@ def load_depth_estimation(
         )
     columns = (image_column_name, depth_column_name)
     splits = _load_pairs(source, "depth", columns, dataset_config_name, dataset_revision)
-    return DenseData(splits, partial(depth_target, depth_scale=depth_scale))
+    return TargetData(splits, partial(depth_target, depth_scale=depth_scale))
 
 
 def _load_pairs(
@@ -184,7 +184,7 @@ def _load_pairs(
     return with_files(load_pairs(path, target))
 
 
-def _load_coco(source: str, annotations: str | None) -> DenseData | None:
+def _load_coco(source: str, annotations: str | None) -> TargetData | None:
     if annotations is not None and annotations not in KINDS:
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
     path = Path(source).expanduser()
@@ -193,7 +193,7 @@ def _load_coco(source: str, annotations: str | None) -> DenseData | None:
         return None
     coco = load_coco(files)
     read_target = panoptic_target if coco.kind == "panoptic" else instances_target
-    return DenseData(with_files(coco.splits), read_target, coco.names, coco.thing_ids)
+    return TargetData(with_files(coco.splits), read_target, coco.names, coco.thing_ids)
 
 
 def _choose_classes(

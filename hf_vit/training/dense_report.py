@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from accelerate.utils import gather_object
 
-from ..data import DataRecord, DenseData, DenseDataset
+from ..data import DataRecord, TargetData, TargetDataset
 from ..visualize import draw_class_scores, draw_curves
 from .dense_scorer import DenseScorer, size_of
 from .dense_trainer import DenseTrainer, draw_examples
@@ -22,7 +22,7 @@ MAX_TRIVIAL = 5000
 
 def write_dense_report(
     trainer: DenseTrainer,
-    data: DenseData,
+    data: TargetData,
     describe: Callable[[str], DataRecord],
     recipe: dict[str, str],
     **facts: Any,
@@ -64,7 +64,7 @@ def write_dense_report(
     return scores
 
 
-def score_split(trainer: DenseTrainer, split: str, examples: DenseDataset) -> tuple[dict[str, float], dict[str, str]]:
+def score_split(trainer: DenseTrainer, split: str, examples: TargetDataset) -> tuple[dict[str, float], dict[str, str]]:
     """Scores a model on a split, on all processes, and writes scores and pictures into the output folder.
 
     Args:
@@ -114,7 +114,7 @@ def known(value: float) -> float | None:
 
 
 def score_trivial(
-    trainer: DenseTrainer, train: DenseDataset, scored: DenseDataset, most: int = MAX_TRIVIAL
+    trainer: DenseTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_TRIVIAL
 ) -> tuple[str, dict[str, float]]:
     """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards.
 

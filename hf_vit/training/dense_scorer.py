@@ -9,7 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ..data import DenseDataset
+from ..data import TargetDataset
 from ..metrics import StreamedMetric
 
 
@@ -81,7 +81,7 @@ class DenseScorer(ABC):
         """Says what a model with these scores is not good for."""
 
 
-def check_truth(scorer: DenseScorer, split: str, examples: DenseDataset) -> None:
+def check_truth(scorer: DenseScorer, split: str, examples: TargetDataset) -> None:
     """Raises `ValueError` if there is nothing to learn from or to be scored on in a whole split."""
     if not any(scorer.has_truth(target) for target in examples.read_targets()):
         raise ValueError(f"No {split} image has any truth: {scorer.describe_lack(examples.read_targets())}")

@@ -8,7 +8,7 @@ from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from ..configuration_hf_vit import HfViTConfig, to_pair
-from ..data import AugmentedDataset, DenseData, DensePredictionCollator, dense_augmentation
+from ..data import AugmentedDataset, DensePredictionCollator, TargetData, dense_augmentation
 from ..image_processing_hf_vit import HfViTImageProcessor
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .arguments import ModelArguments, TrainedImagesArguments
@@ -45,7 +45,7 @@ class DenseTask(TrainingTask):
     args: DenseTrainingArguments
 
     @abstractmethod
-    def open_data(self) -> DenseData:
+    def open_data(self) -> TargetData:
         """Opens the data."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data import DenseDataset, DensePredictionCollator
+from ..data import DensePredictionCollator, TargetDataset
 from .dense_scorer import DenseScorer, size_of
 from .trainer import HfViTTrainer
 
@@ -26,7 +26,7 @@ class DenseTrainer(HfViTTrainer):
     Every process makes a small record of each image it has predicted, and the records of all are brought together
     batch by batch. So the scores depend on neither processes nor batches, and memory does not grow with the images.
 
-    The collator must be a `DensePredictionCollator`, and the data a `DenseDataset`, for training in an
+    The collator must be a `DensePredictionCollator`, and the data a `TargetDataset`, for training in an
     `AugmentedDataset`.
     """
 
@@ -90,7 +90,7 @@ class DenseTrainer(HfViTTrainer):
 
 
 def draw_examples(
-    scorer: DenseScorer, model: PreTrainedModel, examples: DenseDataset, file: Path, is_first: bool
+    scorer: DenseScorer, model: PreTrainedModel, examples: TargetDataset, file: Path, is_first: bool
 ) -> None:
     """Predicts a few images, spread evenly over a data set, and draws them beside their targets.
 
@@ -115,7 +115,7 @@ def draw_examples(
 class EvaluationPictures(TrainerCallback):
     """Draws the same few validation images at every evaluation, as `pictures/step-000100.png` of the output folder."""
 
-    def __init__(self, scorer: DenseScorer, examples: DenseDataset) -> None:
+    def __init__(self, scorer: DenseScorer, examples: TargetDataset) -> None:
         """Begins.
 
         Args:

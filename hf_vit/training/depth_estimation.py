@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..configuration_tasks_hf_vit import HfViTDepthConfig
-from ..data import DenseData, load_depth_estimation
+from ..data import TargetData, load_depth_estimation
 from ..image_sizes_hf_vit import resize_nearest
 from ..metrics import DepthMetric
 from ..modeling_hf_vit import HfViTForDepthEstimation
@@ -138,7 +138,7 @@ class DepthEstimation(DenseTask):
     data: DepthDataArguments
     evaluation: DepthEvaluationArguments
 
-    def open_data(self) -> DenseData:
+    def open_data(self) -> TargetData:
         """Opens images and depth maps."""
         return load_depth_estimation(self.data.dataset_name, **self.data.source_options())
 

@@ -9,16 +9,16 @@ import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor
 
-from ..data import DenseData, DenseDataset, check_dense
-from ..data.dense_dataset import ReadTarget
+from ..data import TargetData, TargetDataset, check_dense
+from ..data.target_dataset import ReadTarget
 from ..image_targets_hf_vit import IGNORED_LABEL
 from .arguments import HfViTTrainingArguments, ImageDataArguments, TrainedImagesArguments
 from .load_data import FindFaults, check_known, choose_split, prepare_splits, scored_images
 
 
 def load_dense(
-    load: Callable[[], DenseData], args: TrainedImagesArguments, training_args: HfViTTrainingArguments
-) -> DenseData:
+    load: Callable[[], TargetData], args: TrainedImagesArguments, training_args: HfViTTrainingArguments
+) -> TargetData:
     """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
 
     Args:
@@ -37,12 +37,12 @@ def load_dense(
 
 
 def load_scored_dense(
-    load: Callable[[], DenseData],
+    load: Callable[[], TargetData],
     args: ImageDataArguments,
     split: str | None,
     label2id: Mapping[str, int],
     training_args: HfViTTrainingArguments,
-) -> tuple[str, DenseData]:
+) -> tuple[str, TargetData]:
     """Opens one split of the data and numbers its classes as a model does; see `load_scored_split`.
 
     Args:
@@ -68,7 +68,7 @@ def load_scored_dense(
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
 
 
-def with_model_classes(data: DenseData, label2id: Mapping[str, int]) -> DenseData:
+def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
     """Returns data whose targets number the classes as a model does, which knows them all."""
     if not data.names:
         return data
@@ -90,13 +90,13 @@ def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -
     }
 
 
-def _open(load: Callable[[], DenseData], training_args: HfViTTrainingArguments) -> DenseData:
+def _open(load: Callable[[], TargetData], training_args: HfViTTrainingArguments) -> TargetData:
     with training_args.main_process_first(desc="opening the data"):
         return load()
 
 
-def _fault_finder(data: DenseData) -> FindFaults:
+def _fault_finder(data: TargetData) -> FindFaults:
     def find_faults(dataset: Dataset, *, show_progress: bool) -> dict[int, str]:
-        return check_dense(DenseDataset(dataset, data.read_target), show_progress=show_progress)
+        return check_dense(TargetDataset(dataset, data.read_target), show_progress=show_progress)
 
     return find_faults

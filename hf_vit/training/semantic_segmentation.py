@@ -9,7 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ..data import DenseData, load_semantic_segmentation
+from ..data import TargetData, load_semantic_segmentation
 from ..image_targets_hf_vit import IGNORED_LABEL
 from ..metrics import SemanticSegmentationMetric
 from ..modeling_hf_vit import HfViTForSemanticSegmentation
@@ -141,7 +141,7 @@ class SemanticSegmentation(DenseTask):
     data: SemanticDataArguments
     evaluation: SemanticEvaluationArguments
 
-    def open_data(self) -> DenseData:
+    def open_data(self) -> TargetData:
         """Opens images and masks."""
         return load_semantic_segmentation(self.data.dataset_name, **self.data.source_options())
 

@@ -16,7 +16,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ..data import DenseData, load_universal_segmentation
+from ..data import TargetData, load_universal_segmentation
 from ..modeling_hf_vit import HfViTForUniversalSegmentation
 from ..task_universal_segmentation import universal_segmentation_loss
 from ..visualize import draw_panoptic
@@ -205,7 +205,7 @@ class UniversalSegmentation(DenseTask):
 
     data: UniversalDataArguments
 
-    def open_data(self) -> DenseData:
+    def open_data(self) -> TargetData:
         """Opens images and masks."""
         return load_universal_segmentation(self.data.dataset_name, **self.data.source_options())
 

@@ -1,4 +1,4 @@
-"""Images with the targets of dense prediction, read on access. Shapes: H W pixels, M masks."""
+"""Images with their targets, read on access. Shapes: H W pixels, M masks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ READ_AHEAD = 16  # targets that are in memory at a time
 ReadTarget = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
-class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
+class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Examples of an image and its target, from rows that name their files or hold their bytes."""
 
     def __init__(self, rows: Dataset, read_target: ReadTarget) -> None:
@@ -54,9 +54,9 @@ class DenseDataset(torch.utils.data.Dataset[dict[str, Any]]):
         _check_same_size(image, target, row["file"])
         return {"image": image, "file": row["file"], **target}
 
-    def select(self, indices: Iterable[int]) -> "DenseDataset":
+    def select(self, indices: Iterable[int]) -> "TargetDataset":
         """Returns some of the examples."""
-        return DenseDataset(self.rows.select(indices), self.read_target)
+        return TargetDataset(self.rows.select(indices), self.read_target)
 
     def read_targets(self, show_progress: bool = False) -> Iterator[Any]:
         """Reads the targets alone, a few at a time in threads, and leaves the images closed.
@@ -94,8 +94,8 @@ def _check_same_size(image: PILImage.Image, target: dict[str, Tensor], file: str
 
 
 @dataclass(frozen=True)
-class DenseData:
-    """A data set for dense prediction.
+class TargetData:
+    """A data set of images and targets.
 
     Args:
         splits: Those of "train", "validation" and "test" that exist, with the columns `image` (`datasets.Image`),
@@ -110,6 +110,6 @@ class DenseData:
     names: tuple[str, ...] = ()
     thing_ids: tuple[int, ...] = ()
 
-    def examples(self, split: str) -> DenseDataset:
+    def examples(self, split: str) -> TargetDataset:
         """Returns the examples of a split, read on access."""
-        return DenseDataset(self.splits[split], self.read_target)
+        return TargetDataset(self.splits[split], self.read_target)
