@@ -257,11 +257,11 @@ class HfViTLayer(GradientCheckpointingLayer):
 class HfViTEncoder(nn.Module):
     """The stack of blocks."""
 
-    def __init__(self, config: HfViTConfig) -> None:
-        """Builds `config.num_hidden_layers` blocks.
+    def __init__(self, config: HfViTConfig, num_layers: int | None = None) -> None:
+        """Builds `num_layers` blocks, `config.num_hidden_layers` by default.
 
         Raises:
-            ValueError: if `config.global_attention_layers` names a block that is not there.
+            ValueError: if `config.global_attention_layers` names a block that the model does not have.
         """
         super().__init__()
         self.global_layers = frozenset(config.global_attention_layers)
@@ -270,7 +270,8 @@ class HfViTEncoder(nn.Module):
                 f"global_attention_layers={list(config.global_attention_layers)} must name blocks from 0 to "
                 f"{config.num_hidden_layers - 1}, as num_hidden_layers={config.num_hidden_layers}."
             )
-        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
+        num_layers = config.num_hidden_layers if num_layers is None else num_layers
+        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(num_layers))
 
     def forward(
         self,

@@ -61,6 +61,8 @@ class Family:
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         fixed: Fields of their configuration that we have for one value only, and that value.
         images: For files that come without options of an image processor: whose they are like, in `ORIGINALS`.
+        is_sized_by_images: Whether `configure` needs the options of the image processor too, which are in their
+            configuration as `image_processor`, empty if there are none.
         outputs: What is equal to the source, as in the README.
     """
 
@@ -76,6 +78,7 @@ class Family:
     reads: Callable[[Config], bool] = lambda config: True
     fixed: Mapping[str, Any] = field(default_factory=dict)
     images: str = ""
+    is_sized_by_images: bool = False
     outputs: str = ""
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.initialization import no_init_weights
 
 from ..configuration_hf_vit import PROPERTIES, HfViTConfig
+from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
@@ -20,13 +21,15 @@ from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
-from .source import HUB_ARGUMENTS, Source, open_source
+from .source import HUB_ARGUMENTS, Source, open_source, read_image_processor
 
 
 # Our classes of models with a head, by a tensor of it
 HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "classifier.weight": HfViTForImageClassification,
     "universal_segmentation_head.queries.weight": HfViTForUniversalSegmentation,
+    "detection_head.queries.weight": HfViTForObjectDetection,
+    "detection_head.query_features.weight": HfViTForObjectDetection,
     "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
 }
 
@@ -138,7 +141,12 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
 
 
 def said(source: Source, family: Family, given: Config) -> Config:
-    """Returns what is said about a checkpoint: its config.json alone if that is of transformers, which tells all."""
+    """Returns what is said about a checkpoint: its config.json alone if that is of transformers, which tells all.
+
+    All but the size of images, where that counts.
+    """
+    if family.is_sized_by_images:
+        return {**source.config, "image_processor": read_image_processor(source)}
     return source.config if family.model_types else {**given, **source.config}
 
 

@@ -96,12 +96,27 @@ def run_eomt(model: Any, images: Tensor) -> Outputs:
     }
 
 
+def run_lw_detr(model: Any, images: Tensor) -> Outputs:
+    """Runs a model whose encoder has its patches window by window and puts them in rows again."""
+    backbone = model.model.backbone.backbone
+    side, patch = backbone.config.num_windows_side, to_pair(backbone.config.patch_size)
+    grid = [length // part // side for length, part in zip(images.shape[-2:], patch, strict=True)]
+    outputs = {
+        name: state.reshape(len(images), side, side, *grid, -1).transpose(2, 3).flatten(1, 4)  # (B, N, D)
+        for name, state in named(backbone(images, output_hidden_states=True)).items()
+        if name.startswith("hidden_states")
+    }
+    predicted = model(images)
+    return {**outputs, "logits": predicted.logits, "pred_boxes": predicted.pred_boxes}
+
+
 RUNNERS = {
     "vit_mae": run_vit_mae,
     "siglip2": run_siglip2,
     "siglip2_vision_model": run_siglip2,
     "eomt": run_eomt,
     "eomt_dinov3": run_eomt,
+    "lw_detr": run_lw_detr,
 }
 
 
