@@ -292,7 +292,9 @@ class HfViTDeformableDecoder(nn.Module):
         self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1, initial_bias=PRIOR_BIAS)
         self.box_head = HfViTPredictionHead(size, 4, starts_at_zero=True)
 
-    def forward(self, levels: Sequence[Tensor], patch_attention_mask: Tensor | None = None) -> list[DetectionPrediction]:
+    def forward(
+        self, levels: Sequence[Tensor], patch_attention_mask: Tensor | None = None
+    ) -> list[DetectionPrediction]:
         """Predicts objects; in training each group of queries does by itself.
 
         Args:
