@@ -154,7 +154,7 @@ def test_a_keypoint_far_off_is_in_the_picture(tmp_path: Path) -> None:
 
 
 def test_precision_recall_shows_each_class_and_the_mean(tmp_path: Path) -> None:
-    curves = {"cell": np.ones(101), "$5_$": np.zeros(101)}
+    curves = {"cell": np.ones(101), "absent": np.full(101, np.nan), "$5_$": np.zeros(101)}
     draw_precision_recall(curves, tmp_path / "few.svg")
     written = texts(tmp_path / "few.svg")
     assert written[-3:] == ["cell 1.000", "$5_$ 0.000", "mean 0.500"]
@@ -162,4 +162,4 @@ def test_precision_recall_shows_each_class_and_the_mean(tmp_path: Path) -> None:
     assert texts(tmp_path / "many.svg")[-1] == "mean 1.000"
     assert "0 1.000" not in texts(tmp_path / "many.svg")
     with pytest.raises(ValueError, match="There is no class to draw"):
-        draw_precision_recall({}, tmp_path / "no.png")
+        draw_precision_recall({"absent": curves["absent"]}, tmp_path / "no.png")

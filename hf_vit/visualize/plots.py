@@ -90,27 +90,27 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: str | os.PathL
     """Draws how precise the detections of each class are at each recall, and the mean over the classes.
 
     Args:
-        curves: Precision (R,) of each class at recalls evenly spread from 0 to 1, as
-            `DetectionMetric.precision_recall` returns it; the legend shows its mean, the average precision.
+        curves: Precision (R,) of each class at recalls evenly spread from 0 to 1, NaN for a class that does not occur,
+            as `DetectionMetric.precision_recall` returns it. The legend shows its mean, the average precision.
         file: Where to save the picture; the suffix is the format.
 
     Raises:
         ImportError: if matplotlib is not installed.
-        ValueError: if there is no class.
+        ValueError: if no class occurs.
     """
-    if not curves:
-        raise ValueError("There is no class to draw.")
+    known = {name: precision for name, precision in curves.items() if not np.isnan(precision).any()}
+    if not known:
+        raise ValueError("There is no class to draw, as there is no object of any.")
     figure = new_figure(6, 4.5)
     axes = figure.subplots()
-    few = len(curves) <= MAX_CURVES
-    colours = segmentation_palette(len(curves)) / 255 if few else np.full((len(curves), 3), 0.8)
-    for (name, precision), colour in zip(curves.items(), colours, strict=True):
-        label = f"{name} {precision.mean():.3f}" if few else None
-        axes.plot(
-            np.linspace(0, 1, len(precision)), precision, color=colour, label=label, linewidth=1.5 if few else 0.8
-        )
-    if len(curves) > 1:
-        mean = np.mean(list(curves.values()), axis=0)
+    few = len(known) <= MAX_CURVES
+    colours = dict(zip(curves, segmentation_palette(len(curves)) / 255, strict=True))
+    for name, precision in known.items():
+        named = {"color": colours[name], "label": f"{name} {precision.mean():.3f}"}
+        look: dict[str, Any] = named if few else {"color": "lightgrey"}
+        axes.plot(np.linspace(0, 1, len(precision)), precision, linewidth=1.5 if few else 0.8, **look)
+    if len(known) > 1:
+        mean = np.mean(list(known.values()), axis=0)
         axes.plot(np.linspace(0, 1, len(mean)), mean, color="black", label=f"mean {mean.mean():.3f}", linewidth=2.2)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
     axes.spines[["top", "right"]].set_visible(False)
