@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForDepthEstimation,
     AutoModelForImageClassification,
     AutoModelForImageSegmentation,
+    AutoModelForKeypointDetection,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
 )
@@ -38,9 +39,11 @@ from .modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
+    HfViTKeypointDetectionOutput,
     HfViTSemanticSegmenterOutput,
 )
 from .pretrained_hf_vit import HfViTPreTrainedModel
@@ -61,6 +64,7 @@ AutoModelForUniversalSegmentation.register(HfViTConfig, HfViTForUniversalSegment
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
+AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -76,6 +80,7 @@ __all__ = [
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
+    "HfViTForKeypointDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
     "HfViTForUniversalSegmentationOutput",
@@ -83,6 +88,7 @@ __all__ = [
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
     "HfViTKeypointConfig",
+    "HfViTKeypointDetectionOutput",
     "HfViTModel",
     "HfViTPreTrainedModel",
     "HfViTSegmentationConfig",

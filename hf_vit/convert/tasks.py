@@ -7,6 +7,7 @@ from ..modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 
 
@@ -16,4 +17,5 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "semantic-segmentation": HfViTForSemanticSegmentation,
     "universal-segmentation": HfViTForUniversalSegmentation,
     "depth-estimation": HfViTForDepthEstimation,
+    "keypoint-detection": HfViTForKeypointDetection,
 }
