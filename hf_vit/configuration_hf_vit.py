@@ -435,7 +435,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 )
         if not 0 <= 2 * self.patch_padding < min(to_pair(self.patch_size)):
             raise ValueError(
-                f"patch_padding={self.patch_padding} must be less than half of patch_size={self.patch_size}; 0 means none."
+                f"patch_padding={self.patch_padding} must be less than half of patch_size={self.patch_size}. "
+                "0 means none."
             )
         head_size, remainder = divmod(self.hidden_size, self.num_attention_heads)
         if remainder:

@@ -45,8 +45,8 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
 
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, K, 3) floats: x, y in pixels from the centre of the first one, and visibility: 0 (not labelled),
-                1 (hidden) or 2 (visible).
+            labels: (B, K, 3) floats: x, y in pixels from the centre of the first one, and visibility, which is 0 (not
+                labelled), 1 (hidden) or 2 (visible).
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.

@@ -1,11 +1,11 @@
 """Keypoints: heads, heatmaps from points and back, loss.
 
-The design is that of ViTPose (https://arxiv.org/abs/2204.12484). A place is a number of pixels, x and y, from the centre
-of the first pixel; the first and the last pixel of an image and of its heatmap are at the same place, in the image 0 and
-W - 1, in the heatmap 0 and w' - 1 (unbiased data processing, https://arxiv.org/abs/1911.07524).
+The design is that of ViTPose (https://arxiv.org/abs/2204.12484). A place is x and y in pixels from the centre of the
+first one. The first and the last pixel of an image are where those of its heatmap are: 0 and W - 1 of the one are 0 and
+w' - 1 of the other (unbiased data processing, https://arxiv.org/abs/1911.07524).
 
-Shapes: B batch, H W pixels, h w patch grid, s how much finer a heatmap is than the grid, h' = s·h, w' = s·w, K keypoints,
-D hidden size.
+Shapes: B batch, H W pixels, h w patch grid, s how much finer a heatmap is than the grid, h' = s·h, w' = s·w, K
+keypoints, D hidden size.
 """
 
 import re
@@ -145,8 +145,8 @@ def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
         values = vars(options)[name]
         if values is not None and len(values) != num_keypoints:
             raise ValueError(
-                f"{name} has {len(values)} numbers, but there are num_labels={num_keypoints} keypoints. Give one number "
-                "for each."
+                f"{name} has {len(values)} numbers, but there are num_labels={num_keypoints} keypoints. Give one "
+                "number for each."
             )
 
 
@@ -154,8 +154,8 @@ def find_flip_pairs(names: Sequence[str]) -> list[list[int]]:
     """Returns the pairs of keypoints that a mirror image swaps, as numbers, going by their names.
 
     Args:
-        names: Such as "left_eye", "L_Eye", "lefteye": what differs from that of the other side by "left" and "right", or
-            by "l" and "r" as a word of its own.
+        names: Such as "left_eye", "L_Eye" or "lefteye", where the other side has "right", or "r" as a word of its
+            own.
     """
     numbers = {name.lower(): number for number, name in enumerate(names)}
     pairs = []
@@ -198,9 +198,9 @@ def encode_keypoints(
 def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
     """Finds the place of each keypoint between the pixels of its heatmap (DARK, https://arxiv.org/abs/1910.06278).
 
-    From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian is
-    a parabola, leads to its centre. Where the blur would meet what is beyond the border, the heatmap is taken as it is,
-    and slopes are those one pixel further in. Where there is no peak, or it is far away, the largest value stands.
+    From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
+    is a parabola, leads to its centre. Where the blur would meet what is beyond the border, the heatmap is taken as it
+    is, and slopes are those one pixel further in. Where there is no peak, or far away, the largest value stands.
 
     Args:
         heatmaps: (B, K, h', w').
@@ -243,7 +243,7 @@ def around(maps: Tensor, centre: Tensor) -> Tensor:
 
 
 def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns how far from the middle of values (..., 3, 3) their peak is, (..., 2) as x and y, and whether there is one."""
+    """Returns how far the peak of values (..., 3, 3) is from their middle, (..., 2) as x and y, and if there is one."""
     (up_left, up, _), (left, middle, right), (_, down, down_right) = (
         row.unbind(dim=-1) for row in values.unbind(dim=-2)
     )
@@ -280,8 +280,8 @@ def keypoint_loss(
 ) -> Tensor:
     """Mean over the images of a batch of their losses, so that it does not depend on how a batch is split.
 
-    The loss of an image is the mean over its keypoints of the mean squared difference of the heatmaps, times the weight
-    of the keypoint; 0 for those that are not labelled or out of reach.
+    The loss of an image is the mean over its keypoints of the mean squared difference of the heatmaps, times the
+    weight of the keypoint; 0 for those that are not labelled or out of reach.
 
     Args:
         heatmaps: (B, K, h', w').
@@ -330,9 +330,9 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
     expected = (*heatmaps.shape[:2], 3)
     if labels.shape != expected or not labels.is_floating_point():
         raise ValueError(
-            f"labels must be floats (batch, keypoints, 3) = {expected}, x, y and visibility, not {labels.dtype} of shape "
-            f"{tuple(labels.shape)}. The image processor makes them from keypoints; num_labels of the model is the number "
-            "of keypoints."
+            f"labels must be floats (batch, keypoints, 3) = {expected}, x, y and visibility, not {labels.dtype} of "
+            f"shape {tuple(labels.shape)}. The image processor makes them from keypoints; the model's num_labels is how "
+            "many there are."
         )
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -343,6 +343,6 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
     if is_wrong.any():
         image, keypoint = is_wrong.nonzero()[0].tolist()
         raise ValueError(
-            f"Keypoint {keypoint} of image {image} is {labels[image, keypoint].tolist()}. It must be x and y in pixels and "
-            "visibility: 0 (not labelled), 1 (hidden) or 2 (visible)."
+            f"Keypoint {keypoint} of image {image} is {labels[image, keypoint].tolist()}. It must be x and y in pixels "
+            "and visibility: 0 (not labelled), 1 (hidden) or 2 (visible)."
         )

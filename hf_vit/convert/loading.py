@@ -62,8 +62,8 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
         **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
             tell (`num_attention_heads`, …); `architecture`, timm's name of the model
             ("vit_base_patch16_siglip_224", …), for a file of weights alone that is timm's or DeiT III's;
-            `dataset_index`, which expert of ViTPose+ is taken, the first by default; where the files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
-            `device_map`, …).
+            `dataset_index`, which expert of ViTPose+ is taken, the first by default; where the files are on the Hub
+            (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`, `device_map`, …).
 
     Returns:
         Arguments of `from_pretrained`: `config`, `state_dict` and what it takes beside.

@@ -15,7 +15,7 @@ BLOCK, MLP, HEAD = "encoder.layers.*", "encoder.layer.*.mlp", "keypoint_head"
 
 
 def add_cls_position(positions: Tensor) -> Tensor:
-    """Returns the rows of the patches of a position table (1, 1 + N, D), that of CLS, which is no token, added to each."""
+    """Returns the rows of the patches of a position table (1, 1 + N, D), each with that of CLS, which is no token."""
     return positions[:, 1:] + positions[:, :1]
 
 
@@ -35,7 +35,7 @@ KEYS: KeyMap = {
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns what ViTPose+ changes in the key map: the rows of the expert of one data set stand below the shared ones.
+    """Returns what ViTPose+ changes in the key map: the rows of one data set's expert stand below the shared ones.
 
     Raises:
         ValueError: if there is no such expert.
@@ -62,8 +62,8 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     stages = backbone.get("out_indices") or [num_layers]
     if "backbone_config" in config and stages[-1] != num_layers:
         raise ValueError(
-            f"The head of this checkpoint sees out_indices={stages} of num_hidden_layers={num_layers} blocks; here it sees "
-            "the last one. Open it with transformers."
+            f"The head of this checkpoint sees out_indices={stages} of num_hidden_layers={num_layers} blocks; here it "
+            "sees the last one. Open it with transformers."
         )
     return {
         **fields,
