@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForImageSegmentation,
     AutoModelForKeypointDetection,
+    AutoModelForObjectDetection,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
 )
@@ -31,6 +32,7 @@ from .convert import read_image_processor_file, read_published
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase
+from .modeling_detection_hf_vit import HfViTForObjectDetection
 from .modeling_hf_vit import (
     HfViTBackbone,
     HfViTForDepthEstimation,
@@ -44,6 +46,7 @@ from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
     HfViTKeypointDetectionOutput,
+    HfViTObjectDetectionOutput,
     HfViTSemanticSegmenterOutput,
 )
 from .pretrained_hf_vit import HfViTPreTrainedModel
@@ -65,6 +68,7 @@ segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentati
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
 AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
+AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -81,6 +85,7 @@ __all__ = [
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
     "HfViTForKeypointDetection",
+    "HfViTForObjectDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
     "HfViTForUniversalSegmentationOutput",
@@ -90,6 +95,7 @@ __all__ = [
     "HfViTKeypointConfig",
     "HfViTKeypointDetectionOutput",
     "HfViTModel",
+    "HfViTObjectDetectionOutput",
     "HfViTPreTrainedModel",
     "HfViTSegmentationConfig",
     "HfViTSemanticSegmenterOutput",

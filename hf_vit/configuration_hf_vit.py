@@ -37,6 +37,7 @@ AUTO_MAP = {
     "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
     "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
+    "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -185,6 +186,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         "cls_logits",
         "distillation_logits",
         "auxiliary_logits",
+        "auxiliary_outputs",
     ]
 
     hidden_size: int = 768
@@ -500,7 +502,9 @@ def _travelling_files() -> tuple[Any, ...]:
     """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
     from .image_processing_hf_vit import HfViTImageProcessor
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
+    from .modeling_detection_hf_vit import HfViTForObjectDetection
     from .modeling_hf_vit import HfViTModel
     from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
 
-    return HfViTModel, HfViTForKeypointDetection, HfViTImageProcessor, HfViTImageProcessorPil
+    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection)
+    return *models, HfViTImageProcessor, HfViTImageProcessorPil

@@ -13,6 +13,7 @@ from hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
     HfViTForKeypointDetection,
+    HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTModel,
@@ -29,6 +30,7 @@ MODEL_CLASSES = [
     HfViTForUniversalSegmentation,
     HfViTForDepthEstimation,
     HfViTForKeypointDetection,
+    HfViTForObjectDetection,
 ]
 
 SMALL_DEPTH = {
@@ -51,6 +53,7 @@ SMALL: dict[str, Any] = {
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
     "keypoint_config": {"hidden_size": 8, "flip_pairs": [[0, 1], [2, 3]]},
+    "detection_config": {"decoder": "queries", "num_queries": 5},
 }
 
 # Together these switch on every option of the backbone.
@@ -196,6 +199,26 @@ def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
         "mask_labels": torch.rand(batch, 3, 32, 32, generator=generator).round(),
         "class_labels": torch.randint(config.num_labels, (batch, 3), generator=generator),
     }
+
+
+def boxes(generator: Generator, count: int) -> Tensor:
+    """Boxes (count, 4) that lie in the image, as cx, cy, w, h."""
+    sizes = 0.1 + 0.5 * torch.rand(count, 2, generator=generator)
+    return torch.cat((sizes / 2 + (1 - sizes) * torch.rand(count, 2, generator=generator), sizes), dim=1)
+
+
+def objects(config: HfViTConfig, batch: int) -> dict[str, Any]:
+    """Every image has another number of objects, the first one none."""
+    generator = torch.Generator().manual_seed(batch)
+    counts = [index % 4 for index in range(batch)]
+    labels = [
+        {
+            "class_labels": torch.randint(config.num_labels, (count,), generator=generator),
+            "boxes": boxes(generator, count),
+        }
+        for count in counts
+    ]
+    return {"pixel_values": pixels(config, batch), "labels": labels}
 
 
 def padded(make_batch: MakeBatch) -> MakeBatch:

@@ -1,5 +1,6 @@
 """What a converted checkpoint can be saved for."""
 
+from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
@@ -18,4 +19,5 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "universal-segmentation": HfViTForUniversalSegmentation,
     "depth-estimation": HfViTForDepthEstimation,
     "keypoint-detection": HfViTForKeypointDetection,
+    "object-detection": HfViTForObjectDetection,
 }

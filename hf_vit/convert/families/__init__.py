@@ -18,6 +18,7 @@ from .vit import VIT
 from .vit_mae import VIT_MAE
 from .vit_msn import VIT_MSN
 from .vitpose import VITPOSE
+from .yolos import YOLOS
 
 
 # The first that reads a configuration is taken.
@@ -34,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     CLIP,
     SIGLIP,
     SIGLIP_2,
+    YOLOS,
     EOMT,
     EOMT_DINOV3,
     DPT_SEGMENTATION,
