@@ -191,6 +191,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "segmentation_config": {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
     "universal_segmentation_config": {"num_queries": 7, "oversample_ratio": 2},
     "depth_config": {"depth_estimation_type": "relative", "head": "conv", "max_depth": None},
+    "detection_config": {"decoder": "queries", "num_queries": 7},
+    "keypoint_config": {"head": "simple", "flip_pairs": [[0, 1], [3, 2]], "oks_sigmas": [0.1, 0.2]},
 }
 all_tasks = pytest.mark.parametrize("field", TASKS)
 
@@ -235,6 +237,8 @@ def test_overrides_at_loading_leave_the_other_options(field: str, tmp_path: Path
         "segmentation_config": ("dice_weight", 1.5),
         "universal_segmentation_config": ("mask_weight", 1.5),
         "depth_config": ("gradient_loss_weight", 1.5),
+        "detection_config": ("giou_weight", 1.5),
+        "keypoint_config": ("sigma", 1.5),
     }[field]
     reopened = HfViTConfig.from_pretrained(tmp_path, **{field: {name: value}})
     assert getattr(reopened, field).to_dict() == {**TASKS[field], name: value}
@@ -295,6 +299,12 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         ("depth_config", {"head": "linear", "max_depth": None}, "need a max_depth in metres"),
         ("depth_config", {"silog_lambda": 1.5}, "silog_lambda=1.5 must lie"),
         ("depth_config", {"gradient_loss_weight": -1}, "gradient_loss_weight=-1"),
+        ("keypoint_config", {"sigma": 0}, "sigma=0 must be positive"),
+        ("keypoint_config", {"flip_pairs": [[0, 1], [2, 1]]}, "names a keypoint twice"),
+        ("keypoint_config", {"flip_pairs": [[1, 1]]}, r"flip_pairs has \[1, 1\]"),
+        ("keypoint_config", {"skeleton": [[0, -1]]}, r"skeleton has \[0, -1\]"),
+        ("keypoint_config", {"keypoint_weights": [1, -2]}, r"keypoint_weights=\[1, -2\] must not be negative"),
+        ("keypoint_config", {"oks_sigmas": [0.1, 0]}, r"oks_sigmas=\[0.1, 0\] must be positive"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
