@@ -53,7 +53,7 @@ SMALL: dict[str, Any] = {
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
     "keypoint_config": {"hidden_size": 8},
-    "detection_config": {"decoder": "queries", "num_queries": 5},
+    "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
 }
 
 # Together these switch on every option of the backbone.
