@@ -1,7 +1,7 @@
 """What the models return where the library has no output of its own for it.
 
 Shapes: B batch, h w patch grid, P prefix tokens, N = h·w, L = P + N, Q queries, D hidden size, s how much finer a
-head's result is than the grid.
+head's result is than the grid, K keypoints.
 """
 
 from dataclasses import dataclass
@@ -101,5 +101,22 @@ class HfViTObjectDetectionOutput(ModelOutput):
     probabilities: Tensor | None = None
     auxiliary_outputs: list[dict[str, Tensor]] | None = None
     last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class HfViTKeypointDetectionOutput(ModelOutput):
+    """What `post_process_keypoint_detection` takes.
+
+    Args:
+        loss: Scalar, if labels were given.
+        heatmaps: (B, K, s·h, s·w), how sure it is of each keypoint at each place, about 1 where it is.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+    """
+
+    loss: Tensor | None = None
+    heatmaps: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
