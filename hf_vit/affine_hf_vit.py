@@ -2,7 +2,7 @@
 
 Coordinates are continuous, and the centre of pixel i is at i. A box becomes a crop whose first and last pixel centres
 lie on its sides ("unbiased data processing", https://arxiv.org/abs/1911.07524), as in ViTPose.
-Shapes: C channels, H W pixels of an image, h w pixels of a crop.
+Shapes: C channels, H W pixels of an image, h w pixels of a crop, K keypoints.
 """
 
 import torch
@@ -53,6 +53,23 @@ def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
     return moved.to(points.dtype)
 
 
+def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns where keypoints of an image lie in a crop.
+
+    Args:
+        keypoints: (..., K, 3), x and y in pixels of the image, and visibility, 0 where a keypoint is not labelled.
+        matrix: (..., 2, 3), from the image to the crop.
+        size: Height and width of the crop in pixels.
+
+    Returns:
+        (..., K, 3) in pixels of the crop, all zeros for keypoints without label and those on no pixel of the crop.
+    """
+    points = apply_matrix(keypoints[..., :2], matrix)
+    last = torch.tensor((size[1], size[0]), device=points.device) - 0.5
+    is_left = (keypoints[..., 2] > 0) & ((points >= -0.5) & (points <= last)).all(dim=-1)  # (..., K)
+    return torch.where(is_left[..., None], torch.cat((points, keypoints[..., 2:]), dim=-1), 0)
+
+
 def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
     """Returns the crop of an image that an affine map leads to, bilinear, black outside the image.
 
@@ -75,10 +92,8 @@ def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
     is_inside = (_is_within(x, width) & _is_within(y, height)).to(image.device)
     grid = torch.stack(((2 * x + 1) / width - 1, (2 * y + 1) / height - 1), dim=-1)  # (h, w, 2), edges at -1 and 1
     pixels = image[None].to(torch.float32)
-    crop = (
-        F.grid_sample(pixels, grid[None].to(pixels), mode="bilinear", padding_mode="border", align_corners=False)[0]
-        * is_inside
-    )  # (C, h, w)
+    sampled = F.grid_sample(pixels, grid[None].to(pixels), padding_mode="border", align_corners=False)[0]
+    crop = sampled * is_inside  # (C, h, w)
     return crop.round().to(image.dtype) if image.dtype == torch.uint8 else crop
 
 

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from transformers import VitPoseImageProcessor
 
-from hf_vit.affine_hf_vit import apply_matrix, crop_matrix, invert_matrix, warp
+from hf_vit.affine_hf_vit import apply_matrix, crop_keypoints, crop_matrix, invert_matrix, warp
 
 
 HEIGHT, WIDTH = 90, 120
@@ -36,6 +36,14 @@ def test_points_come_back_for_every_box_of_a_batch() -> None:
     there = apply_matrix(points, matrices)
     assert torch.allclose(there[1], apply_matrix(points[1], crop_matrix(BOXES[1], (64, 48), 1.25)))
     assert torch.allclose(apply_matrix(there, invert_matrix(matrices)), points, atol=1e-12)
+
+
+def test_keypoints_without_label_or_outside_the_crop_are_none() -> None:
+    matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48))
+    given = [[10.0, 20.0, 2.0], [40.2, 60.0, 1.0], [40.5, 60.0, 2.0], [25.0, 19.0, 2.0], [25.0, 40.0, 0.0]]
+    found = crop_keypoints(torch.tensor([given, given]), torch.stack([matrix, matrix]), (64, 48))
+    expected = [[0.0, 0.0, 2.0], [47 + 0.2 * 47 / 30, 63.0, 1.0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert torch.allclose(found, torch.tensor([expected, expected]), atol=1e-5)
 
 
 @pytest.mark.parametrize("box", BOXES)
