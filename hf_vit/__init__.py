@@ -10,6 +10,8 @@ from transformers import (
     AutoModelForDepthEstimation,
     AutoModelForImageClassification,
     AutoModelForImageSegmentation,
+    AutoModelForKeypointDetection,
+    AutoModelForObjectDetection,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
 )
@@ -30,6 +32,7 @@ from .convert import read_image_processor_file, read_published
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase
+from .modeling_detection_hf_vit import HfViTForObjectDetection
 from .modeling_hf_vit import (
     HfViTBackbone,
     HfViTForDepthEstimation,
@@ -38,9 +41,12 @@ from .modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
+    HfViTKeypointDetectionOutput,
+    HfViTObjectDetectionOutput,
     HfViTSemanticSegmenterOutput,
 )
 from .pretrained_hf_vit import HfViTPreTrainedModel
@@ -61,6 +67,8 @@ AutoModelForUniversalSegmentation.register(HfViTConfig, HfViTForUniversalSegment
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
+AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
+AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -76,6 +84,8 @@ __all__ = [
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
+    "HfViTForKeypointDetection",
+    "HfViTForObjectDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
     "HfViTForUniversalSegmentationOutput",
@@ -83,7 +93,9 @@ __all__ = [
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
     "HfViTKeypointConfig",
+    "HfViTKeypointDetectionOutput",
     "HfViTModel",
+    "HfViTObjectDetectionOutput",
     "HfViTPreTrainedModel",
     "HfViTSegmentationConfig",
     "HfViTSemanticSegmenterOutput",

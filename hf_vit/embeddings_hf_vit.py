@@ -24,7 +24,7 @@ def resample_position_embeddings(
     """Resamples a table of position embeddings to another patch grid, in float32.
 
     Args:
-        table: (1, P + N, D), the rows of the prefix first; they stay as they are.
+        table: (K, P + N, D), K tables, the rows of the prefix first; they stay as they are.
         old_grid: Rows and columns (h, w) of the table.
         new_grid: Rows and columns wanted.
         num_prefix: Number P of rows without a place in the grid.
@@ -32,14 +32,14 @@ def resample_position_embeddings(
         antialias: Whether to antialias where the grid shrinks.
 
     Returns:
-        (1, P + new N, D) in the dtype of `table`.
+        (K, P + new N, D) in the dtype of `table`.
     """
     if old_grid == new_grid:
         return table
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
-    patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (1, D, h, w)
+    patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (K, D, h, w)
     patches = F.interpolate(patches, size=new_grid, mode=mode, antialias=antialias, align_corners=False)
-    patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (1, N, D)
+    patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (K, N, D)
     return torch.cat((prefix, patches), dim=1)
 
 
@@ -121,15 +121,25 @@ class HfViTPatchEmbeddings(nn.Module):
         self.num_channels = config.num_channels
         self.patch_size = to_pair(config.patch_size)
         self.projection = nn.Conv2d(
-            config.num_channels, config.hidden_size, kernel_size=self.patch_size, stride=self.patch_size
+            config.num_channels,
+            config.hidden_size,
+            kernel_size=self.patch_size,
+            stride=self.patch_size,
+            padding=config.patch_padding,
         )
 
-    def set_kernels(self, kernels: nn.Parameter) -> None:
-        """Puts other kernels (D, C, p, q) in place, and with them another number of channels and patch size."""
+    def set_kernels(self, kernels: nn.Parameter, padding: int) -> None:
+        """Puts other kernels (D, C, p, q) in place, and with them another number of channels and patch size.
+
+        Args:
+            kernels: (D, C, p, q).
+            padding: As `patch_padding` of `HfViTConfig`, in pixels.
+        """
         self.num_channels, *patch_size = kernels.shape[1:]
         self.patch_size = to_pair(patch_size)
         self.projection.weight, self.projection.in_channels = kernels, self.num_channels
         self.projection.kernel_size = self.projection.stride = self.patch_size
+        self.projection.padding = (padding, padding)
 
     def grid(self, pixel_values: Tensor) -> Grid:
         """Returns rows and columns of patches of (B, C, H, W) images.

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings_hf_vit import HfViTEmbeddings, resample_position_embeddings, sincos_position_embeddings
 from .task_depth import HfViTDepthHead
+from .task_detection import HfViTQueryDecoder
 
 
 Size = int | list[int] | tuple[int, int]
@@ -102,6 +103,7 @@ def apply_geometry(
         image_size: Height and width in pixels that the position table is for; it is resampled to the new grid.
         patch_size: Height and width in pixels of a patch; the kernels are resized by `resize_patch_kernels`. The image
             size stays unless it is given too, so smaller patches make a finer grid, whose positions are resampled.
+            `config.patch_padding` is scaled along.
         num_channels: Number of image channels; see `change_input_channels`.
         use_cls_token: Whether there is a CLS token. A new one, and its position, are drawn at random.
         num_register_tokens: Number of registers. New ones are drawn at random and come last; the last are dropped.
@@ -123,7 +125,10 @@ def apply_geometry(
     new = _changed_config(model.config, changed)
     _check_heads(model, new)
     _resize_embeddings(model.base_model.embeddings, model.config, new, channel_mode)
-    for name in (*changed, "position_embedding_type", "rope_grid_size"):
+    for module in model.modules():
+        if isinstance(module, HfViTQueryDecoder):
+            _resize_mid_positions(module, model.config, new)
+    for name in (*changed, "patch_padding", "position_embedding_type", "rope_grid_size"):
         setattr(model.config, name, vars(new)[name])
 
 
@@ -132,7 +137,10 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
     new = copy.deepcopy(config)
     for name, value in changed.items():
         setattr(new, name, value)
+    new.patch_padding = 0  # of which nobody knows yet whether it fits
     new.check()
+    sides = zip(to_pair(new.patch_size), to_pair(config.patch_size), strict=True)
+    new.patch_padding = min(config.patch_padding * new_side // side for new_side, side in sides)
     if new.pooling != config.pooling and not {new.pooling, config.pooling} <= {"cls", "mean"}:
         raise ValueError(
             f"pooling={config.pooling!r} cannot become {new.pooling!r} in a built model: other weights follow it. "
@@ -154,6 +162,16 @@ def _check_heads(model: PreTrainedModel, new: HfViTConfig) -> None:
             f"{model.config.use_cls_token}. Change the backbone (HfViTModel), save it, and open it as HfViTForDepth"
             "Estimation: it gets a new head."
         )
+    has_mid_positions = any(
+        isinstance(module, HfViTQueryDecoder) and module.mid_position_embeddings is not None
+        for module in model.modules()
+    )
+    if has_mid_positions and new.num_prefix_tokens != model.config.num_prefix_tokens:
+        raise ValueError(
+            f"use_cls_token={new.use_cls_token} and num_register_tokens={new.num_register_tokens} do not fit the "
+            f"positions between the blocks, which were built for {model.config.num_prefix_tokens} tokens before the "
+            "patches. Change the backbone (HfViTModel), save it, and open it as HfViTForObjectDetection."
+        )
 
 
 @torch.no_grad()
@@ -170,7 +188,7 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     def tokens(existing: nn.Parameter | None, count: int) -> nn.Parameter | None:
         return _parameter(_resized_tokens(existing, count, draw), existing) if count else None
 
-    embeddings.patch_embeddings.set_kernels(_parameter(resized, kernels))
+    embeddings.patch_embeddings.set_kernels(_parameter(resized, kernels), new.patch_padding)
     embeddings.cls_token = tokens(embeddings.cls_token, int(new.use_cls_token))
     embeddings.register_tokens = tokens(embeddings.register_tokens, new.num_register_tokens)
     table = embeddings.position_embeddings
@@ -179,6 +197,23 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     elif table is not None:
         table = _parameter(_resized_table(table, old, new, draw), table)
     embeddings.position_embeddings = table
+
+
+@torch.no_grad()
+def _resize_mid_positions(decoder: HfViTQueryDecoder, old: HfViTConfig, new: HfViTConfig) -> None:
+    """Brings the positions that queries and patches get between blocks to another grid."""
+    table = decoder.mid_position_embeddings
+    if table is None:
+        return
+    resampled = resample_position_embeddings(
+        table,
+        old.grid_size,
+        new.grid_size,
+        num_prefix=old.num_prefix_tokens,
+        mode=new.position_interpolation,
+        antialias=new.position_antialias,
+    )
+    decoder.mid_position_embeddings = _parameter(resampled, table)
 
 
 def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:

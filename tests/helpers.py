@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTConfig,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTModel,
@@ -27,6 +28,7 @@ MODEL_CLASSES = [
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTForDepthEstimation,
+    HfViTForObjectDetection,
 ]
 
 SMALL_DEPTH = {
@@ -48,6 +50,7 @@ SMALL: dict[str, Any] = {
     "segmentation_config": {"head": "conv", "hidden_size": 8},
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
+    "detection_config": {"decoder": "queries", "num_queries": 5},
 }
 
 # Together these switch on every option of the backbone.
@@ -185,6 +188,26 @@ def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
         "mask_labels": torch.rand(batch, 3, 32, 32, generator=generator).round(),
         "class_labels": torch.randint(config.num_labels, (batch, 3), generator=generator),
     }
+
+
+def boxes(generator: Generator, count: int) -> Tensor:
+    """Boxes (count, 4) that lie in the image, as cx, cy, w, h."""
+    sizes = 0.1 + 0.5 * torch.rand(count, 2, generator=generator)
+    return torch.cat((sizes / 2 + (1 - sizes) * torch.rand(count, 2, generator=generator), sizes), dim=1)
+
+
+def objects(config: HfViTConfig, batch: int) -> dict[str, Any]:
+    """Every image has another number of objects, the first one none."""
+    generator = torch.Generator().manual_seed(batch)
+    counts = [index % 4 for index in range(batch)]
+    labels = [
+        {
+            "class_labels": torch.randint(config.num_labels, (count,), generator=generator),
+            "boxes": boxes(generator, count),
+        }
+        for count in counts
+    ]
+    return {"pixel_values": pixels(config, batch), "labels": labels}
 
 
 def padded(make_batch: MakeBatch) -> MakeBatch:

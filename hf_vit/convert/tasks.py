@@ -1,5 +1,6 @@
 """What a converted checkpoint can be saved for."""
 
+from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
@@ -7,6 +8,7 @@ from ..modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 
 
@@ -16,4 +18,6 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "semantic-segmentation": HfViTForSemanticSegmentation,
     "universal-segmentation": HfViTForUniversalSegmentation,
     "depth-estimation": HfViTForDepthEstimation,
+    "object-detection": HfViTForObjectDetection,
+    "keypoint-detection": HfViTForKeypointDetection,
 }

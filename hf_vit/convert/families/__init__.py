@@ -17,6 +17,8 @@ from .timm_vit import TIMM
 from .vit import VIT
 from .vit_mae import VIT_MAE
 from .vit_msn import VIT_MSN
+from .vitpose import VITPOSE
+from .yolos import YOLOS
 
 
 # The first that reads a configuration is taken.
@@ -33,11 +35,13 @@ FAMILIES: tuple[Family, ...] = (
     CLIP,
     SIGLIP,
     SIGLIP_2,
+    YOLOS,
     EOMT,
     EOMT_DINOV3,
     DPT_SEGMENTATION,
     DPT,
     DEPTH_ANYTHING,
+    VITPOSE,
     TIMM,
     OPEN_CLIP,
     # Files without a configuration: the first whose marks are there.
