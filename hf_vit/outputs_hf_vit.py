@@ -1,7 +1,7 @@
 """What the models return where the library has no output of its own for it.
 
 Shapes: B batch, h w patch grid, P prefix tokens, N = h·w, L = P + N, Q queries, D hidden size, s how much finer a
-head's result is than the grid, K keypoints.
+head's result is than the grid.
 """
 
 from dataclasses import dataclass
