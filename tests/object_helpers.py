@@ -40,8 +40,8 @@ def coco_content(split: str) -> dict[str, Any]:
         for name, (x1, y1, x2, y2) in objects:
             annotation = {"id": len(annotations) + 1, "image_id": 10 * number, "category_id": ids[name]}
             annotations.append({**annotation, "bbox": [x1, y1, x2 - x1, y2 - y1], "iscrowd": 0})
-    # in no order, as COCO's are
-    return {"images": images, "annotations": annotations[::-1], "categories": CATEGORIES}
+    annotations.sort(key=lambda annotation: -annotation["image_id"])  # COCO's are in no order of images either
+    return {"images": images, "annotations": annotations, "categories": CATEGORIES}
 
 
 def write_json(file: Path, content: dict[str, Any]) -> Path:

@@ -16,7 +16,7 @@ from .keypoint_columns import load_keypoint_columns
 from .keypoint_names import flip_pairs_of, oks_sigmas_of
 from .keypoint_table import KeypointNames, KeypointTable, checked_keypoints, keypoint_rows, labelled_only
 from .landmarks import find_landmarks, load_landmarks
-from .object_table import whole_images
+from .object_table import known_areas, whole_images
 from .stored import load_columns
 from .target_dataset import KeypointData
 from .targets import keypoint_target
@@ -117,8 +117,10 @@ def _with_labels(tables: Mapping[str, KeypointTable], source: str) -> dict[str, 
 
 
 def _with_whole_images(table: KeypointTable) -> KeypointTable:
-    objects = table.objects
-    return replace(table, objects=replace(objects, boxes=whole_images(object_sizes(objects))))
+    """Replaces boxes; the areas of objects stay what they were."""
+    objects, areas = table.objects, known_areas(table.objects)
+    boxes = whole_images(object_sizes(objects))
+    return replace(table, objects=replace(objects, boxes=boxes, areas=np.where(areas > 0, areas, np.nan)))
 
 
 def _checked(tables: Mapping[str, KeypointTable], box_errors: BoxErrors) -> dict[str, KeypointTable]:
