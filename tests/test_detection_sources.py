@@ -241,7 +241,7 @@ def test_classes_that_are_words_or_numbers_are_named(tmp_path: Path) -> None:
     (numbers / "id2label.json").write_text('{"0": "cat", "1": "dog"}')
     check_scenes(load(numbers))
     with pytest.raises(
-        ValueError, match=r"2 of 4 objects of train are of unknown classes; there are 1, from 0:\n  object 1"
+        ValueError, match=r"1 of 3 objects of train are of unknown classes; there are 1, from 0:\n  object 1"
     ):
         load(numbers, class_names=["cat"])
 

@@ -65,7 +65,7 @@ def load_keypoint_detection(
         objects_column_name: Column of objects, where none has a usual name.
 
     Returns:
-        Splits with the columns `image`, `keypoints`, `box`, `area`, `image_id`, `width`, `height` and `file`, and what
+        Splits with the columns `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`, and what
         is known of the keypoints. No image is decoded.
 
     Raises:
@@ -84,9 +84,9 @@ def load_keypoint_detection(
     if whole_image:
         tables = {split: _with_whole_images(table) for split, table in tables.items()}
     tables = _checked(tables, box_errors)
-    splits = DatasetDict({split: keypoint_rows(table) for split, table in tables.items()})
+    images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
     return KeypointData(
-        with_files(splits),
+        DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()}),
         keypoint_target,
         known.names,
         flip_pairs=flip_pairs_of(known.names, flip_pairs),

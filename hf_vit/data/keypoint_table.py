@@ -130,14 +130,19 @@ def _outside(table: KeypointTable) -> np.ndarray:
     return is_outside & (table.keypoints[..., 2] > 0)
 
 
-def keypoint_rows(table: KeypointTable) -> Dataset:
-    """Returns one row an object: `image`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`."""
+def keypoint_rows(table: KeypointTable, images: Dataset) -> Dataset:
+    """Returns one row an object: its image, `keypoints`, `box`, `area`, `image_id`, `width` and `height`.
+
+    Args:
+        table: N objects.
+        images: The images of the table (I rows), with whatever columns.
+    """
     objects, num_keypoints = table.objects, table.keypoints.shape[1]
     triples = pa.FixedSizeListArray.from_arrays(pa.array(table.keypoints.ravel(), pa.float32()), 3)
     offsets = np.arange(0, (len(objects) + 1) * num_keypoints, num_keypoints, dtype=np.int32)
     sizes = object_sizes(objects)
     return beside(
-        objects.images.select(objects.image_numbers),
+        images.select(objects.image_numbers),
         {
             "keypoints": pa.ListArray.from_arrays(offsets, triples),
             "box": list_of_four(objects.boxes),
