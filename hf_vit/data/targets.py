@@ -165,7 +165,7 @@ def keypoint_target(row: Row) -> dict[str, Any]:
 
 
 def target_of(example: Mapping[str, Any]) -> Any:
-    """Returns the target of an example as metrics take it: a map (H, W), or a dictionary of masks, boxes or points."""
+    """Returns the target of an example as metrics take it: a map (H, W), or a dictionary of what `TARGETS` names."""
     for names in TARGETS:
         if names[0] in example:
             return {name: example[name] for name in names if name in example}
