@@ -3,6 +3,7 @@
 Annotations stay real objects in this file (no postponed evaluation): the strict field checks read them.
 """
 
+import copy
 import math
 import os
 import shutil
@@ -25,6 +26,7 @@ from .configuration_tasks_hf_vit import (
     HfViTTaskConfig,
     HfViTUniversalSegmentationConfig,
 )
+from .presets_hf_vit import PRESETS
 
 
 # Every Auto class a saved folder opens under when `hf_vit` is not installed.
@@ -40,42 +42,16 @@ AUTO_MAP = {
     "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
 }
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # ViT-Ti/16 and ViT-S/16 (DeiT, https://arxiv.org/abs/2012.12877)
-    "tiny": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
-    "small": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536},
-    # ViT-B/16, ViT-L/16 and ViT-H/14 (ViT, https://arxiv.org/abs/2010.11929)
-    "base": {},
-    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
-    "huge": {
-        "hidden_size": 1280,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "intermediate_size": 5120,
-        "patch_size": 14,
-    },
-    # ViT-So400m/14 (Getting ViT in Shape, https://arxiv.org/abs/2305.13035)
-    "so400m": {
-        "hidden_size": 1152,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "intermediate_size": 4304,
-        "patch_size": 14,
-    },
-    # Handwritten digits. The usual 0.02 is made for tokens 768 wide; at 64 it leaves the attention even for long.
-    "mnist": {
-        "initializer_range": 0.1,
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 256,
-        "image_size": 28,
-        "patch_size": 4,
-        "num_channels": 1,
-        "num_labels": 10,
-    },
+# The pipelines of our own that a saved folder opens in, by the class of its model; what they are called and need.
+CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
+    "HfViTForKeypointDetection": {
+        "keypoint-detection": {
+            "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
+            "pt": ["AutoModelForKeypointDetection"],
+            "type": "image",
+        }
+    }
 }
-
 
 # Fields that are a height and a width, and what these are counted in
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
@@ -180,6 +156,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     model_type = "hf_vit"
     # What the Trainer leaves out of the predictions it gathers.
+    # Whether the pipelines of our own are registered. The package sets it, and needs no code of a checkpoint for them.
+    _has_pipelines: ClassVar[bool] = False
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "hidden_states",
         "attentions",
@@ -301,6 +279,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 "with HfViTModel.from_pretrained(...) or its sisters for a task, which convert it where the package "
                 "hf-vit is installed; the result has the configuration in .config."
             )
+        if cls._has_pipelines:  # the library would ask to trust the checkpoint's own
+            config_dict = {key: config_dict[key] for key in config_dict if key != "custom_pipelines"}
         names = config_dict.get("id2label")
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):
             # The caller has other labels: the names in the checkpoint are not theirs.
@@ -313,12 +293,16 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
     ) -> None:
-        """Saves config.json with the whole `auto_map`, and the code that it points to."""
+        """Saves config.json with the whole `auto_map` and pipelines of our own, and the code that these point to."""
         self.check()
         self.auto_map = dict(AUTO_MAP)
         if self.architectures == ["HfViTForUniversalSegmentation"]:
             # The stock pipeline asks for this class first, and then opens all others as semantic ones.
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
+        vars(self).pop("custom_pipelines", None)  # of the class that it was opened as
+        for name in self.architectures or ():
+            if name in CUSTOM_PIPELINES:
+                self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES[name])
         copy_code(save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:  # the library would upload only what it has written itself
@@ -505,11 +489,13 @@ def _travelling_files() -> tuple[Any, ...]:
     from .modeling_detection_hf_vit import HfViTForObjectDetection
     from .modeling_hf_vit import HfViTModel
     from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
+    from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
 
     return (
         HfViTModel,
         HfViTForObjectDetection,
         HfViTForKeypointDetection,
+        HfViTKeypointDetectionPipeline,
         HfViTImageProcessor,
         HfViTImageProcessorPil,
     )
