@@ -42,14 +42,12 @@ AUTO_MAP = {
     "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
 }
 
-# The pipelines of our own that a saved folder opens in, by the class of its model; what they are called and need.
+# The pipelines of our own that a saved model of keypoints opens in.
 CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
-    "HfViTForKeypointDetection": {
-        "keypoint-detection": {
-            "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
-            "pt": ["AutoModelForKeypointDetection"],
-            "type": "image",
-        }
+    "keypoint-detection": {
+        "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
+        "pt": ["AutoModelForKeypointDetection"],
+        "type": "image",
     }
 }
 
@@ -299,10 +297,9 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         if self.architectures == ["HfViTForUniversalSegmentation"]:
             # The stock pipeline asks for this class first, and then opens all others as semantic ones.
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
-        vars(self).pop("custom_pipelines", None)  # of the class that it was opened as
-        for name in self.architectures or ():
-            if name in CUSTOM_PIPELINES:
-                self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES[name])
+        self.__dict__.pop("custom_pipelines", None)  # of the class that it was opened as
+        if self.architectures == ["HfViTForKeypointDetection"]:
+            self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
         copy_code(save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:  # the library would upload only what it has written itself

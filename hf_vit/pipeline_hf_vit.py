@@ -116,8 +116,9 @@ def _with_boxes(inputs: Any, boxes: Any) -> Any:
                 "None for the whole image."
             )
         return [{"image": image, "boxes": own} for image, own in zip(inputs, boxes, strict=True)]
+    images: Any = inputs  # datasets of torch are not annotated as what can be iterated
     if isinstance(inputs, Dataset | GeneratorType):
-        return ({"image": image, "boxes": own} for image, own in zip(inputs, boxes, strict=True))
+        return ({"image": image, "boxes": own} for image, own in zip(images, boxes, strict=True))
     return {"image": inputs, "boxes": boxes}
 
 
