@@ -38,8 +38,8 @@ AUTO_MAP = {
     "AutoModelForSemanticSegmentation": "modeling_hf_vit.HfViTForSemanticSegmentation",
     "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
-    "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
     "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
+    "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
 }
 
 # The pipelines of our own that a saved model of keypoints opens in.
@@ -488,11 +488,5 @@ def _travelling_files() -> tuple[Any, ...]:
     from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
     from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
 
-    return (
-        HfViTModel,
-        HfViTForObjectDetection,
-        HfViTForKeypointDetection,
-        HfViTKeypointDetectionPipeline,
-        HfViTImageProcessor,
-        HfViTImageProcessorPil,
-    )
+    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection)
+    return *models, HfViTKeypointDetectionPipeline, HfViTImageProcessor, HfViTImageProcessorPil

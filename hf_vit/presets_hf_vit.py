@@ -1,4 +1,4 @@
-"""Fields of `HfViTConfig` under one name, for models of common sizes."""
+"""Published sizes of the Vision Transformer, as fields of `HfViTConfig` that differ from its defaults."""
 
 from typing import Any
 

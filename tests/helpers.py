@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTConfig,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForKeypointDetection,
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
@@ -28,6 +29,7 @@ MODEL_CLASSES = [
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTForDepthEstimation,
+    HfViTForKeypointDetection,
     HfViTForObjectDetection,
 ]
 
@@ -50,7 +52,8 @@ SMALL: dict[str, Any] = {
     "segmentation_config": {"head": "conv", "hidden_size": 8},
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
-    "detection_config": {"decoder": "queries", "num_queries": 5},
+    "keypoint_config": {"hidden_size": 8},
+    "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
 }
 
 # Together these switch on every option of the backbone.
@@ -106,6 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rope_coordinates": "scaled_index",
         "rope_grid_size": (2, 3),
     },
+    "windows": {"window_size": (2, 3), "global_attention_layers": [1]},
 }
 
 
@@ -179,6 +183,14 @@ def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
     for index in range(batch):
         depth[index, : index * 32 // (batch - 1)] = float("nan")
     return depth
+
+
+def keypoints(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    """Some are not labelled, and some are beyond the image; of the last image none counts."""
+    places = 40 * torch.rand(batch, num_labels, 2, generator=generator) - 4
+    visibility = torch.randint(3, (batch, num_labels, 1), generator=generator)
+    visibility[-1] = 0
+    return torch.cat((places, visibility), dim=2)
 
 
 def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
@@ -262,6 +274,14 @@ TRAINING_CASES = {
         HfViTForDepthEstimation,
         padded(labelled(depth_maps)),
         {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
+    ),
+    "keypoints": TrainingCase(
+        HfViTForKeypointDetection,
+        padded(labelled(keypoints)),
+        {"keypoint_config": {"head": "simple", "keypoint_weights": (1, 2, 0.5, 1, 1)}, **ROTARY},
+    ),
+    "keypoints_batch_norm": TrainingCase(
+        HfViTForKeypointDetection, padded(labelled(keypoints)), ROTARY, accumulates=False
     ),
     "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
 }
