@@ -9,8 +9,8 @@ from PIL import Image
 
 from hf_vit.data import DensePredictionCollator
 from hf_vit.training import (
-    DenseTrainer,
     DepthEstimation,
+    ScoringTrainer,
     SemanticSegmentation,
     UniversalSegmentation,
     parse_arguments,
@@ -99,7 +99,7 @@ def train(task: str, scenes: Path, output_dir: Path, *options: str) -> dict[str,
     return scores
 
 
-def make_trainer(task: str, scenes: Path, output_dir: Path, *options: str) -> DenseTrainer:
+def make_trainer(task: str, scenes: Path, output_dir: Path, *options: str) -> ScoringTrainer:
     """The trainer of a script, in float64, with weights that are always the same and not the zeros of fresh ones."""
     task_class = TASKS[task]
     made = task_class(*parse_arguments(task_class.argument_types, arguments_of(task, scenes, output_dir, *options)))
@@ -119,7 +119,7 @@ class Float64Collator(DensePredictionCollator):
         return {**batch, "pixel_values": batch["pixel_values"].double()}
 
 
-def scores_of(trainer: DenseTrainer) -> dict[str, float]:
+def scores_of(trainer: ScoringTrainer) -> dict[str, float]:
     """What an evaluation says, but for its speed."""
     names = ("loss", *trainer.scorer.metric.score_names)
     found = trainer.evaluate()

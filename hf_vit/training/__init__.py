@@ -11,8 +11,6 @@ from .arguments import (
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .classification_evaluation import ImageClassificationEvaluation
 from .dense_evaluation import DepthEvaluation, SemanticEvaluation, UniversalEvaluation
-from .dense_scorer import DenseScorer
-from .dense_trainer import DenseTrainer
 from .depth_estimation import DepthEstimation, DepthScorer
 from .evaluation import evaluate
 from .hub import check_upload, list_upload, publish
@@ -27,6 +25,8 @@ from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
+from .scorer import Scored, Scorer
+from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
 from .trainer import HfViTTrainer
@@ -37,8 +37,6 @@ from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSeg
 __all__ = [
     "AugmentationArguments",
     "DataArguments",
-    "DenseScorer",
-    "DenseTrainer",
     "DepthEstimation",
     "DepthEvaluation",
     "DepthScorer",
@@ -48,6 +46,9 @@ __all__ = [
     "ImageClassificationEvaluation",
     "MaskAnnealing",
     "ModelArguments",
+    "Scored",
+    "Scorer",
+    "ScoringTrainer",
     "SemanticEvaluation",
     "SemanticScorer",
     "SemanticSegmentation",

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit.training import DenseTrainer, SemanticScorer
-from hf_vit.training.dense_scorer import size_of
-from hf_vit.training.dense_trainer import draw_examples
+from hf_vit.training import Scored, ScoringTrainer, SemanticScorer
+from hf_vit.training.scoring_trainer import draw_examples
 
 from .dense_trainings import (
     A_FEW_STEPS,
@@ -33,7 +32,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
-def scores_one_by_one(trainer: DenseTrainer) -> dict[str, float]:
+def scores_one_by_one(trainer: ScoringTrainer) -> dict[str, float]:
     """Scores each image alone, unpadded, as a user would."""
     scorer, losses = trainer.scorer, []
     scorer.metric.reset()
@@ -47,8 +46,8 @@ def scores_one_by_one(trainer: DenseTrainer) -> dict[str, float]:
         with torch.no_grad():
             given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
             losses.append(float(trainer.model(**given).loss))
-            ((prediction, _),) = scorer.predict(trainer.model, batch, [size_of(target)])
-        scorer.metric.update([scorer.metric.record(prediction, target)])
+            (result,) = scorer.predict(trainer.model, batch)
+        scorer.metric.update([scorer.metric.record(result.prediction, target)])
     return {"loss": math.fsum(losses) / len(losses), **scorer.metric.compute()}
 
 
@@ -87,11 +86,11 @@ class WatchingScorer(SemanticScorer):
         self.maps: list[weakref.ref[torch.Tensor]] = []
         self.most_alive = 0
 
-    def predict(self, *args: Any) -> list[tuple[torch.Tensor, float]]:
+    def predict(self, *args: Any) -> list[Scored]:
         gc.collect()
         self.most_alive = max(self.most_alive, sum(kept() is not None for kept in self.maps))
         results = super().predict(*args)
-        self.maps += [weakref.ref(result) for result, _ in results]
+        self.maps += [weakref.ref(result.prediction) for result in results]
         return results
 
 
@@ -112,9 +111,9 @@ def test_every_evaluation_draws_the_same_images(scenes: Path, tmp_path: Path) ->
             super().draw(images, *rest)
 
     trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
-    scorer = DrawingScorer(trainer.processing_class, NAMES)
+    trainer.scorer = DrawingScorer(trainer.processing_class, NAMES)
     for name in ("1.png", "2.png"):
-        draw_examples(scorer, trainer.model, trainer.eval_dataset, tmp_path / name, is_first=True)
+        draw_examples(trainer, trainer.eval_dataset, tmp_path / name)
     assert len(drawn[0]) == NUM_VALIDATION
     assert drawn[0] == drawn[1]
     assert (tmp_path / "1.png").read_bytes() == (tmp_path / "2.png").read_bytes()
