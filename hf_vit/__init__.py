@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForDepthEstimation,
     AutoModelForImageClassification,
     AutoModelForImageSegmentation,
+    AutoModelForObjectDetection,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
 )
@@ -30,6 +31,7 @@ from .convert import read_image_processor_file, read_published
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase
+from .modeling_detection_hf_vit import HfViTForObjectDetection
 from .modeling_hf_vit import (
     HfViTBackbone,
     HfViTForDepthEstimation,
@@ -41,6 +43,7 @@ from .modeling_hf_vit import (
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
+    HfViTObjectDetectionOutput,
     HfViTSemanticSegmenterOutput,
 )
 from .pretrained_hf_vit import HfViTPreTrainedModel
@@ -61,6 +64,7 @@ AutoModelForUniversalSegmentation.register(HfViTConfig, HfViTForUniversalSegment
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
+AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -76,6 +80,7 @@ __all__ = [
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
+    "HfViTForObjectDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
     "HfViTForUniversalSegmentationOutput",
@@ -84,6 +89,7 @@ __all__ = [
     "HfViTImageProcessorPil",
     "HfViTKeypointConfig",
     "HfViTModel",
+    "HfViTObjectDetectionOutput",
     "HfViTPreTrainedModel",
     "HfViTSegmentationConfig",
     "HfViTSemanticSegmenterOutput",

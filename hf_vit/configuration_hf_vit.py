@@ -36,6 +36,7 @@ AUTO_MAP = {
     "AutoModelForSemanticSegmentation": "modeling_hf_vit.HfViTForSemanticSegmentation",
     "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
+    "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -182,6 +183,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         "cls_logits",
         "distillation_logits",
         "auxiliary_logits",
+        "auxiliary_outputs",
     ]
 
     hidden_size: int = 768
@@ -491,6 +493,7 @@ def _travelling_files() -> tuple[Any, ...]:
     """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
     from .image_processing_hf_vit import HfViTImageProcessor
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
+    from .modeling_detection_hf_vit import HfViTForObjectDetection
     from .modeling_hf_vit import HfViTModel
 
-    return HfViTModel, HfViTImageProcessor, HfViTImageProcessorPil
+    return HfViTModel, HfViTForObjectDetection, HfViTImageProcessor, HfViTImageProcessorPil

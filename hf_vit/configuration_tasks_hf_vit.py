@@ -253,7 +253,8 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             of several levels of the encoder, whose best places start queries that look around themselves (LW-DETR,
             https://arxiv.org/abs/2406.03459).
         num_queries: Number Q of objects that an image can have.
-        num_layers: Number of layers of the decoder; for "queries" blocks behind the encoder, none with 0.
+        num_layers: Number of layers of the decoder, 3 by default for "deformable"; for "queries" of blocks behind the
+            encoder, none by default.
         num_blocks: Number of blocks at the end of the encoder that queries pass through, all by default; for
             "queries".
         use_mid_position_embeddings: Whether positions are added again after each of these blocks but the last, as in
@@ -276,7 +277,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
 
     decoder: Literal["queries", "deformable"] = "deformable"
     num_queries: int = 100
-    num_layers: int = 3
+    num_layers: int | None = None
     num_blocks: int | None = None
     use_mid_position_embeddings: bool = False
     hidden_size: int = 256
@@ -295,12 +296,13 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
         check_positive({name: vars(self)[name] for name in counts})
         check_weights({name: vars(self)[name] for name in ("bbox_weight", "giou_weight")})
-        if self.num_layers < (1 if self.decoder == "deformable" else 0):
-            raise ValueError(f"num_layers={self.num_layers} is too small for decoder={self.decoder!r}. Set 1 or more.")
+        least = 1 if self.decoder == "deformable" else 0
+        if self.num_layers is not None and self.num_layers < least:
+            raise ValueError(f"num_layers={self.num_layers} must be {least} at least for decoder={self.decoder!r}.")
         if self.num_blocks is not None and self.num_blocks < 0:
             raise ValueError(f"num_blocks={self.num_blocks} must not be negative; None means all blocks.")
-        if self.decoder == "queries" and self.num_blocks == 0 and self.num_layers == 0:
-            raise ValueError("num_blocks=0 and num_layers=0 let queries see no image. Set one of them to 1 or more.")
+        if self.decoder == "queries" and self.num_blocks == 0 and not self.num_layers:
+            raise ValueError("num_blocks=0 without num_layers shows queries no image. Set one of them to 1 or more.")
         if self.hidden_size % (8 * self.num_attention_heads):
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of 8 times num_attention_heads="

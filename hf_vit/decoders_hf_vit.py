@@ -6,7 +6,7 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L = P 
 import math
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,13 +18,14 @@ from .configuration_hf_vit import HfViTConfig
 
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def in_full_precision(loss: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
+def in_full_precision(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
     """Switches autocast off in a function of predictions, which would bring its matrix products to half precision."""
 
     @wraps(loss)
-    def without_autocast(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def without_autocast(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with torch.autocast(predictions.device.type, enabled=False):
             return loss(predictions, *args, **kwargs)
 
@@ -47,6 +48,31 @@ class HfViTHeadConvTranspose2d(nn.ConvTranspose2d):
     def initial_limit(self) -> float:
         """How far from zero a weight may start; only each stride-th row and column of the kernel meets a result."""
         return math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
+
+
+class HfViTPredictionHead(nn.Module):
+    """Linear layers with ReLU between, from what stands for an object to what is said of it."""
+
+    def __init__(self, size: int, out_size: int, num_layers: int = 3, initial_bias: float = 0.0) -> None:
+        """Builds `num_layers` layers of width `size`, the last one of `out_size`.
+
+        Args:
+            size: Width of the inputs.
+            out_size: Number of outputs.
+            num_layers: Number of layers.
+            initial_bias: Bias of the last layer before training.
+        """
+        super().__init__()
+        sizes = [size] * num_layers
+        self.layers = nn.ModuleList(nn.Linear(size, out) for out in (*sizes[1:], out_size))
+        self.initial_bias = initial_bias
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., size) to (..., out_size)."""
+        for layer in self.layers[:-1]:
+            features = F.relu(layer(features))
+        output: Tensor = self.layers[-1](features)
+        return output
 
 
 class HfViTLayerNorm2d(nn.LayerNorm):

@@ -24,7 +24,7 @@ def resample_position_embeddings(
     """Resamples a table of position embeddings to another patch grid, in float32.
 
     Args:
-        table: (1, P + N, D), the rows of the prefix first; they stay as they are.
+        table: (K, P + N, D), K tables, the rows of the prefix first; they stay as they are.
         old_grid: Rows and columns (h, w) of the table.
         new_grid: Rows and columns wanted.
         num_prefix: Number P of rows without a place in the grid.
@@ -32,14 +32,14 @@ def resample_position_embeddings(
         antialias: Whether to antialias where the grid shrinks.
 
     Returns:
-        (1, P + new N, D) in the dtype of `table`.
+        (K, P + new N, D) in the dtype of `table`.
     """
     if old_grid == new_grid:
         return table
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
-    patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (1, D, h, w)
+    patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (K, D, h, w)
     patches = F.interpolate(patches, size=new_grid, mode=mode, antialias=antialias, align_corners=False)
-    patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (1, N, D)
+    patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (K, N, D)
     return torch.cat((prefix, patches), dim=1)
 
 

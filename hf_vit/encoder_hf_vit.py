@@ -251,10 +251,11 @@ class HfViTLayer(GradientCheckpointingLayer):
 class HfViTEncoder(nn.Module):
     """The stack of blocks."""
 
-    def __init__(self, config: HfViTConfig) -> None:
-        """Builds `config.num_hidden_layers` blocks."""
+    def __init__(self, config: HfViTConfig, num_layers: int | None = None) -> None:
+        """Builds `num_layers` blocks, `config.num_hidden_layers` by default."""
         super().__init__()
-        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(config.num_hidden_layers))
+        num_layers = config.num_hidden_layers if num_layers is None else num_layers
+        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(num_layers))
 
     def forward(
         self,

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings_hf_vit import HfViTEmbeddings, resample_position_embeddings, sincos_position_embeddings
 from .task_depth import HfViTDepthHead
+from .task_detection import HfViTQueryDecoder
 
 
 Size = int | list[int] | tuple[int, int]
@@ -123,6 +124,9 @@ def apply_geometry(
     new = _changed_config(model.config, changed)
     _check_heads(model, new)
     _resize_embeddings(model.base_model.embeddings, model.config, new, channel_mode)
+    for module in model.modules():
+        if isinstance(module, HfViTQueryDecoder):
+            _resize_mid_positions(module, model.config, new)
     for name in (*changed, "position_embedding_type", "rope_grid_size"):
         setattr(model.config, name, vars(new)[name])
 
@@ -154,6 +158,16 @@ def _check_heads(model: PreTrainedModel, new: HfViTConfig) -> None:
             f"{model.config.use_cls_token}. Change the backbone (HfViTModel), save it, and open it as HfViTForDepth"
             "Estimation: it gets a new head."
         )
+    has_mid_positions = any(
+        isinstance(module, HfViTQueryDecoder) and module.mid_position_embeddings is not None
+        for module in model.modules()
+    )
+    if has_mid_positions and new.num_prefix_tokens != model.config.num_prefix_tokens:
+        raise ValueError(
+            f"use_cls_token={new.use_cls_token} and num_register_tokens={new.num_register_tokens} do not fit the "
+            f"positions between the blocks, which were built for {model.config.num_prefix_tokens} tokens before the "
+            "patches. Change the backbone (HfViTModel), save it, and open it as HfViTForObjectDetection."
+        )
 
 
 @torch.no_grad()
@@ -179,6 +193,23 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     elif table is not None:
         table = _parameter(_resized_table(table, old, new, draw), table)
     embeddings.position_embeddings = table
+
+
+@torch.no_grad()
+def _resize_mid_positions(decoder: HfViTQueryDecoder, old: HfViTConfig, new: HfViTConfig) -> None:
+    """Brings the positions that queries and patches get between blocks to another grid."""
+    table = decoder.mid_position_embeddings
+    if table is None:
+        return
+    resampled = resample_position_embeddings(
+        table,
+        old.grid_size,
+        new.grid_size,
+        num_prefix=old.num_prefix_tokens,
+        mode=new.position_interpolation,
+        antialias=new.position_antialias,
+    )
+    decoder.mid_position_embeddings = _parameter(resampled, table)
 
 
 def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:

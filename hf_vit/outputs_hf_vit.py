@@ -5,6 +5,7 @@ head's result is than the grid.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 from transformers.modeling_outputs import ImageClassifierOutput, SemanticSegmenterOutput
@@ -59,6 +60,46 @@ class HfViTForUniversalSegmentationOutput(ModelOutput):
     loss: Tensor | None = None
     class_queries_logits: Tensor | None = None
     masks_queries_logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class DetectionPrediction(NamedTuple):
+    """What one layer says about the objects of images.
+
+    Args:
+        logits: (B, Q, K), or (B, Q, K + 1) where the last one stands for no object; in training Q counts all groups.
+        boxes: (B, Q, 4) as cx, cy, w, h relative to the image without its padding, in [0, 1].
+    """
+
+    logits: Tensor
+    boxes: Tensor
+
+
+@dataclass
+class HfViTObjectDetectionOutput(ModelOutput):
+    """What `post_process_object_detection` takes.
+
+    Args:
+        loss: Scalar, if labels were given.
+        loss_dict: Its parts before their weights, see `detection_loss`.
+        logits: (B, Q, num_labels), or with `class_loss="cross_entropy"` (B, Q, num_labels + 1), the last one standing
+            for no object.
+        pred_boxes: (B, Q, 4), centre x, centre y, width and height relative to the image without its padding.
+        probabilities: (B, Q, num_labels), how likely each query is an object of each class.
+        auxiliary_outputs: In training what earlier layers say, dictionaries of `logits` and `pred_boxes`.
+        last_hidden_state: (B, L, D) after the final norm.
+        hidden_states: On request, before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+    """
+
+    loss: Tensor | None = None
+    loss_dict: dict[str, Tensor] | None = None
+    logits: Tensor | None = None
+    pred_boxes: Tensor | None = None
+    probabilities: Tensor | None = None
+    auxiliary_outputs: list[dict[str, Tensor]] | None = None
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None

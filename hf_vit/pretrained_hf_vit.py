@@ -11,13 +11,14 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from .configuration_hf_vit import HfViTConfig
-from .decoders_hf_vit import HfViTHeadConv2d, HfViTHeadConvTranspose2d
+from .decoders_hf_vit import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTPredictionHead
 from .embeddings_hf_vit import HfViTEmbeddings
 from .encoder_hf_vit import HfViTAttention, HfViTAttentionPooling, HfViTLayer, HfViTLayerScale
 from .geometry_hf_vit import ChannelMode, Size, apply_geometry
 from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
 from .task_classification import HfViTClassifier
 from .task_depth import HfViTDepthPredictor
+from .task_detection import HfViTQueryDecoder
 from .task_segmentation import HfViTMaskSegmentationHead
 from .task_universal_segmentation import HfViTUniversalSegmentationHead
 
@@ -69,6 +70,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         |                                           | last one of depth a tenth, for relative bias 1      |
         | class tokens of the mask head             | as the CLS token                                    |
         | queries                                   | normal of deviation 1                               |
+        | positions between blocks                  | as those before them                                |
+        | biases of classes without softmax         | log(0.01 / 0.99)                                    |
         | chance of masked attention                | one                                                 |
 
         Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
@@ -105,6 +108,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, HfViTUniversalSegmentationHead):
             init.normal_(module.queries.weight, mean=0.0, std=1.0)
             init.ones_(module.mask_probabilities)
+        elif isinstance(module, HfViTQueryDecoder):
+            init.trunc_normal_(module.queries.weight, mean=0.0, std=1.0)
+            for parameter in (module.mid_position_embeddings, module.mid_query_embeddings):
+                if parameter is not None:
+                    init.trunc_normal_(parameter, mean=0.0, std=std)
+        elif isinstance(module, HfViTPredictionHead):
+            init.constant_(module.layers[-1].bias, module.initial_bias)
         elif isinstance(module, HfViTLayerScale):
             init.constant_(module.scale, module.initial_value)
         else:

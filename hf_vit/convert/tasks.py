@@ -1,5 +1,6 @@
 """What a converted checkpoint can be saved for."""
 
+from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
@@ -16,4 +17,5 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "semantic-segmentation": HfViTForSemanticSegmentation,
     "universal-segmentation": HfViTForUniversalSegmentation,
     "depth-estimation": HfViTForDepthEstimation,
+    "object-detection": HfViTForObjectDetection,
 }

@@ -1,0 +1,134 @@
+"""The Vision Transformer that finds objects.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, Q queries.
+"""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers.models.auto.modeling_auto import MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_hf_vit import HfViTConfig
+from .configuration_tasks_hf_vit import HfViTDetectionConfig
+from .modeling_hf_vit import HfViTModel
+from .outputs_hf_vit import DetectionPrediction, HfViTObjectDetectionOutput
+from .pretrained_hf_vit import HfViTPreTrainedModel
+from .task_detection import (
+    HfViTQueryDecoder,
+    check_labels,
+    class_loss_of,
+    class_probabilities,
+    count_boxes,
+    detection_loss,
+)
+
+
+class HfViTForObjectDetection(HfViTPreTrainedModel):
+    """Finds objects: boxes, each with a class.
+
+    Its losses are sums over boxes, divided by the number of boxes of the whole global batch where the Trainer says it.
+    """
+
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        if not config.num_labels:
+            raise ValueError("num_labels=0 leaves the objects no class. Set num_labels.")
+        self.options = HfViTDetectionConfig.of(config.detection_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.detection_head = HfViTQueryDecoder(config, self.options)
+        self.post_init()
+        self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: list[dict[str, Tensor]] | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTObjectDetectionOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: For each image a dictionary of `class_labels` (objects,) and `boxes` (objects, 4): centre x, centre
+                y, width and height relative to the image without its padding. There may be no object.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            num_items_in_batch: Number of boxes that the loss is divided by, such as those of all batches of a step on
+                all processes; by default those of this batch, in training averaged over processes.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTObjectDetectionOutput`; for the loss `detection_loss`. In training it counts what all layers with
+            queries predict; otherwise the result alone.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        if labels is not None and pixel_values is not None:
+            check_labels(len(pixel_values), self.config.num_labels, labels)
+        predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, **kwargs)
+        loss = loss_dict = None
+        if labels is not None:
+            num_boxes = count_boxes(labels, self.training) if num_items_in_batch is None else num_items_in_batch
+            loss, loss_dict = detection_loss(predictions, labels, self.options, num_boxes)
+        *earlier, result = predictions
+        return HfViTObjectDetectionOutput(
+            loss=loss,
+            loss_dict=loss_dict,
+            logits=result.logits,
+            pred_boxes=result.boxes,
+            probabilities=class_probabilities(result.logits, class_loss_of(self.options)),
+            auxiliary_outputs=[{"logits": logits, "pred_boxes": boxes} for logits, boxes in earlier] or None,
+            last_hidden_state=last_hidden_state,
+        )
+
+    def _predict(
+        self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[list[DetectionPrediction], Tensor]:
+        """Returns what is predicted after the last block, before that in training only, and the last tokens."""
+        head, model, config = self.detection_head, self.model, self.config
+        hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
+        assert pixel_values is not None  # refused above
+        output_attentions = model.wants_attentions(**kwargs)
+        visible = partial(
+            model.attention_mask, patch_attention_mask=patch_attention_mask, output_attentions=output_attentions
+        )
+        run = partial(model.encoder, rotary=rotary, output_attentions=output_attentions)
+        start = config.num_hidden_layers - head.num_blocks
+        hidden_states = run(hidden_states, attention_mask=visible(hidden_states), stop=start)  # (B, P + N, D)
+        hidden_states = head.join_queries(hidden_states)  # (B, L, D)
+        attention_mask = visible(hidden_states)
+        grid = model.embeddings.patch_embeddings.grid(pixel_values)
+        states = []
+        for block, positions in enumerate(head.mid_positions(grid, patch_attention_mask), start=start):
+            hidden_states = run(hidden_states, attention_mask=attention_mask, start=block, stop=block + 1)
+            states.append(hidden_states)
+            hidden_states = hidden_states if positions is None else hidden_states + positions
+        for layer in range(len(head.layers.layers)):
+            hidden_states = head.layers(
+                hidden_states,
+                rotary=rotary,
+                attention_mask=attention_mask,
+                start=layer,
+                stop=layer + 1,
+                output_attentions=output_attentions,
+            )
+            states.append(hidden_states)
+        hidden_states = model.norm(hidden_states)
+        earlier = [head(model.norm(state)) for state in states[:-1]] if self.training else []
+        return [*earlier, head(hidden_states)], hidden_states
+
+
+# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
+MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES["hf_vit"] = HfViTForObjectDetection.__name__
