@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTConfig,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTModel,
@@ -119,8 +120,8 @@ def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
     return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)
 
 
-# A batch of so many images, as a dictionary of what the model takes; the first dimension counts images.
-MakeBatch = Callable[[HfViTConfig, int], dict[str, Tensor]]
+# A batch of so many images, as a dictionary of what the model takes; the first dimension, or a list, counts images.
+MakeBatch = Callable[[HfViTConfig, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,24 @@ def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     }
 
 
+def boxes_with_classes(config: HfViTConfig, batch: int) -> dict[str, Any]:
+    """Every image has another number of objects, the first one none."""
+    generator = torch.Generator().manual_seed(batch)
+    corners = torch.rand(batch, 3, 4, generator=generator)
+    labels = [
+        {
+            "class_labels": torch.randint(config.num_labels, (index % 4,), generator=generator),
+            "boxes": 0.25 + 0.5 * corners[index, : index % 4],  # within the image
+        }
+        for index in range(batch)
+    ]
+    return {"pixel_values": pixels(config, batch), "labels": labels}
+
+
 def padded(make_batch: MakeBatch) -> MakeBatch:
     """The same with padding in every image but the first, more of it in each."""
 
-    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
         mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
         for index in range(batch):
             mask[index, mask.shape[1] - index % 3 :] = False
@@ -239,6 +254,11 @@ TRAINING_CASES = {
         HfViTForDepthEstimation,
         padded(labelled(depth_maps)),
         {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
+    ),
+    "queries": TrainingCase(
+        HfViTForObjectDetection,
+        padded(boxes_with_classes),
+        {"detection_config": {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}, **ROTARY},
     ),
     "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
 }

@@ -88,6 +88,12 @@ def splits(name: str, processes: int) -> list[tuple[int, int]]:
     return [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
 
 
+def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A batch of what is in `MakeBatch`: tensors are stacked, dictionaries listed."""
+    batch = {key: [example[key] for example in examples] for key in examples[0]}
+    return {key: values if isinstance(values[0], dict) else torch.stack(values) for key, values in batch.items()}
+
+
 def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate: int) -> dict[str, Any]:
     """Takes two steps of SGD; returns the losses, gradients and weights."""
     case, recorder = TRAINING_CASES[name], GradientRecorder()
@@ -106,6 +112,7 @@ def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate:
                 gradient_accumulation_steps=accumulate,
             ),
             train_dataset=[{key: value[i] for key, value in batch.items()} for i in range(2 * GLOBAL_BATCH)],
+            data_collator=collate,
             callbacks=[recorder],
         )
         trainer.train()
