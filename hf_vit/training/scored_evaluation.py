@@ -64,7 +64,7 @@ class ScoredEvaluation(Evaluation):
         trainer = ScoringTrainer(
             model=self.model,
             args=self.args,
-            data_collator=self.task.make_collator(self.processor),
+            data_collator=self.task.collator_class(self.processor),
             scorer=self.scorer,
         )
         scores, _ = score_split(trainer, self.split, self.examples)

@@ -9,7 +9,7 @@ from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from ..configuration_hf_vit import HfViTConfig
-from ..data import AugmentedDataset, DensePredictionCollator, TargetData
+from ..data import AugmentedDataset, TargetData
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .arguments import ModelArguments, TrainedImagesArguments
 from .checks import check_packages, check_training
@@ -19,7 +19,7 @@ from .record import describe_data, describe_options
 from .scored_arguments import ScoredTrainingArguments
 from .scored_report import write_scored_report
 from .scorer import Scorer, check_truth
-from .scoring_trainer import EvaluationPictures, ScoringTrainer
+from .scoring_trainer import EvaluationPictures, ScoringTrainer, TargetCollator
 from .task import TrainingTask
 from .trainer import HfViTTrainer
 
@@ -37,6 +37,7 @@ class ScoredTask(TrainingTask):
 
     model_class: ClassVar[type[HfViTPreTrainedModel]]
     pipeline: ClassVar[str]  # name of the pipeline
+    collator_class: ClassVar[type[TargetCollator]]
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # that only some trainings need
 
     model: ModelArguments
@@ -57,10 +58,6 @@ class ScoredTask(TrainingTask):
         """Returns what changes training examples at random and brings them to the size of the model."""
 
     @abstractmethod
-    def make_collator(self, processor: BaseImageProcessor) -> DensePredictionCollator:
-        """Returns what makes batches of examples."""
-
-    @abstractmethod
     def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Scorer:
         """Returns what predicts and scores images."""
 
@@ -71,6 +68,14 @@ class ScoredTask(TrainingTask):
     @abstractmethod
     def describe_size(self, config: HfViTConfig) -> str:
         """Says how large images are for a model."""
+
+    def facts_for_config(self) -> dict[str, dict[str, Any]]:
+        """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
+        return {}
+
+    def make_collator(self, processor: BaseImageProcessor, config: HfViTConfig) -> TargetCollator:
+        """Returns what makes batches of training examples."""
+        return self.collator_class(processor)
 
     def callbacks(self) -> list[TrainerCallback]:
         """Returns what happens beside the steps of this task's trainings."""
@@ -95,7 +100,7 @@ class ScoredTask(TrainingTask):
             ImportError: if torchvision is missing.
             ValueError: if a value is out of range, a split has no truth, or the best model cannot be chosen.
         """
-        model, processor = load_model(self.model_class, self.model, self.loaded.names)
+        model, processor = load_model(self.model_class, self.model, self.loaded.names, self.facts_for_config())
         processor = self.make_processor(processor, model.config)
         scorer = self.make_scorer(model, processor)
         splits = self.loaded.splits
@@ -110,7 +115,7 @@ class ScoredTask(TrainingTask):
             args=self.args,
             train_dataset=AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column=None),
             eval_dataset=self.loaded.examples("validation") if has_validation else None,
-            data_collator=self.make_collator(processor),
+            data_collator=self.make_collator(processor, model.config),
             processing_class=processor,
             callbacks=callbacks,
             scorer=scorer,

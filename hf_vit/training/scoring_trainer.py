@@ -18,6 +18,7 @@ from .trainer import HfViTTrainer
 
 
 MAX_PICTURED = 6
+TargetCollator = DensePredictionCollator
 
 
 class ScoringTrainer(HfViTTrainer):
@@ -29,7 +30,7 @@ class ScoringTrainer(HfViTTrainer):
     The collator must have `keeps_targets`, and the data be a `TargetDataset`, for training in an `AugmentedDataset`.
     """
 
-    data_collator: DensePredictionCollator
+    data_collator: TargetCollator
 
     def __init__(self, *args: Any, scorer: Scorer, **kwargs: Any) -> None:
         """Takes the arguments of `transformers.Trainer`.
