@@ -28,6 +28,7 @@ MODEL_CLASSES = [
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTForDepthEstimation,
+    HfViTForObjectDetection,
 ]
 
 SMALL_DEPTH = {
@@ -49,6 +50,7 @@ SMALL: dict[str, Any] = {
     "segmentation_config": {"head": "conv", "hidden_size": 8},
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
+    "detection_config": {"decoder": "queries", "num_queries": 5},
 }
 
 # Together these switch on every option of the backbone.
@@ -188,16 +190,22 @@ def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     }
 
 
-def boxes_with_classes(config: HfViTConfig, batch: int) -> dict[str, Any]:
+def boxes(generator: Generator, count: int) -> Tensor:
+    """Boxes (count, 4) that lie in the image, as cx, cy, w, h."""
+    sizes = 0.1 + 0.5 * torch.rand(count, 2, generator=generator)
+    return torch.cat((sizes / 2 + (1 - sizes) * torch.rand(count, 2, generator=generator), sizes), dim=1)
+
+
+def objects(config: HfViTConfig, batch: int) -> dict[str, Any]:
     """Every image has another number of objects, the first one none."""
     generator = torch.Generator().manual_seed(batch)
-    corners = torch.rand(batch, 3, 4, generator=generator)
+    counts = [index % 4 for index in range(batch)]
     labels = [
         {
-            "class_labels": torch.randint(config.num_labels, (index % 4,), generator=generator),
-            "boxes": 0.25 + 0.5 * corners[index, : index % 4],  # within the image
+            "class_labels": torch.randint(config.num_labels, (count,), generator=generator),
+            "boxes": boxes(generator, count),
         }
-        for index in range(batch)
+        for count in counts
     ]
     return {"pixel_values": pixels(config, batch), "labels": labels}
 
@@ -257,7 +265,7 @@ TRAINING_CASES = {
     ),
     "queries": TrainingCase(
         HfViTForObjectDetection,
-        padded(boxes_with_classes),
+        padded(objects),
         {"detection_config": {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}, **ROTARY},
     ),
     "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),

@@ -1,4 +1,4 @@
-"""Published checkpoints of dense prediction, saved by transformers and opened by ours: outputs, gradients, losses."""
+"""Published checkpoints with a head of queries or for depth, saved by transformers and opened by ours: outputs, gradients, losses."""
 
 import json
 import re
@@ -19,6 +19,7 @@ from hf_vit import (
     HfViTBackbone,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTModel,
@@ -56,6 +57,7 @@ TASKS = (
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTForDepthEstimation,
+    HfViTForObjectDetection,
 )
 
 
@@ -77,6 +79,11 @@ def eomt_dinov2(mask_probability: float, **options: Any) -> nn.Module:
 def eomt_dinov3(mask_probability: float, **options: Any) -> nn.Module:
     config = hf.EomtDinov3Config(**EOMT, intermediate_size=64, **options)
     return eomt(hf.EomtDinov3ForUniversalSegmentation, config, mask_probability)
+
+
+def yolos(**options: Any) -> nn.Module:
+    shape = {**SHAPE, "image_size": [32, 48], "intermediate_size": 64, "num_detection_tokens": 5, "num_labels": 3}
+    return hf.YolosForObjectDetection(hf.YolosConfig(**shape, **options))
 
 
 def dpt_config(**options: Any) -> hf.DPTConfig:
@@ -118,6 +125,7 @@ def universal(build: Callable[[], nn.Module]) -> Case:
     return Case(build, ((32, 32),), outputs, HfViTForUniversalSegmentation)
 
 
+QUERIED_SIZES, QUERIED = ((32, 48), (40, 24)), ("logits", "pred_boxes", "last_hidden_state")
 CASES = {
     "EoMT": universal(lambda: eomt_dinov2(1.0)),
     "EoMT, annealed": universal(lambda: eomt_dinov2(0.0)),
@@ -125,6 +133,13 @@ CASES = {
     "EoMT on DINOv3": universal(lambda: eomt_dinov3(1.0)),
     "EoMT on DINOv3, SwiGLU": universal(
         lambda: eomt_dinov3(0.0, use_gated_mlp=True, key_bias=True, rope_parameters={"rope_theta": 30.0})
+    ),
+    "YOLOS": Case(yolos, QUERIED_SIZES, QUERIED, HfViTForObjectDetection),
+    "YOLOS, positions once": Case(
+        lambda: yolos(use_mid_position_embeddings=False, qkv_bias=False),
+        QUERIED_SIZES,
+        QUERIED,
+        HfViTForObjectDetection,
     ),
     "DPT": Case(lambda: hf.DPTForDepthEstimation(dpt_config()), SQUARES, unused=r"layernorm\..*"),
     "DPT, CLS token added": Case(
@@ -173,7 +188,7 @@ def draw_images(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
 
 
 def run_source(source: nn.Module, images: Tensor, is_native: bool) -> dict[str, Tensor]:
-    """All outputs but those of a head that is left out.
+    """All outputs but those of a head for segmentation, which is left out.
 
     In float64 the source resamples positions in float32, as we do by design, where it would in float64.
     """
@@ -182,7 +197,7 @@ def run_source(source: nn.Module, images: Tensor, is_native: bool) -> dict[str, 
             if "position_embedding" in name:
                 parameter.data = parameter.data.float()
     run = reference.RUNNERS.get(source.config.model_type, reference.run_plain)
-    return {name: value for name, value in run(source, images).items() if name != "logits"}
+    return {name: value for name, value in run(source, images).items() if name != "logits" or value.ndim == 3}
 
 
 def run_ours(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
@@ -242,7 +257,7 @@ def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
         assert change > 1e-7, f"{key} hardly matters: {change}"
 
 
-@pytest.mark.parametrize("name", ["EoMT", "DPT", "Depth Anything"])
+@pytest.mark.parametrize("name", ["YOLOS", "EoMT", "DPT", "Depth Anything"])
 def test_opens_under_every_class_with_only_the_head_new(name: str, tmp_path: Path) -> None:
     save_source(name, tmp_path)
     weights = convert_checkpoint(open_source(tmp_path)).weights

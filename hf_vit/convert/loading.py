@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.initialization import no_init_weights
 
 from ..configuration_hf_vit import PROPERTIES, HfViTConfig
+from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
@@ -27,6 +28,7 @@ from .source import HUB_ARGUMENTS, Source, open_source
 HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "classifier.weight": HfViTForImageClassification,
     "universal_segmentation_head.queries.weight": HfViTForUniversalSegmentation,
+    "detection_head.queries.weight": HfViTForObjectDetection,
     "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
 }
 

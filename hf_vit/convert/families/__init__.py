@@ -17,6 +17,7 @@ from .timm_vit import TIMM
 from .vit import VIT
 from .vit_mae import VIT_MAE
 from .vit_msn import VIT_MSN
+from .yolos import YOLOS
 
 
 # The first that reads a configuration is taken.
@@ -33,6 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     CLIP,
     SIGLIP,
     SIGLIP_2,
+    YOLOS,
     EOMT,
     EOMT_DINOV3,
     DPT_SEGMENTATION,
