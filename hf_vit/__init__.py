@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForDepthEstimation,
     AutoModelForImageClassification,
     AutoModelForImageSegmentation,
+    AutoModelForKeypointDetection,
     AutoModelForObjectDetection,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
@@ -40,9 +41,11 @@ from .modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
+    HfViTKeypointDetectionOutput,
     HfViTObjectDetectionOutput,
     HfViTSemanticSegmenterOutput,
 )
@@ -65,6 +68,7 @@ segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentati
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
 AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
+AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -80,6 +84,7 @@ __all__ = [
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
+    "HfViTForKeypointDetection",
     "HfViTForObjectDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
@@ -88,6 +93,7 @@ __all__ = [
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
     "HfViTKeypointConfig",
+    "HfViTKeypointDetectionOutput",
     "HfViTModel",
     "HfViTObjectDetectionOutput",
     "HfViTPreTrainedModel",

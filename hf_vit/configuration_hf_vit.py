@@ -37,6 +37,7 @@ AUTO_MAP = {
     "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
     "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
+    "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -120,6 +121,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         layer_norm_eps: Epsilon of every norm.
         image_size: Height and width in pixels of the images that the position table is made for. Other sizes work too.
         patch_size: Height and width in pixels of a patch.
+        patch_padding: How many pixels before the image, up and left, the first patch starts; beyond the image is zero,
+            and as many pixels at its end are not seen (ViTPose, https://arxiv.org/abs/2204.12484: 2).
         num_channels: Number of image channels.
         qkv_bias: Whether query, key and value have a bias.
         key_bias: Whether the key has one too where `qkv_bias` is set (DINOv3: no).
@@ -198,6 +201,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     layer_norm_eps: float = 1e-6
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16
+    patch_padding: int = 0
     num_channels: int = 3
     qkv_bias: bool = True
     key_bias: bool = True
@@ -431,6 +435,11 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                     f"{self.image_size}, patch_size={self.patch_size}). The nearest that fit: "
                     f"{' or '.join(map(str, fitting))}."
                 )
+        if not 0 <= 2 * self.patch_padding < min(to_pair(self.patch_size)):
+            raise ValueError(
+                f"patch_padding={self.patch_padding} must be less than half of patch_size={self.patch_size}. "
+                "0 means none."
+            )
         head_size, remainder = divmod(self.hidden_size, self.num_attention_heads)
         if remainder:
             heads = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
@@ -495,5 +504,7 @@ def _travelling_files() -> tuple[Any, ...]:
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
     from .modeling_detection_hf_vit import HfViTForObjectDetection
     from .modeling_hf_vit import HfViTModel
+    from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
 
-    return HfViTModel, HfViTForObjectDetection, HfViTImageProcessor, HfViTImageProcessorPil
+    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection)
+    return (*models, HfViTImageProcessor, HfViTImageProcessorPil)

@@ -60,6 +60,7 @@ class Family:
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         fixed: Fields of their configuration that we have for one value only, and that value.
+        has_experts: Whether a checkpoint may have several experts, of which `dataset_index` chooses one.
         images: For files that come without options of an image processor: whose they are like, in `ORIGINALS`.
         outputs: What is equal to the source, as in the README.
     """
@@ -75,6 +76,7 @@ class Family:
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    has_experts: bool = False
     images: str = ""
     outputs: str = ""
 

@@ -51,6 +51,13 @@ CLASS_DEFAULTS: dict[str, Options] = {
     "DINOv3ViT": {"size": 224, "resample": BILINEAR, **IMAGENET},
     "Beit": {"size": 224, "resample": BICUBIC, "crop_size": 224, **HALF},
     "DPT": {"size": 384, "resample": BICUBIC, **HALF},
+    "VitPose": {
+        "size": {"height": 256, "width": 192},
+        "resample": BILINEAR,
+        "do_affine_transform": True,
+        "normalize_factor": 200.0,
+        **IMAGENET,
+    },
     "Eomt": {
         "size": {"shortest_edge": 640, "longest_edge": 640},
         "default_to_square": False,
@@ -78,6 +85,8 @@ MODEL_CLASSES = {
     "data2vec-vision": "Beit",
     "dpt": "DPT",
     "depth_anything": "DPT",
+    "vitpose": "VitPose",
+    "vitpose_backbone": "VitPose",
     "eomt": "Eomt",
     "eomt_dinov3": "Eomt",
 }
@@ -96,7 +105,14 @@ SHARED = (
     "image_std",
     "num_channels",  # of ours, where one was exported
 )
-HONOURED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb"}
+HONOURED = {
+    *SHARED,
+    "default_to_square",
+    "ensure_multiple_of",
+    "keep_aspect_ratio",
+    "do_convert_rgb",
+    "do_affine_crop",
+}
 # Keys that leave the pixels of an image as they are
 WITHOUT_EFFECT = {
     "image_processor_type",
@@ -184,6 +200,10 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     if name == "Siglip2":
         side = math.isqrt(options.pop("max_num_patches")) * options.pop("patch_size")
         options["size"] = {"height": side, "width": side}
+    if name == "VitPose":
+        options["do_affine_crop"] = options.pop("do_affine_transform")
+        if options["normalize_factor"] == 200:  # by which it divides and multiplies
+            del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
     foreign = {key: value for key, value in options.items() if key not in HONOURED and value is not False}
     if foreign:

@@ -17,6 +17,7 @@ from ..modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
@@ -30,6 +31,7 @@ HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "universal_segmentation_head.queries.weight": HfViTForUniversalSegmentation,
     "detection_head.queries.weight": HfViTForObjectDetection,
     "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
+    "keypoint_head.simple.predictor.weight": HfViTForKeypointDetection,  # whose name there is that of "classic" too
 }
 
 
@@ -61,9 +63,9 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
             them to be understood (`image_size`, …).
         **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
             tell (`num_attention_heads`, …); `architecture`, timm's name of the model
-            ("vit_base_patch16_siglip_224", …), for a file of weights alone that is timm's or DeiT III's; where the
-            files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
-            `device_map`, …).
+            ("vit_base_patch16_siglip_224", …), for a file of weights alone that is timm's or DeiT III's;
+            `dataset_index`, which expert of ViTPose+ is taken, the first by default; where the files are on the Hub
+            (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`, `device_map`, …).
 
     Returns:
         Arguments of `from_pretrained`: `config`, `state_dict` and what it takes beside.
@@ -81,7 +83,7 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}
     known -= {"dtype"}  # as an argument it is that of the weights
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
-    source = open_source(name_or_path, kwargs.pop("architecture", None), **hub)
+    source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
     converted = convert_checkpoint(source, **overrides, **geometry)
     return {"config": override(converted.config, overrides), "state_dict": converted.weights, **kwargs}
 
@@ -127,6 +129,8 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
     """Returns the family of a checkpoint and its configuration in our terms; see `convert_checkpoint`."""
     family = find_family(source)
     check_fixed(family, source.config, source.name)
+    if "dataset_index" in source.config and not family.has_experts:
+        raise ValueError(f"{source.name!r} is of {family.name}, which has no experts. Leave out dataset_index.")
     try:
         config = HfViTConfig(**family.configure(said(source, family, given), shapes_of(source, family)))
     except StrictDataclassError as error:

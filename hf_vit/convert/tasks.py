@@ -8,6 +8,7 @@ from ..modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 
 
@@ -18,4 +19,5 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "universal-segmentation": HfViTForUniversalSegmentation,
     "depth-estimation": HfViTForDepthEstimation,
     "object-detection": HfViTForObjectDetection,
+    "keypoint-detection": HfViTForKeypointDetection,
 }
