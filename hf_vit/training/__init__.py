@@ -20,9 +20,12 @@ from .image_classification import (
     make_trainer,
     write_report,
 )
+from .keypoint_detection import KeypointDetection, KeypointScorer
 from .load_data import load_scored_split, load_splits
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
+from .object_detection import DetectionScorer, ObjectDetection
+from .object_evaluation import DetectionEvaluation, KeypointEvaluation
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
 from .scorer import Scored, Scorer
@@ -40,12 +43,18 @@ __all__ = [
     "DepthEstimation",
     "DepthEvaluation",
     "DepthScorer",
+    "DetectionEvaluation",
+    "DetectionScorer",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
     "ImageClassificationEvaluation",
+    "KeypointDetection",
+    "KeypointEvaluation",
+    "KeypointScorer",
     "MaskAnnealing",
     "ModelArguments",
+    "ObjectDetection",
     "Scored",
     "Scorer",
     "ScoringTrainer",

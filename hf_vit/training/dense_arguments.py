@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
-from .scored_arguments import ScoredTrainingArguments, TaskModelArguments, best_by
+from .scored_arguments import ScoredTrainingArguments, TaskModelArguments, best_by, split_names
 
 
 # Where instances may overlap there is no map of segments, and so no PQ.
@@ -32,11 +32,6 @@ class DepthModelArguments(TaskModelArguments):
     head: str | None = field(
         default=None, metadata={"help": "dpt, conv or linear; dpt, or that of the saved model, unless said."}
     )
-
-
-def split_names(names: str | None) -> list[str]:
-    """Returns names that are written with commas between them."""
-    return [name.strip() for name in names.split(",")] if names else []
 
 
 @dataclass

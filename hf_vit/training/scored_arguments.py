@@ -30,6 +30,11 @@ class TaskModelArguments(ModelArguments):
         return {**fields, self.task_config: {**options, **given}} if given else fields
 
 
+def split_names(names: str | None) -> list[str]:
+    """Returns names that are written with commas between them."""
+    return [name.strip() for name in names.split(",")] if names else []
+
+
 def best_by(default: str) -> Any:
     """Returns the field of training arguments that says which score chooses the best model."""
     metadata = HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata

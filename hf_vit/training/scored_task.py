@@ -37,6 +37,8 @@ class ScoredTask(TrainingTask):
 
     model_class: ClassVar[type[HfViTPreTrainedModel]]
     pipeline: ClassVar[str]  # name of the pipeline
+    examples: ClassVar[str] = "images"  # what is scored one by one
+    parts: ClassVar[str] = "in {} classes"
     collator_class: ClassVar[type[TargetCollator]]
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # that only some trainings need
 
@@ -135,7 +137,13 @@ class ScoredTask(TrainingTask):
             trainer,
             self.loaded,
             lambda split: describe_data(
-                self.data.dataset_name, self.data.dataset_license, self.count_images(), split, self.loaded.names
+                self.data.dataset_name,
+                self.data.dataset_license,
+                self.count_images(),
+                split,
+                self.loaded.names,
+                examples=self.examples,
+                parts=self.parts,
             ),
             task=self.pipeline,
             recipe={
