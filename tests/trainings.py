@@ -23,7 +23,7 @@ from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 from hf_vit.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, last_checkpoint
 
-from .dense_helpers import scores_of_processes
+from . import dense_helpers, object_helpers
 from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
 from .references import draw_weights
@@ -239,9 +239,10 @@ def compare_processes(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def score_dense_predictions(folder: Path) -> None:
+def score_predictions(folder: Path, kind: str) -> None:
     """Scores made-up predictions in two processes; each writes what it got."""
-    scores = scores_of_processes(batch_size=2)
+    metrics = {"dense": dense_helpers.METRICS, "objects": object_helpers.METRICS}[kind]
+    scores = dense_helpers.scores_of_processes(metrics, batch_size=2)
     assert torch.distributed.get_world_size() == 2
     (folder / f"process_{torch.distributed.get_rank()}.json").write_text(json.dumps(scores))
     torch.distributed.destroy_process_group()
@@ -328,8 +329,7 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 
 
 JOBS: dict[str, Callable[..., None]] = {
-    job.__name__: job
-    for job in (compare_processes, score_dense_predictions, score_scenes, train_and_die, train_to_the_end)
+    job.__name__: job for job in (compare_processes, score_predictions, score_scenes, train_and_die, train_to_the_end)
 }
 
 
