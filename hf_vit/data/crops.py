@@ -19,6 +19,15 @@ class Span:
     new_start: int
     new_length: int
 
+    @property
+    def new_stop(self) -> int:
+        """Where it ends in the new one."""
+        return self.new_start + self.new_length
+
+    def move(self, places: Tensor) -> Tensor:
+        """Returns where places of the old one are in the new one, in pixels from the edge."""
+        return (places - self.start) * (self.new_length / self.length) + self.new_start
+
 
 @dataclass(frozen=True)
 class Crop:
@@ -43,7 +52,7 @@ class Crop:
         if self.inner == self.size:
             return inner
         frame = inner.new_full((*inner.shape[:-2], *self.size), outside)
-        rows, columns = (slice(span.new_start, span.new_start + span.new_length) for span in (self.rows, self.columns))
+        rows, columns = (slice(span.new_start, span.new_stop) for span in (self.rows, self.columns))
         frame[..., rows, columns] = inner
         return frame
 

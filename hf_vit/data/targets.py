@@ -17,6 +17,15 @@ from .wording import listed
 
 Row = Mapping[str, Any]
 
+# Of targets that are dictionaries
+TARGETS = (
+    ("masks", "class_labels", "is_crowd"),
+    ("boxes", "class_labels", "is_crowd", "areas"),
+    ("keypoints", "box", "area", "image_id"),
+)
+# What has a row for each object
+OF_OBJECTS = ("masks", "boxes", "areas", "class_labels")
+
 
 def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
     """Reads the column `mask`.
@@ -126,19 +135,21 @@ def _crowds(entries: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 def target_of(example: Mapping[str, Any]) -> Any:
-    """Returns the target of an example as metrics take it: a map (H, W), or a dictionary of masks."""
-    if "masks" in example:
-        return {name: example[name] for name in ("masks", "class_labels", "is_crowd") if name in example}
+    """Returns the target of an example as metrics take it: a map (H, W), or a dictionary of what `TARGETS` names."""
+    for names in TARGETS:
+        if names[0] in example:
+            return {name: example[name] for name in names if name in example}
     return example["segmentation_map" if "segmentation_map" in example else "depth_map"]
 
 
 def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
-    """Leaves masks of crowds, of which nothing is learned, out of an example; without `is_crowd` it stays as it is."""
+    """Leaves crowds, of which nothing is learned, out of an example; without `is_crowd` it stays as it is."""
     if "is_crowd" not in example:
         return example
     kept = ~example["is_crowd"]
-    rest = {name: value for name, value in example.items() if name != "is_crowd"}
-    return {**rest, "masks": example["masks"][kept], "class_labels": example["class_labels"][kept]}
+    return {
+        name: value[kept] if name in OF_OBJECTS else value for name, value in example.items() if name != "is_crowd"
+    }
 
 
 def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:
