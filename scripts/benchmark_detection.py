@@ -48,30 +48,20 @@ class Arguments:
 
 def make_ours(decoder: str, args: Arguments) -> nn.Module:
     """Returns our model with fresh weights."""
-    sizes = {"image_size": args.image_size, "num_labels": args.num_labels}
+    fields: dict[str, Any] = {"image_size": args.image_size, "num_labels": args.num_labels}
+    options: dict[str, Any] = {"decoder": decoder, "num_queries": args.num_queries}
     if decoder == "queries":
-        options = {"decoder": "queries", "num_queries": args.num_queries, "num_layers": 0, "use_mid_position_embeddings": True}
-        config = hf_vit.HfViTConfig.from_preset("small", **sizes, detection_config=options)
+        options |= {"num_layers": 0, "use_mid_position_embeddings": True}
     else:
-        config = hf_vit.HfViTConfig.from_preset(
-            "small",
-            **sizes,
-            window_size=args.image_size // 16 // NUM_WINDOWS,
-            global_attention_layers=GLOBAL_BLOCKS,
-            detection_config={
-                "decoder": "deformable",
-                "num_queries": args.num_queries,
-                "num_layers": NUM_LAYERS,
-                "num_points": NUM_POINTS,
-                "out_indices": [block + 1 for block in GLOBAL_BLOCKS],
-            },
-        )
+        options |= {"num_layers": NUM_LAYERS, "num_points": NUM_POINTS, "out_indices": [b + 1 for b in GLOBAL_BLOCKS]}
+        fields |= {"window_size": args.image_size // 16 // NUM_WINDOWS, "global_attention_layers": GLOBAL_BLOCKS}
+    config = hf_vit.HfViTConfig.from_preset("small", **fields, detection_config=options)
     return hf_vit.HfViTForObjectDetection(config)
 
 
 def make_peer(name: str, args: Arguments) -> tuple[nn.Module, Any]:
     """Returns the model of transformers with fresh weights, and its image processor."""
-    shape = {**SHAPE, "image_size": args.image_size}
+    shape: dict[str, Any] = {**SHAPE, "image_size": args.image_size}
     if name == "YOLOS":
         shape = {**shape, "image_size": [args.image_size, args.image_size], "intermediate_size": 1536}
         sizes = {"num_labels": args.num_labels, "num_detection_tokens": args.num_queries}

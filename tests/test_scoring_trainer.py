@@ -74,9 +74,7 @@ def scores_one_by_one(trainer: ScoringTrainer) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("task", ALL_TASKS)
-def test_scores_are_those_of_single_images_at_any_batch_size(
-    task: str, data: dict[str, Path], tmp_path: Path
-) -> None:
+def test_scores_are_those_of_single_images_at_any_batch_size(task: str, data: dict[str, Path], tmp_path: Path) -> None:
     trainer = make_trainer(task, data[task], tmp_path, *OPTIONS.get(task, []))
     if task == "universal_segmentation":
         trainer.model.anneal_masks(1.0)  # then the loss is that of the last block, as in an evaluation

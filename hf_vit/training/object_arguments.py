@@ -44,8 +44,8 @@ class ObjectImagesArguments(ImageDataArguments):
     box_errors: Literal["raise", "clip", "drop"] = field(
         default="raise",
         metadata={
-            "help": "What to do about boxes that reach out of their image or have no area: stop and list them (raise), "
-            "cut off what is outside (clip), or leave them out (drop)."
+            "help": "What is done about boxes that reach out of their image or have no area: they are listed and the "
+            "script stops (raise), what is outside is cut off (clip), or they are left out (drop)."
         },
     )
 
@@ -65,8 +65,8 @@ class DetectionImagesArguments(ObjectImagesArguments):
     dataset_name: str = field(
         default="",
         metadata={
-            "help": "Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of objects, "
-            "or a Hub name."
+            "help": "Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of "
+            "objects, or a Hub name."
         },
     )
     bbox_format: Literal["coco", "voc", "yolo"] | None = field(

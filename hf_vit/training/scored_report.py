@@ -44,6 +44,7 @@ def write_scored_report(
     split = scored_split(list(data.splits))
     folder, scorer, examples = Path(trainer.args.output_dir), trainer.scorer, data.examples(split)
     scores, pictures = score_split(trainer, split, examples)
+    parts = {scorer.parts: in_columns(scorer.per_class())}
     name, baseline = score_trivial(trainer, data.examples("train"), examples)
     if not trainer.is_world_process_zero():
         return scores
@@ -54,6 +55,7 @@ def write_scored_report(
         metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
         units=scorer.metric.units,
         baselines={name: baseline},
+        parts=parts,
         pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
         limits=scorer.describe_limits(),
         recipe={**recipe, "evaluation": scorer.describe_evaluation()},
@@ -104,6 +106,12 @@ def write_scores(folder: Path, split: str, scores: dict[str, float], scorer: Sco
     label, values = scorer.class_score, {name: values[scorer.class_score.lower()] for name, values in classes.items()}
     draw_class_scores(values, folder / f"{split}_{scorer.parts}.png", label)
     return {f"{label} of the {scorer.parts}": f"{split}_{scorer.parts}.png"}
+
+
+def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns scores of each class that are the same ones for all, NaN where a class has none."""
+    columns = dict.fromkeys(score for scores in classes.values() for score in scores)
+    return {name: {score: scores.get(score, math.nan) for score in columns} for name, scores in classes.items()}
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data import DensePredictionCollator, TargetDataset
+from ..data import DensePredictionCollator, KeypointDetectionCollator, ObjectDetectionCollator, TargetDataset
 from .scorer import Scorer
 from .trainer import HfViTTrainer
 
 
 MAX_PICTURED = 6
-TargetCollator = DensePredictionCollator
+TargetCollator = DensePredictionCollator | ObjectDetectionCollator | KeypointDetectionCollator
 
 
 class ScoringTrainer(HfViTTrainer):
@@ -39,8 +39,16 @@ class ScoringTrainer(HfViTTrainer):
             *args: Passed on.
             scorer: Predicts and scores the images of an evaluation.
             **kwargs: Passed on.
+
+        Raises:
+            ValueError: if one process has several GPUs, between which the library would divide tensors alone.
         """
         super().__init__(*args, **kwargs)
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"This process has {self.args.n_gpu} GPUs, and targets are not divided between them. Start a process "
+                f"for each, torchrun --nproc_per_node {self.args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
+            )
         self.scorer = scorer
         self._losses: list[tuple[float, float]] = []
 

@@ -62,7 +62,8 @@ print(len(result["boxes"]), "objects")""",
     ),
     "HfViTForKeypointDetection": Usage(
         name="find_keypoints",
-        stock="""for found in find_keypoints("image.png"):  # of objects in boxes=[(x1, y1, x2, y2), ...], else the whole image
+        stock="""# The whole image is one object. For several: find_keypoints("image.png", boxes=[(x1, y1, x2, y2), ...])
+for found in find_keypoints("image.png"):
     for label, place, score in zip(found["labels"], found["keypoints"], found["scores"]):
         print(label, place, score)""",
         own="""sizes = [(image.height, image.width)]
