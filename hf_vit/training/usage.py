@@ -62,7 +62,7 @@ print(len(result["boxes"]), "objects")""",
     ),
     "HfViTForKeypointDetection": Usage(
         name="find_keypoints",
-        stock="""# The whole image is one object. For several: find_keypoints("image.png", boxes=[(x1, y1, x2, y2), ...])
+        stock="""# The whole image is one object; for others give boxes=[(x1, y1, x2, y2), ...]
 for found in find_keypoints("image.png"):
     for label, place, score in zip(found["labels"], found["keypoints"], found["scores"]):
         print(label, place, score)""",
