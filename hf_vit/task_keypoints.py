@@ -1,8 +1,8 @@
 """Keypoints: heads, heatmaps from points and back, loss.
 
 The design is that of ViTPose (https://arxiv.org/abs/2204.12484). A place is x and y in pixels from the centre of the
-first one. The first and the last pixel of an image are where those of its heatmap are: 0 and W - 1 of the one are 0 and
-w' - 1 of the other (unbiased data processing, https://arxiv.org/abs/1911.07524).
+first one. The first and the last pixel of an image are where those of its heatmap are: 0 and W - 1 of the one are 0
+and w' - 1 of the other (unbiased data processing, https://arxiv.org/abs/1911.07524).
 
 Shapes: B batch, H W pixels, h w patch grid, s how much finer a heatmap is than the grid, h' = s·h, w' = s·w, K
 keypoints, D hidden size.
@@ -243,7 +243,7 @@ def around(maps: Tensor, centre: Tensor) -> Tensor:
 
 
 def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns how far the peak of values (..., 3, 3) is from their middle, (..., 2) as x and y, and if there is one."""
+    """The way from the middle of values (..., 3, 3) to their peak, (..., 2) as x and y; and if there is one."""
     (up_left, up, _), (left, middle, right), (_, down, down_right) = (
         row.unbind(dim=-1) for row in values.unbind(dim=-2)
     )
@@ -331,8 +331,7 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
     if labels.shape != expected or not labels.is_floating_point():
         raise ValueError(
             f"labels must be floats (batch, keypoints, 3) = {expected}, x, y and visibility, not {labels.dtype} of "
-            f"shape {tuple(labels.shape)}. The image processor makes them from keypoints; the model's num_labels is how "
-            "many there are."
+            f"shape {tuple(labels.shape)}. The image processor makes them from keypoints; num_labels is their number."
         )
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
@@ -343,6 +342,6 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
     if is_wrong.any():
         image, keypoint = is_wrong.nonzero()[0].tolist()
         raise ValueError(
-            f"Keypoint {keypoint} of image {image} is {labels[image, keypoint].tolist()}. It must be x and y in pixels "
+            f"Keypoint {keypoint} of image {image} is {labels[image, keypoint].tolist()}. It must be x, y in pixels "
             "and visibility: 0 (not labelled), 1 (hidden) or 2 (visible)."
         )

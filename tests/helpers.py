@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTConfig,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForKeypointDetection,
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
@@ -29,6 +30,7 @@ MODEL_CLASSES = [
     HfViTForUniversalSegmentation,
     HfViTForDepthEstimation,
     HfViTForObjectDetection,
+    HfViTForKeypointDetection,
 ]
 
 SMALL_DEPTH = {
@@ -51,6 +53,7 @@ SMALL: dict[str, Any] = {
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
     "detection_config": {"decoder": "queries", "num_queries": 5},
+    "keypoint_config": {"hidden_size": 8, "flip_pairs": [[0, 1], [2, 3]]},
 }
 
 # Together these switch on every option of the backbone.
@@ -181,6 +184,14 @@ def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
     return depth
 
 
+def keypoints(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    """Some are not labelled, and some are beyond the image; of the last image none counts."""
+    places = 40 * torch.rand(batch, num_labels, 2, generator=generator) - 4
+    visibility = torch.randint(3, (batch, num_labels, 1), generator=generator)
+    visibility[-1] = 0
+    return torch.cat((places, visibility), dim=2)
+
+
 def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(batch)
     return {
@@ -267,6 +278,14 @@ TRAINING_CASES = {
         HfViTForObjectDetection,
         padded(objects),
         {"detection_config": {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}, **ROTARY},
+    ),
+    "keypoints": TrainingCase(
+        HfViTForKeypointDetection,
+        padded(labelled(keypoints)),
+        {"keypoint_config": {"head": "simple", "keypoint_weights": (1, 2, 0.5, 1, 1)}, **ROTARY},
+    ),
+    "keypoints_batch_norm": TrainingCase(
+        HfViTForKeypointDetection, padded(labelled(keypoints)), ROTARY, accumulates=False
     ),
     "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
 }

@@ -53,9 +53,14 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """VitPoseConfig, or VitPoseBackboneConfig alone.
 
     Raises:
-        ValueError: if the head does not see the last block.
+        ValueError: if it is on another backbone, or the head does not see its last block.
     """
     backbone = config.get("backbone_config", config)
+    if backbone.get("model_type") not in VITPOSE.model_types:
+        raise ValueError(
+            f"ViTPose has model_type={backbone.get('model_type')!r} in its backbone_config; only 'vitpose_backbone' "
+            "is known here. Open it with transformers."
+        )
     defaults: dict[str, Any] = {"image_size": [256, 192], "layer_norm_eps": 1e-12}
     fields = architecture_fields(backbone, **defaults)
     num_layers = fields.get("num_hidden_layers", 12)
