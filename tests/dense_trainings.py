@@ -52,7 +52,7 @@ CONFIG = {
         "train_num_points": 200,
     },
     "depth_config": {"neck_hidden_sizes": [16, 16, 16, 16], "fusion_hidden_size": 16, "head_hidden_size": 8},
-    "detection_config": {"decoder": "queries", "num_queries": 6, "num_layers": 0},
+    "detection_config": {"decoder": "queries", "num_queries": 20, "num_layers": 0},
     "keypoint_config": {"hidden_size": 16},
 }
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]

@@ -45,9 +45,10 @@ def draw_boxes(generator: np.random.Generator, pixels: np.ndarray, number: int) 
         if number % 4 in (side, 2):
             left, top = 2 + 21 * side + int(generator.integers(3)), int(generator.integers(2, 14))
             width, height = 14 + int(generator.integers(4)), 18 + int(generator.integers(6))
-            pixels[top : top + height, left : left + width] = COLOURS[side]
+            label = int(generator.integers(2))
+            pixels[top : top + height, left : left + width] = COLOURS[label]
             box = [left, top, width, height]
-            found.append({"category_id": side + 1, "bbox": box, "area": width * height})
+            found.append({"category_id": label + 1, "bbox": box, "area": width * height})
     if number == 3:
         found.append({"category_id": 2, "bbox": [1, 1, 30, 30], "area": 900, "iscrowd": 1})
     return found

@@ -21,7 +21,7 @@ from .object_trainings import CLASSES, POINTS, write_figures, write_objects
 from .test_demo import load_script
 
 
-STEPS = ["--learning_rate", "3e-3", "--max_grad_norm", "1", "--photometric", "0", "--horizontal_flip", "0"]
+STEPS = ["--learning_rate", "3e-3", "--max_grad_norm", "1", "--photometric", "0"]
 STEPS += ["--eval_strategy", "steps", "--save_strategy", "steps", "--max_steps", "120"]
 STEPS += ["--eval_steps", "60", "--save_steps", "60", "--min_scale", "0.9", "--max_scale", "1.1"]
 OF_TASK = {"object_detection": [], "keypoint_detection": ["--max_rotation", "0", "--per_device_train_batch_size", "8"]}

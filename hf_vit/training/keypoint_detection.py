@@ -147,12 +147,11 @@ class KeypointDetection(ScoredTask):
     packages = ("matplotlib", "faster_coco_eval")
     collator_class = KeypointDetectionCollator
     examples = "objects"
-    parts = "with {} keypoints each"
+    parts = "objects with {} keypoints"
 
     data: KeypointDataArguments
     augmentation: KeypointAugmentationArguments
     evaluation: KeypointEvaluationArguments
-    loaded: KeypointData
 
     def open_data(self) -> KeypointData:
         """Opens images and keypoints."""
@@ -161,6 +160,7 @@ class KeypointDetection(ScoredTask):
     def facts_for_config(self) -> dict[str, dict[str, Any]]:
         """Returns what the data tell of the keypoints."""
         data = self.loaded
+        assert isinstance(data, KeypointData)
         return {
             "keypoint_config": {
                 "flip_pairs": data.flip_pairs,
@@ -190,6 +190,7 @@ class KeypointDetection(ScoredTask):
 
     def make_transform(self, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns what cuts out objects, changed at random."""
+        assert isinstance(self.loaded, KeypointData)
         options = {**self.augmentation.options(), "box_padding": self.box_padding}
         return keypoint_augmentation(
             to_pair(config.image_size),

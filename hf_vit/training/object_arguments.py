@@ -12,14 +12,11 @@ class DetectionModelArguments(TaskModelArguments):
     """Which model to train for object detection."""
 
     task_config = "detection_config"
-    task_options = ("decoder", "num_queries")
+    task_options = ("decoder",)
 
     decoder: str | None = field(
         default=None,
         metadata={"help": "deformable or queries; deformable, or that of the saved model, unless said."},
-    )
-    num_queries: int | None = field(
-        default=None, metadata={"help": "How many objects an image has at most; 100 unless said."}
     )
 
 

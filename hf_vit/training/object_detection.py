@@ -41,7 +41,6 @@ from .scorer import Batch, Scored, Scorer
 
 Target = dict[str, Tensor]
 Prediction = dict[str, Tensor]
-MIN_DRAWN_SCORE = 0.3  # below it, most boxes are none
 
 
 class DetectionScorer(Scorer):
@@ -114,11 +113,7 @@ class DetectionScorer(Scorer):
         self, images: list[Image], predictions: list[Prediction], targets: list[Target], file: str | PathLike[str]
     ) -> None:
         """Draws true boxes beside those that are likely."""
-        likely = [
-            {name: values[found["scores"] >= MIN_DRAWN_SCORE] for name, values in found.items()}
-            for found in predictions
-        ]
-        draw_detections(images, likely, targets, self.metric.names, file)
+        draw_detections(images, predictions, targets, self.metric.names, file)
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
         """Draws precision over recall."""

@@ -18,4 +18,5 @@ class KeypointEvaluation(ScoredEvaluation):
     """Scoring of keypoints."""
 
     task_class = KeypointDetection
+    examples = KeypointDetection.examples
     argument_types = (ScoredModel, KeypointImagesArguments, ScoredEvaluationArguments, KeypointEvaluationArguments)

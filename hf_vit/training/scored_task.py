@@ -37,7 +37,6 @@ class ScoredTask(TrainingTask):
 
     model_class: ClassVar[type[HfViTPreTrainedModel]]
     pipeline: ClassVar[str]  # name of the pipeline
-    examples: ClassVar[str] = "images"  # what is scored one by one
     parts: ClassVar[str] = "in {} classes"
     collator_class: ClassVar[type[TargetCollator]]
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # that only some trainings need
@@ -126,8 +125,8 @@ class ScoredTask(TrainingTask):
             trainer.add_callback(EvaluationPictures(trainer))
         return trainer
 
-    def count_images(self) -> dict[str, int]:
-        """Returns the number of images of each split."""
+    def count_examples(self) -> dict[str, int]:
+        """Returns the number of examples of each split."""
         return {name: len(rows) for name, rows in self.loaded.splits.items()}
 
     def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
@@ -139,7 +138,7 @@ class ScoredTask(TrainingTask):
             lambda split: describe_data(
                 self.data.dataset_name,
                 self.data.dataset_license,
-                self.count_images(),
+                self.count_examples(),
                 split,
                 self.loaded.names,
                 examples=self.examples,
