@@ -29,8 +29,8 @@ MODEL_CLASSES = [
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTForDepthEstimation,
-    HfViTForObjectDetection,
     HfViTForKeypointDetection,
+    HfViTForObjectDetection,
 ]
 
 SMALL_DEPTH = {
@@ -52,8 +52,8 @@ SMALL: dict[str, Any] = {
     "segmentation_config": {"head": "conv", "hidden_size": 8},
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
-    "detection_config": {"decoder": "queries", "num_queries": 5},
-    "keypoint_config": {"hidden_size": 8, "flip_pairs": [[0, 1], [2, 3]]},
+    "keypoint_config": {"hidden_size": 8},
+    "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
 }
 
 # Together these switch on every option of the backbone.

@@ -97,7 +97,7 @@ def test_checks_run_at_saving_and_building_too(tmp_path: Path) -> None:
 def test_backbone_fields_are_few_and_named_as_in_vit() -> None:
     inherited = {field.name for field in fields(transformers.PreTrainedConfig)}
     own = {field.name for field in fields(HfViTConfig)} - inherited
-    assert len(own - TASK_CONFIGS.keys()) <= 45
+    assert len(own - TASK_CONFIGS.keys()) <= 45  # those of the tasks stand apart
     vit = {field.name for field in fields(transformers.ViTConfig)} - inherited
     assert vit - own == {"encoder_stride", "pooler_output_size", "pooler_act"}
 
@@ -191,6 +191,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "segmentation_config": {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
     "universal_segmentation_config": {"num_queries": 7, "oversample_ratio": 2},
     "depth_config": {"depth_estimation_type": "relative", "head": "conv", "max_depth": None},
+    "detection_config": {"decoder": "queries", "num_blocks": 2, "class_loss": "focal"},
+    "keypoint_config": {"head": "simple", "flip_pairs": [[0, 1]], "sigma": 1.5},
 }
 all_tasks = pytest.mark.parametrize("field", TASKS)
 
@@ -235,6 +237,8 @@ def test_overrides_at_loading_leave_the_other_options(field: str, tmp_path: Path
         "segmentation_config": ("dice_weight", 1.5),
         "universal_segmentation_config": ("mask_weight", 1.5),
         "depth_config": ("gradient_loss_weight", 1.5),
+        "detection_config": ("giou_weight", 1.5),
+        "keypoint_config": ("hidden_size", 64),
     }[field]
     reopened = HfViTConfig.from_pretrained(tmp_path, **{field: {name: value}})
     assert getattr(reopened, field).to_dict() == {**TASKS[field], name: value}
@@ -275,6 +279,11 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         ("segmentation_config", {"focal_gamma": -0.5}, "focal_gamma=-0.5"),
         ("segmentation_config", {"class_weights": [1.0, -2.0]}, r"class_weights=\[1.0, -2.0\] must not be negative"),
         ("segmentation_config", {"use_auxiliary_head": True, "auxiliary_loss_weight": -1}, "auxiliary_loss_weight=-1"),
+        ("keypoint_config", {"sigma": 0}, "sigma=0 must be positive"),
+        ("keypoint_config", {"flip_pairs": [[0, 1], [1, 2]]}, "names a keypoint twice"),
+        ("keypoint_config", {"flip_pairs": [[0, 0]]}, r"flip_pairs has \[0, 0\]\. Each entry is the numbers of two"),
+        ("keypoint_config", {"keypoint_weights": [1, -1]}, r"keypoint_weights=\[1, -1\] must not be negative"),
+        ("keypoint_config", {"oks_sigmas": [0.1, 0]}, r"oks_sigmas=\[0.1, 0\] must be positive"),
         ("universal_segmentation_config", {"num_queries": 0}, "num_queries=0 must be positive"),
         ("universal_segmentation_config", {"num_upscale_blocks": -1}, "num_upscale_blocks=-1"),
         ("universal_segmentation_config", {"oversample_ratio": 0.5}, "oversample_ratio=0.5 must be at least 1"),
@@ -295,6 +304,7 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         ("depth_config", {"head": "linear", "max_depth": None}, "need a max_depth in metres"),
         ("depth_config", {"silog_lambda": 1.5}, "silog_lambda=1.5 must lie"),
         ("depth_config", {"gradient_loss_weight": -1}, "gradient_loss_weight=-1"),
+        ("keypoint_config", {"skeleton": [[0, -1]]}, r"skeleton has \[0, -1\]"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

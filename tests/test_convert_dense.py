@@ -1,4 +1,4 @@
-"""Published checkpoints with a head of queries or for depth, saved by transformers and opened by ours: outputs, gradients, losses."""
+"""Published checkpoints with queries or for depth, saved by transformers and opened by ours: outputs and losses."""
 
 import json
 import re

@@ -29,6 +29,7 @@ from transformers.utils import logging as logging_of_the_library
 from hf_vit import (
     HfViTBackbone,
     HfViTForImageClassification,
+    HfViTForObjectDetection,
     HfViTForUniversalSegmentation,
     HfViTImageProcessor,
     HfViTModel,
@@ -44,7 +45,14 @@ from .references import assert_close, draw_weights
 
 TASK_CLASSES = MODEL_CLASSES[2:]
 NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # test_dense_models.py compiles the others
-HEADS = ("classifier.", "segmentation_head.", "universal_segmentation_head.", "depth_head.", "keypoint_head.")
+HEADS = (
+    "classifier.",
+    "segmentation_head.",
+    "universal_segmentation_head.",
+    "detection_head",
+    "depth_head.",
+    "keypoint_head.",
+)
 all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -57,10 +65,10 @@ def build(model_class: type[Any] = HfViTModel, variant: str = "plain", **overrid
 
 def values(outputs: Any) -> list[Tensor]:
     """All tensors of an output."""
-    flat = []
-    for value in outputs.to_tuple() if not isinstance(outputs, tuple) else outputs:
-        flat.extend(value if isinstance(value, tuple) else [value])
-    return flat
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    parts = outputs.values() if isinstance(outputs, dict) else outputs
+    return [value for part in parts for value in values(part)]
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
@@ -237,7 +245,9 @@ def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> N
     config = model.config
     outputs = model(pixels(config), output_hidden_states=True, output_attentions=True)
     length, heads = config.num_prefix_tokens + math.prod(config.grid_size), config.num_attention_heads
-    num_queries = 5 if model_class is HfViTForUniversalSegmentation else 0  # which join the last two of three blocks
+    num_queries = (
+        5 if model_class in (HfViTForUniversalSegmentation, HfViTForObjectDetection) else 0
+    )  # which join the last two of three blocks
     lengths = [length, length + num_queries, length + num_queries]
     sizes = [(2, length, config.hidden_size) for length in (length, *lengths)]
     assert [tuple(state.shape) for state in outputs.hidden_states] == sizes
