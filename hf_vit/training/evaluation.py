@@ -79,6 +79,9 @@ def evaluate(
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     scores = evaluation.score()
     if evaluation.args.process_index == 0:
-        say(f"{count:,} {split} {evaluation.examples}: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        say(
+            f"{count:,} {split} {evaluation.examples}: "
+            + ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        )
         say(f"The scores, and pictures of them: {evaluation.args.output_dir}")
     PartialState().destroy_process_group()  # else several processes can abort while they exit
