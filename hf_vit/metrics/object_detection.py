@@ -84,11 +84,11 @@ class DetectionMetric(CocoMetric):
         """Returns how precise the detections of each class are at IoU 0.5 until so many objects were found.
 
         Returns:
-            The precision (101,) at a recall of 0, 0.01, ... 1 of each class of which there is an object; its mean is
-            the class's `ap_50`.
+            The precision (101,) of each class at a recall of 0, 0.01, ... 1, NaN where there is no object of it; its
+            mean is the class's `ap_50`.
         """
         curves = self._precision()[0]  # (recall, class)
-        return {name: curves[:, label] for label, name in enumerate(self.names) if not np.isnan(curves[0, label])}
+        return {name: curves[:, label] for label, name in enumerate(self.names)}
 
     def _entries(self, what: str, boxes: np.ndarray, class_labels: Any, **values: np.ndarray) -> list[dict[str, Any]]:
         """Returns boxes (M, 4) as entries of the COCO format, with values (M,) for each."""
