@@ -3,6 +3,7 @@
 Annotations stay real objects in this file (no postponed evaluation): the strict field checks read them.
 """
 
+import copy
 import math
 import os
 import shutil
@@ -37,8 +38,17 @@ AUTO_MAP = {
     "AutoModelForSemanticSegmentation": "modeling_hf_vit.HfViTForSemanticSegmentation",
     "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
-    "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
     "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
+    "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
+}
+
+# The pipelines of our own that a saved model of keypoints opens in.
+CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
+    "keypoint-detection": {
+        "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
+        "pt": ["AutoModelForKeypointDetection"],
+        "type": "image",
+    }
 }
 
 # Fields that are a height and a width, and what these are counted in
@@ -144,6 +154,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     model_type = "hf_vit"
     # What the Trainer leaves out of the predictions it gathers.
+    # Whether the pipelines of our own are registered. The package sets it, and needs no code of a checkpoint for them.
+    _has_pipelines: ClassVar[bool] = False
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "hidden_states",
         "attentions",
@@ -265,6 +277,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 "with HfViTModel.from_pretrained(...) or its sisters for a task, which convert it where the package "
                 "hf-vit is installed; the result has the configuration in .config."
             )
+        if cls._has_pipelines:  # the library would ask to trust the checkpoint's own
+            config_dict = {key: config_dict[key] for key in config_dict if key != "custom_pipelines"}
         names = config_dict.get("id2label")
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):
             # The caller has other labels: the names in the checkpoint are not theirs.
@@ -277,12 +291,15 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
     ) -> None:
-        """Saves config.json with the whole `auto_map`, and the code that it points to."""
+        """Saves config.json with the whole `auto_map` and pipelines of our own, and the code that these point to."""
         self.check()
         self.auto_map = dict(AUTO_MAP)
         if self.architectures == ["HfViTForUniversalSegmentation"]:
             # The stock pipeline asks for this class first, and then opens all others as semantic ones.
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
+        self.__dict__.pop("custom_pipelines", None)  # of the class that it was opened as
+        if self.architectures == ["HfViTForKeypointDetection"]:
+            self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
         copy_code(save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:  # the library would upload only what it has written itself
@@ -469,6 +486,13 @@ def _travelling_files() -> tuple[Any, ...]:
     from .modeling_detection_hf_vit import HfViTForObjectDetection
     from .modeling_hf_vit import HfViTModel
     from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
+    from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
 
-    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection)
-    return *models, HfViTImageProcessor, HfViTImageProcessorPil
+    return (
+        HfViTModel,
+        HfViTForObjectDetection,
+        HfViTForKeypointDetection,
+        HfViTKeypointDetectionPipeline,
+        HfViTImageProcessor,
+        HfViTImageProcessorPil,
+    )
