@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from transformers import VitPoseImageProcessor
 
-from hf_vit.affine_hf_vit import apply_matrix, crop_keypoints, crop_matrix, invert_matrix, warp
+from hf_vit.data.affine import apply_matrix, crop_keypoints, crop_matrix, invert_matrix, warp
+from hf_vit.image_crops_hf_vit import crop_regions, cut_out
 
 
 HEIGHT, WIDTH = 90, 120
@@ -17,7 +16,7 @@ PLACES = torch.stack([COLUMNS, ROWS, 0 * ROWS + 200]).to(torch.uint8)
 
 
 def test_a_box_of_the_crops_proportions_spans_its_pixel_centres() -> None:
-    matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48))
+    matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48), 1.0)
     moved = apply_matrix(torch.tensor([[10.0, 20.0], [40.0, 60.0], [25.0, 40.0]]), matrix)
     assert torch.allclose(moved, torch.tensor([[0.0, 0.0], [47.0, 63.0], [23.5, 31.5]]))
 
@@ -30,20 +29,18 @@ def test_other_boxes_grow_around_their_centre() -> None:
         assert torch.allclose(corners, torch.tensor([25.0, 40.0]) + torch.stack((-half, half)), atol=1e-5)
 
 
-def test_points_come_back_for_every_box_of_a_batch() -> None:
-    points = torch.tensor(np.random.default_rng(0).uniform(0, 90, (3, 7, 2)))
-    matrices = crop_matrix(BOXES, (64, 48), 1.25)
-    there = apply_matrix(points, matrices)
-    assert torch.allclose(there[1], apply_matrix(points[1], crop_matrix(BOXES[1], (64, 48), 1.25)))
-    assert torch.allclose(apply_matrix(there, invert_matrix(matrices)), points, atol=1e-12)
+def test_points_come_back() -> None:
+    points = torch.tensor(np.random.default_rng(0).uniform(0, 90, (7, 2)))
+    matrix = crop_matrix(BOXES[0], (64, 48), 1.25)
+    assert torch.allclose(apply_matrix(apply_matrix(points, matrix), invert_matrix(matrix)), points, atol=1e-12)
 
 
 def test_keypoints_without_label_or_outside_the_crop_are_none() -> None:
-    matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48))
+    matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48), 1.0)
     given = [[10.0, 20.0, 2.0], [40.2, 60.0, 1.0], [40.5, 60.0, 2.0], [25.0, 19.0, 2.0], [25.0, 40.0, 0.0]]
-    found = crop_keypoints(torch.tensor([given, given]), torch.stack([matrix, matrix]), (64, 48))
     expected = [[0.0, 0.0, 2.0], [47 + 0.2 * 47 / 30, 63.0, 1.0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
-    assert torch.allclose(found, torch.tensor([expected, expected]), atol=1e-5)
+    found = crop_keypoints(torch.tensor(given), matrix, (64, 48))
+    assert torch.allclose(found, torch.tensor(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize("box", BOXES)
@@ -66,27 +63,23 @@ def test_pixels_go_where_points_go(box: torch.Tensor, dtype: torch.dtype) -> Non
 
 def test_a_whole_square_image_stays_as_it_is() -> None:
     image = PLACES[..., :HEIGHT]
-    matrix = crop_matrix(torch.tensor([0.0, 0.0, HEIGHT - 1, HEIGHT - 1]), (HEIGHT, HEIGHT))
+    matrix = crop_matrix(torch.tensor([0.0, 0.0, HEIGHT - 1, HEIGHT - 1]), (HEIGHT, HEIGHT), 1.0)
     assert torch.equal(warp(image, matrix, (HEIGHT, HEIGHT)), image)
 
 
 def test_a_crop_beside_the_image_is_black() -> None:
-    assert not warp(PLACES, crop_matrix(torch.tensor([500.0, 500.0, 540.0, 540.0]), (8, 8)), (8, 8)).any()
+    assert not warp(PLACES, crop_matrix(torch.tensor([500.0, 500.0, 540.0, 540.0]), (8, 8), 1.0), (8, 8)).any()
 
 
-def test_crops_are_those_of_vit_pose() -> None:
-    smooth = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8))
-    image = smooth.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
-    pixels = torch.from_numpy(np.array(image)).movedim(-1, 0)
-    theirs = VitPoseImageProcessor(size={"height": 64, "width": 48}, do_rescale=False, do_normalize=False)
-    for box in BOXES:
-        x1, y1, x2, y2 = box.tolist()
-        expected = theirs(image, boxes=[[[x1, y1, x2 - x1, y2 - y1]]], return_tensors="pt").pixel_values[0]
-        crop = warp(pixels, crop_matrix(box, (64, 48), 1.25), (64, 48))
-        assert (crop.float() - expected).abs().max() <= 1  # rounding
+@pytest.mark.parametrize("box", BOXES)
+def test_crops_are_those_of_the_image_processor(box: torch.Tensor) -> None:
+    noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, HEIGHT, WIDTH), dtype=np.uint8))
+    [region] = crop_regions(box[None], (64, 48), 1.25)
+    expected = cut_out(noise.float(), region, (64, 48))
+    assert (warp(noise.float(), crop_matrix(box, (64, 48), 1.25), (64, 48)) - expected).abs().max() < 0.05
 
 
 def test_boxes_without_size_are_refused() -> None:
     for box in ([5.0, 5.0, 5.0, 5.0], [0.0, 0.0, float("nan"), 4.0]):
-        with pytest.raises(ValueError, match=r"A box among \[.*\] has no size"):
-            crop_matrix(torch.tensor(box), (8, 8))
+        with pytest.raises(ValueError, match=r"The box \[.*\] has no size"):
+            crop_matrix(torch.tensor(box), (8, 8), 1.25)

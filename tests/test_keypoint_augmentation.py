@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.affine_hf_vit import crop_keypoints, crop_matrix, warp
+from hf_vit import HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, keypoint_augmentation
 
 
@@ -90,12 +90,17 @@ def test_keypoints_stay_on_their_pixels_and_mirror_images_swap_pairs(options: di
     assert checked > 10
 
 
-def test_with_nothing_left_to_chance_the_crop_is_that_of_evaluations() -> None:
+def test_with_nothing_left_to_chance_the_crop_is_that_of_the_image_processor() -> None:
+    height, width = SIZE
+    processor = HfViTImageProcessor(
+        size={"height": height, "width": width}, do_affine_crop=True, do_rescale=False, do_normalize=False
+    )
     for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # an object, and the whole image
-        [example] = draws(1, {**EXAMPLE, "box": box})
-        matrix = crop_matrix(box, SIZE, 1.25)
-        assert torch.equal(example["image"], warp(EXAMPLE["image"], matrix, SIZE))
-        assert torch.allclose(example["keypoints"], crop_keypoints(KEYPOINTS, matrix, SIZE))
+        for image in (EXAMPLE["image"], torch.full((3, 180, 240), 200, dtype=torch.uint8)):
+            [example] = draws(1, {**EXAMPLE, "image": image, "box": box})
+            expected = processor(image, object_boxes=[box[None]], keypoints=[KEYPOINTS[None]], return_tensors="pt")
+            assert (example["image"] - expected["pixel_values"][0]).abs().max() <= 1  # rounding
+            assert torch.allclose(example["keypoints"], expected["labels"][0], atol=1e-4)
 
 
 def test_what_is_no_longer_true_is_left_out() -> None:

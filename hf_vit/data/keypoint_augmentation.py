@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..affine_hf_vit import crop_keypoints, crop_matrix, warp
+from .affine import crop_keypoints, crop_matrix, warp
 from .augmentation_inputs import (
     check_photometric,
     check_probabilities,
