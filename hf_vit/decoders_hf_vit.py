@@ -20,6 +20,9 @@ from .configuration_hf_vit import HfViTConfig
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
+PRIOR_BIAS = math.log(0.01 / 0.99)
+
 
 def in_full_precision(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
     """Switches autocast off in a function of predictions, which would bring its matrix products to half precision."""
@@ -50,10 +53,41 @@ class HfViTHeadConvTranspose2d(nn.ConvTranspose2d):
         return math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
 
 
+class HfViTHeadLinear(nn.Linear):
+    """A linear layer of a decoder, which starts at the scale of its inputs whatever their width (Glorot)."""
+
+
+# The library initialises no module of remote code that has no weights of its own, so what starts in its own way is a
+# layer of its own kind.
+class HfViTPredictor(nn.Linear):
+    """The last layer of a head."""
+
+    def __init__(self, size: int, out_size: int, initial_bias: float = 0.0, starts_at_zero: bool = False) -> None:
+        """Builds the layer, which before training has this bias, and with `starts_at_zero` no weights."""
+        super().__init__(size, out_size)
+        self.initial_bias, self.starts_at_zero = initial_bias, starts_at_zero
+
+
+class HfViTQueries(nn.Embedding):
+    """What queries start from, drawn with a deviation of its own."""
+
+    def __init__(self, count: int, size: int, initial_std: float = 1.0) -> None:
+        """Builds a table (count, size)."""
+        super().__init__(count, size)
+        self.initial_std = initial_std
+
+
 class HfViTPredictionHead(nn.Module):
     """Linear layers with ReLU between, from what stands for an object to what is said of it."""
 
-    def __init__(self, size: int, out_size: int, num_layers: int = 3, initial_bias: float = 0.0) -> None:
+    def __init__(
+        self,
+        size: int,
+        out_size: int,
+        num_layers: int = 3,
+        initial_bias: float = 0.0,
+        starts_at_zero: bool = False,
+    ) -> None:
         """Builds `num_layers` layers of width `size`, the last one of `out_size`.
 
         Args:
@@ -61,11 +95,11 @@ class HfViTPredictionHead(nn.Module):
             out_size: Number of outputs.
             num_layers: Number of layers.
             initial_bias: Bias of the last layer before training.
+            starts_at_zero: Whether its weights are zero then.
         """
         super().__init__()
-        sizes = [size] * num_layers
-        self.layers = nn.ModuleList(nn.Linear(size, out) for out in (*sizes[1:], out_size))
-        self.initial_bias = initial_bias
+        inner = [nn.Linear(size, size) for _ in range(num_layers - 1)]
+        self.layers = nn.ModuleList([*inner, HfViTPredictor(size, out_size, initial_bias, starts_at_zero)])
 
     def forward(self, features: Tensor) -> Tensor:
         """(..., size) to (..., out_size)."""

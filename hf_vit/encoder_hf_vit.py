@@ -4,6 +4,8 @@ Shapes: B batch, L tokens (prefix, patches, then queries that a head may have ad
 size.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig
 from .embeddings_hf_vit import Rotary
+from .windows_hf_vit import Windows
 
 
 def make_norm(config: HfViTConfig, size: int) -> nn.Module:
@@ -90,7 +93,7 @@ class HfViTAttention(nn.Module):
         self,
         hidden_states: Tensor,
         rotary: Rotary | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | Windows | None = None,
         output_attentions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """(B, L, D) to output (B, L, D) and weights (B, n, L, L), None where the implementation gives none."""
@@ -107,9 +110,12 @@ class HfViTAttention(nn.Module):
         implementation = "eager" if output_attentions else self.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        attended, weights = attend(
-            self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout
-        )  # (B, L, n, d)
+        options = {"scaling": self.scaling, "dropout": dropout}
+        weights = None
+        if isinstance(attention_mask, Windows):
+            attended = attention_mask.attend(query, key, value, partial(attend, self, **options), **options)
+        else:
+            attended, weights = attend(self, query, key, value, attention_mask, **options)  # (B, L, n, d)
         return self.dropout(self.projection(attended.flatten(2))), weights
 
 
@@ -239,7 +245,7 @@ class HfViTLayer(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,
         rotary: Rotary | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | Windows | None = None,
         output_attentions: bool = False,
     ) -> Tensor:
         """(B, L, D) to (B, L, D)."""
@@ -252,8 +258,18 @@ class HfViTEncoder(nn.Module):
     """The stack of blocks."""
 
     def __init__(self, config: HfViTConfig, num_layers: int | None = None) -> None:
-        """Builds `num_layers` blocks, `config.num_hidden_layers` by default."""
+        """Builds `num_layers` blocks, `config.num_hidden_layers` by default.
+
+        Raises:
+            ValueError: if `config.global_attention_layers` names a block that the model does not have.
+        """
         super().__init__()
+        self.global_layers = frozenset(config.global_attention_layers)
+        if not self.global_layers <= set(range(config.num_hidden_layers)):
+            raise ValueError(
+                f"global_attention_layers={list(config.global_attention_layers)} must name blocks from 0 to "
+                f"{config.num_hidden_layers - 1}, as num_hidden_layers={config.num_hidden_layers}."
+            )
         num_layers = config.num_hidden_layers if num_layers is None else num_layers
         self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(num_layers))
 
@@ -263,6 +279,7 @@ class HfViTEncoder(nn.Module):
         *,
         rotary: Rotary | None = None,
         attention_mask: Tensor | None = None,
+        windows: Windows | Tensor | None = None,
         start: int = 0,
         stop: int | None = None,
         output_attentions: bool = False,
@@ -273,6 +290,8 @@ class HfViTEncoder(nn.Module):
             hidden_states: (B, L, D): prefix, patches, then any queries.
             rotary: Cosine and sine for prefix and patches; queries behind them are not turned.
             attention_mask: In the form that the attention implementation takes.
+            windows: What takes its place in all blocks but `config.global_attention_layers`, from
+                `HfViTModel.windows`; None lets every block look at the whole image.
             start: First block.
             stop: End of the range, as in a slice; None runs to the last block.
             output_attentions: Runs eager attention, which has weights to record.
@@ -284,6 +303,7 @@ class HfViTEncoder(nn.Module):
             cosine, sine = rotary
             queries_at_end = (0, 0, 0, hidden_states.shape[-2] - cosine.shape[-2])
             rotary = F.pad(cosine, queries_at_end, value=1.0), F.pad(sine, queries_at_end)
-        for layer in self.layers[start:stop]:
-            hidden_states = layer(hidden_states, rotary, attention_mask, output_attentions)
+        for number, layer in enumerate(self.layers[start:stop], start):
+            mask = attention_mask if windows is None or number in self.global_layers else windows
+            hidden_states = layer(hidden_states, rotary, mask, output_attentions)
         return hidden_states

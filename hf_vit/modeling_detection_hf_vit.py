@@ -14,9 +14,11 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_tasks_hf_vit import HfViTDetectionConfig
+from .decoders_hf_vit import to_maps
 from .modeling_hf_vit import HfViTModel
 from .outputs_hf_vit import DetectionPrediction, HfViTObjectDetectionOutput
 from .pretrained_hf_vit import HfViTPreTrainedModel
+from .task_deformable import HfViTDeformableDecoder
 from .task_detection import (
     HfViTQueryDecoder,
     check_labels,
@@ -42,7 +44,8 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             raise ValueError("num_labels=0 leaves the objects no class. Set num_labels.")
         self.options = HfViTDetectionConfig.of(config.detection_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
-        self.detection_head = HfViTQueryDecoder(config, self.options)
+        is_deformable = self.options.decoder == "deformable"
+        self.detection_head = (HfViTDeformableDecoder if is_deformable else HfViTQueryDecoder)(config, self.options)
         self.post_init()
         self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
 
@@ -81,7 +84,8 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         loss = loss_dict = None
         if labels is not None:
             num_boxes = count_boxes(labels, self.training) if num_items_in_batch is None else num_items_in_batch
-            loss, loss_dict = detection_loss(predictions, labels, self.options, num_boxes)
+            num_groups = self.options.num_groups if self.training and self.options.decoder == "deformable" else 1
+            loss, loss_dict = detection_loss(predictions, labels, self.options, num_boxes, num_groups)
         *earlier, result = predictions
         return HfViTObjectDetectionOutput(
             loss=loss,
@@ -98,21 +102,30 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
     ) -> tuple[list[DetectionPrediction], Tensor]:
         """Returns what is predicted after the last block, before that in training only, and the last tokens."""
         head, model, config = self.detection_head, self.model, self.config
+        if isinstance(head, HfViTDeformableDecoder):
+            return self._predict_from_levels(head, pixel_values, patch_attention_mask, **kwargs)
         hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
         assert pixel_values is not None  # refused above
         output_attentions = model.wants_attentions(**kwargs)
         visible = partial(
             model.attention_mask, patch_attention_mask=patch_attention_mask, output_attentions=output_attentions
         )
+        grid = model.embeddings.patch_embeddings.grid(pixel_values)
+        windows = partial(
+            model.windows, grid=grid, patch_attention_mask=patch_attention_mask, output_attentions=output_attentions
+        )
         run = partial(model.encoder, rotary=rotary, output_attentions=output_attentions)
         start = config.num_hidden_layers - head.num_blocks
-        hidden_states = run(hidden_states, attention_mask=visible(hidden_states), stop=start)  # (B, P + N, D)
+        hidden_states = run(
+            hidden_states, attention_mask=visible(hidden_states), windows=windows(hidden_states), stop=start
+        )  # (B, P + N, D)
         hidden_states = head.join_queries(hidden_states)  # (B, L, D)
-        attention_mask = visible(hidden_states)
-        grid = model.embeddings.patch_embeddings.grid(pixel_values)
+        attention_mask, own_windows = visible(hidden_states), windows(hidden_states)
         states = []
         for block, positions in enumerate(head.mid_positions(grid, patch_attention_mask), start=start):
-            hidden_states = run(hidden_states, attention_mask=attention_mask, start=block, stop=block + 1)
+            hidden_states = run(
+                hidden_states, attention_mask=attention_mask, windows=own_windows, start=block, stop=block + 1
+            )
             states.append(hidden_states)
             hidden_states = hidden_states if positions is None else hidden_states + positions
         for layer in range(len(head.layers.layers)):
@@ -128,6 +141,35 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         hidden_states = model.norm(hidden_states)
         earlier = [head(model.norm(state)) for state in states[:-1]] if self.training else []
         return [*earlier, head(hidden_states)], hidden_states
+
+    def _predict_from_levels(
+        self,
+        head: HfViTDeformableDecoder,
+        pixel_values: Tensor | None,
+        patch_attention_mask: Tensor | None,
+        **kwargs: Any,
+    ) -> tuple[list[DetectionPrediction], Tensor]:
+        """The same of a decoder behind the encoder, which sees the patches of several blocks."""
+        model = self.model
+        hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
+        assert pixel_values is not None  # refused above
+        grid = model.embeddings.patch_embeddings.grid(pixel_values)
+        output_attentions = model.wants_attentions(**kwargs)
+        run = partial(
+            model.encoder,
+            rotary=rotary,
+            attention_mask=model.attention_mask(hidden_states, patch_attention_mask, output_attentions),
+            windows=model.windows(hidden_states, grid, patch_attention_mask, output_attentions),
+            output_attentions=output_attentions,
+        )
+        states = [hidden_states]
+        for block in range(self.config.num_hidden_layers):
+            states.append(run(states[-1], start=block, stop=block + 1))
+        levels = [states[number][:, self.config.num_prefix_tokens :] for number in head.out_indices]
+        if self.config.apply_layernorm:
+            levels = [model.norm(level) for level in levels]
+        predictions = head([to_maps(level, grid) for level in levels], patch_attention_mask)
+        return predictions if self.training else predictions[-1:], model.norm(states[-1])
 
 
 # The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.

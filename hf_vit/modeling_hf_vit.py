@@ -26,7 +26,7 @@ from transformers.utils.output_capturing import capture_outputs, maybe_install_c
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTDepthConfig, HfViTSegmentationConfig, HfViTUniversalSegmentationConfig
 from .decoders_hf_vit import check_blocks, each_image_alone, to_maps
-from .embeddings_hf_vit import HfViTEmbeddings, Rotary
+from .embeddings_hf_vit import Grid, HfViTEmbeddings, Rotary
 from .encoder_hf_vit import HfViTAttentionPooling, HfViTEncoder, make_norm
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
@@ -46,6 +46,7 @@ from .task_segmentation import (
     window_of,
 )
 from .task_universal_segmentation import HfViTUniversalSegmentationHead, check_targets, universal_segmentation_loss
+from .windows_hf_vit import Windows, dense_window_mask, visible_in_windows, window_size
 
 
 logger = logging.get_logger(__name__)
@@ -119,11 +120,14 @@ class HfViTModel(HfViTPreTrainedModel):
             ValueError: if an input does not fit the model, saying what would.
         """
         hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
+        assert pixel_values is not None  # refused above
+        grid = self.embeddings.patch_embeddings.grid(pixel_values)
         output_attentions = self.wants_attentions(**kwargs)
         hidden_states = self.encoder(
             hidden_states,
             rotary=rotary,
             attention_mask=self.attention_mask(hidden_states, patch_attention_mask, output_attentions),
+            windows=self.windows(hidden_states, grid, patch_attention_mask, output_attentions),
             output_attentions=output_attentions,
         )
         if not self.config.norm_after_pooling:
@@ -178,6 +182,45 @@ class HfViTModel(HfViTPreTrainedModel):
         if output_attentions:
             return visible[:, None, None, :]
         return create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, attention_mask=visible)
+
+    def windows(
+        self,
+        hidden_states: Tensor,
+        grid: Grid,
+        patch_attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Windows | Tensor | None:
+        """What the blocks that look within windows take in the place of the mask; None where none does.
+
+        Args:
+            hidden_states: (B, L, D), L counting queries at the end too.
+            grid: Rows and columns (h, w) of patches.
+            patch_attention_mask: (B, h, w) bool or None.
+            output_attentions: Whether the weights (B, heads, L, L) are wanted, which attention under a mask (B, 1, L,
+                L) gives; it takes longer than windows do.
+        """
+        size = window_size(self.config, grid)
+        if size is None:
+            return None
+        num_prefix, visible = self.config.num_prefix_tokens, patch_attention_mask
+        num_others = hidden_states.shape[1] - grid[0] * grid[1]
+        if output_attentions:
+            mask = dense_window_mask(grid, size, num_prefix, num_others - num_prefix, hidden_states.device)
+            seen = self.attention_mask(hidden_states, visible, output_attentions)
+            return mask if seen is None else mask & seen
+        others_mask = self.attention_mask(hidden_states, visible, output_attentions=True)
+        if visible is None:
+            if grid[0] % size[0] == grid[1] % size[1] == 0:
+                return Windows(grid, size, num_prefix)
+            visible = torch.ones(1, *grid, dtype=torch.bool, device=hidden_states.device)
+        seen = visible_in_windows(visible.bool().expand(len(hidden_states), -1, -1), size, num_others)  # (B·W, O + S)
+        mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states.new_empty(len(seen), size[0] * size[1], 1),
+            attention_mask=seen,
+            encoder_hidden_states=hidden_states.new_empty(*seen.shape, 1),
+        )
+        return Windows(grid, size, num_prefix, mask, others_mask)
 
     def pool(self, hidden_states: Tensor, patch_attention_mask: Tensor | None = None) -> Tensor:
         """Sums up tokens (B, L, D) as one vector per image, (B, D) or (B, 2·D)."""
@@ -500,7 +543,8 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
 
-    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Chance has a part in its training, and none outside:
+    The design is that of EoMT, https://arxiv.org/abs/2503.19108. The blocks that queries pass through look at the whole
+    image, whatever `window_size` says: their masks are other for each query. Chance has a part in its training, and none outside:
     it decides which queries attend to their own mask alone, and where masks are compared.
     """
 
@@ -579,8 +623,9 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         output_attentions = model.wants_attentions(**kwargs)
         run = partial(model.encoder, rotary=rotary, output_attentions=output_attentions)
         unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
+        windows = model.windows(hidden_states, grid, patch_attention_mask, output_attentions)
         start = self.config.num_hidden_layers - num_blocks
-        hidden_states = run(hidden_states, attention_mask=unmasked, stop=start)  # (B, P + N, D)
+        hidden_states = run(hidden_states, attention_mask=unmasked, windows=windows, stop=start)  # (B, P + N, D)
         hidden_states = head.join_queries(hidden_states)  # (B, L, D)
         unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
         predictions = []

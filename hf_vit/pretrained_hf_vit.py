@@ -11,12 +11,19 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from .configuration_hf_vit import HfViTConfig
-from .decoders_hf_vit import HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTPredictionHead
+from .decoders_hf_vit import (
+    HfViTHeadConv2d,
+    HfViTHeadConvTranspose2d,
+    HfViTHeadLinear,
+    HfViTPredictor,
+    HfViTQueries,
+)
 from .embeddings_hf_vit import HfViTEmbeddings
 from .encoder_hf_vit import HfViTAttention, HfViTAttentionPooling, HfViTLayer, HfViTLayerScale
 from .geometry_hf_vit import ChannelMode, Size, apply_geometry
 from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
 from .task_classification import HfViTClassifier
+from .task_deformable import HfViTRing
 from .task_depth import HfViTDepthPredictor
 from .task_detection import HfViTQueryDecoder
 from .task_segmentation import HfViTMaskSegmentationHead
@@ -73,6 +80,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | queries                                   | normal of deviation 1                               |
         | positions between blocks                  | as those before them                                |
         | biases of classes without softmax         | log(0.01 / 0.99)                                    |
+        | linear layers of the deformable decoder   | uniform by fan-in and fan-out (Glorot)              |
+        | where its queries look                    | a ring around them, all points alike                |
+        | what moves its boxes: last layer, queries | zero                                                |
         | chance of masked attention                | one                                                 |
 
         Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
@@ -85,6 +95,17 @@ class HfViTPreTrainedModel(PreTrainedModel):
             init.uniform_(module.weight, -module.initial_limit, module.initial_limit)
             if module.bias is not None:
                 init.constant_(module.bias, module.initial_bias if isinstance(module, HfViTDepthPredictor) else 0.0)
+        elif isinstance(module, HfViTHeadLinear):
+            init.xavier_uniform_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, HfViTPredictor):
+            init.trunc_normal_(module.weight, mean=0.0, std=0.0 if module.starts_at_zero else std)
+            init.constant_(module.bias, module.initial_bias)
+        elif isinstance(module, HfViTRing):
+            init.zeros_(module.weight)
+            init.copy_(module.bias, module.ring())
+        elif isinstance(module, HfViTQueries):
+            init.normal_(module.weight, mean=0.0, std=module.initial_std)
         elif isinstance(module, nn.Linear | nn.Conv2d):
             init.trunc_normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
@@ -110,12 +131,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
             init.normal_(module.queries.weight, mean=0.0, std=1.0)
             init.ones_(module.mask_probabilities)
         elif isinstance(module, HfViTQueryDecoder):
-            init.trunc_normal_(module.queries.weight, mean=0.0, std=1.0)
             for parameter in (module.mid_position_embeddings, module.mid_query_embeddings):
                 if parameter is not None:
                     init.trunc_normal_(parameter, mean=0.0, std=std)
-        elif isinstance(module, HfViTPredictionHead):
-            init.constant_(module.layers[-1].bias, module.initial_bias)
         elif isinstance(module, HfViTLayerScale):
             init.constant_(module.scale, module.initial_value)
         else:

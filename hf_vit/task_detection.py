@@ -4,7 +4,6 @@ Shapes: B batch, h w patch grid, N = h·w, P prefix tokens, Q queries, L = P + N
 objects of an image, G groups of queries.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,15 +15,13 @@ from transformers.image_transforms import center_to_corners_format
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_tasks_hf_vit import HfViTDetectionConfig
-from .decoders_hf_vit import HfViTPredictionHead, in_full_precision
+from .decoders_hf_vit import PRIOR_BIAS, HfViTPredictionHead, HfViTQueries, in_full_precision
 from .embeddings_hf_vit import Grid, lay_out, resample_position_embeddings
 from .encoder_hf_vit import HfViTEncoder
 from .matching_hf_vit import match
 from .outputs_hf_vit import DetectionPrediction
 
 
-# Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
-PRIOR_BIAS = math.log(0.01 / 0.99)
 NO_OBJECT_WEIGHT = 0.1  # of a query without an object in the cross-entropy (https://arxiv.org/abs/2005.12872)
 FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
 MIN_QUALITY = 0.01  # what a matched query is taught at least, however badly its box fits
@@ -58,7 +55,7 @@ class HfViTQueryDecoder(nn.Module):
                 f"num_hidden_layers={config.num_hidden_layers}. Lower num_blocks in detection_config."
             )
         width = config.hidden_size
-        self.queries = nn.Embedding(options.num_queries, width)
+        self.queries = HfViTQueries(options.num_queries, width)
         self.layers = HfViTEncoder(config, options.num_layers or 0)
         num_mid = max(0, self.num_blocks - 1) if options.use_mid_position_embeddings else 0
         num_places = config.num_prefix_tokens + config.grid_size[0] * config.grid_size[1]

@@ -109,6 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rope_coordinates": "scaled_index",
         "rope_grid_size": (2, 3),
     },
+    "windows": {"window_size": (2, 3), "global_attention_layers": [1]},
 }
 
 

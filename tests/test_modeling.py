@@ -477,7 +477,7 @@ def test_half_precision_is_close(variant: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip"])
+@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip", "windows"])
 def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str) -> None:
     model = build(model_class, variant)
     torch.compiler.reset()
@@ -540,7 +540,7 @@ def test_compiled_training_equals_eager() -> None:
 
 
 @all_classes
-@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip"])
+@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip", "windows"])
 def test_runs_spread_over_devices(model_class: type[Any], variant: str, tmp_path: Path) -> None:
     model = build(model_class, variant)
     model.save_pretrained(tmp_path)

@@ -62,6 +62,8 @@ class Family:
         fixed: Fields of their configuration that we have for one value only, and that value.
         has_experts: Whether a checkpoint may have several experts, of which `dataset_index` chooses one.
         images: For files that come without options of an image processor: whose they are like, in `ORIGINALS`.
+        is_sized_by_images: Whether `configure` needs the options of the image processor too, which are in their
+            configuration as `image_processor`, empty if there are none.
         outputs: What is equal to the source, as in the README.
     """
 
@@ -78,6 +80,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     has_experts: bool = False
     images: str = ""
+    is_sized_by_images: bool = False
     outputs: str = ""
 
 

@@ -64,6 +64,13 @@ CLASS_DEFAULTS: dict[str, Options] = {
         "resample": BILINEAR,
         **IMAGENET,
     },
+    "DeformableDetr": {
+        "size": {"shortest_edge": 800, "longest_edge": 1333},
+        "default_to_square": False,
+        "resample": BILINEAR,
+        "do_pad": True,
+        **IMAGENET,
+    },
 }
 # The class of files that name none
 MODEL_CLASSES = {
@@ -89,6 +96,7 @@ MODEL_CLASSES = {
     "vitpose_backbone": "VitPose",
     "eomt": "Eomt",
     "eomt_dinov3": "Eomt",
+    "lw_detr": "DeformableDetr",
 }
 
 # Options by the same names and with the same meaning there and here
@@ -129,6 +137,8 @@ WITHOUT_EFFECT = {
     "do_reduce_labels",
     "reduce_labels",
     "ignore_index",
+    "format",
+    "do_convert_annotations",
 }
 
 # What timm does with keys that its file leaves out
@@ -205,6 +215,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         if options["normalize_factor"] == 200:  # by which it divides and multiplies
             del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
+    if name == "DeformableDetr" and "height" in options["size"]:  # images of one size need no padding
+        options.pop("do_pad")
     foreign = {key: value for key, value in options.items() if key not in HONOURED and value is not False}
     if foreign:
         raise ValueError(

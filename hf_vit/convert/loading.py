@@ -22,7 +22,7 @@ from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
-from .source import HUB_ARGUMENTS, Source, open_source
+from .source import HUB_ARGUMENTS, Source, open_source, read_image_processor
 
 
 # Our classes of models with a head, by a tensor of it
@@ -30,6 +30,7 @@ HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "classifier.weight": HfViTForImageClassification,
     "universal_segmentation_head.queries.weight": HfViTForUniversalSegmentation,
     "detection_head.queries.weight": HfViTForObjectDetection,
+    "detection_head.query_features.weight": HfViTForObjectDetection,
     "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
     "keypoint_head.simple.predictor.weight": HfViTForKeypointDetection,  # whose name there is that of "classic" too
 }
@@ -144,7 +145,12 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
 
 
 def said(source: Source, family: Family, given: Config) -> Config:
-    """Returns what is said about a checkpoint: its config.json alone if that is of transformers, which tells all."""
+    """Returns what is said about a checkpoint: its config.json alone if that is of transformers, which tells all.
+
+    All but the size of images, where that counts.
+    """
+    if family.is_sized_by_images:
+        return {**source.config, "image_processor": read_image_processor(source)}
     return source.config if family.model_types else {**given, **source.config}
 
 

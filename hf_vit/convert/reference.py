@@ -102,6 +102,20 @@ def run_vitpose(model: Any, images: Tensor, dataset_index: int = 0) -> Outputs:
     return run_plain(model, images, dataset_index=torch.full((len(images),), dataset_index))
 
 
+def run_lw_detr(model: Any, images: Tensor) -> Outputs:
+    """Runs a model whose encoder has its patches window by window and puts them in rows again."""
+    backbone = model.model.backbone.backbone
+    side, patch = backbone.config.num_windows_side, to_pair(backbone.config.patch_size)
+    grid = [length // part // side for length, part in zip(images.shape[-2:], patch, strict=True)]
+    outputs = {
+        name: state.reshape(len(images), side, side, *grid, -1).transpose(2, 3).flatten(1, 4)  # (B, N, D)
+        for name, state in named(backbone(images, output_hidden_states=True)).items()
+        if name.startswith("hidden_states")
+    }
+    predicted = model(images)
+    return {**outputs, "logits": predicted.logits, "pred_boxes": predicted.pred_boxes}
+
+
 RUNNERS = {
     "vit_mae": run_vit_mae,
     "siglip2": run_siglip2,
@@ -110,6 +124,7 @@ RUNNERS = {
     "eomt_dinov3": run_eomt,
     "vitpose": run_vitpose,
     "vitpose_backbone": run_vitpose,
+    "lw_detr": run_lw_detr,
 }
 
 

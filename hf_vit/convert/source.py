@@ -82,6 +82,13 @@ def find_file(name_or_path: str, name: str, **hub: Any) -> Path | None:
     return None if file is None else Path(file)
 
 
+def read_image_processor(source: Source) -> dict[str, Any]:
+    """Returns the options of the image processor beside a checkpoint; empty if there are none."""
+    path = Path(source.name)
+    file = find_file(str(path.parent) if path.is_file() else source.name, "preprocessor_config.json", **source.hub)
+    return {} if file is None else read_json(file)
+
+
 def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Path]:
     """Returns the files of weights of a folder or repository, all shards of them.
 

@@ -83,9 +83,8 @@ def run(
     is_first = trainer.is_world_process_zero()
     if is_first:
         sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
-        say(
-            f"{task.examples.capitalize()}: {sizes}. Model: {trainer.model.num_parameters():,} parameters. Output: {args.output_dir}"
-        )
+        size = f"{trainer.model.num_parameters():,} parameters"
+        say(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()

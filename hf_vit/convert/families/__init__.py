@@ -10,6 +10,7 @@ from .dpt import DPT, DPT_SEGMENTATION
 from .eomt import EOMT, EOMT_DINOV3
 from .google import BIG_VISION, GOOGLE
 from .ijepa import IJEPA
+from .lw_detr import LW_DETR
 from .meta import DINOV3_FILE, META_FILE
 from .open_clip import CLIP_FILE, OPEN_CLIP
 from .siglip import SIGLIP, SIGLIP_2
@@ -36,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     SIGLIP,
     SIGLIP_2,
     YOLOS,
+    LW_DETR,
     EOMT,
     EOMT_DINOV3,
     DPT_SEGMENTATION,

@@ -1,0 +1,230 @@
+"""LW-DETR of transformers (https://arxiv.org/abs/2406.03459): a ViT with windows and a deformable decoder.
+
+Its windows are a number on each side of an image, ours a number of patches: 4 on each side of 640 pixels are 10 patches
+of 16. At the size that the checkpoint's image processor makes, both are the same. At others there they grow with the
+image, and here there are more of them, which costs less and keeps what a window sees as it was in training.
+"""
+
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...configuration_hf_vit import HfViTConfig, to_pair
+from ...projector_hf_vit import MAX_UPSAMPLED
+from ...task_deformable import MAX_INTERMEDIATE_SIZE
+from ..family import Config, Family, Shapes, architecture_fields, label_fields
+from ..key_map import Joined, KeyMap, Made
+
+
+BLOCK, THEIRS = "encoder.layers.*", "backbone.backbone.encoder.layer.*"
+HEAD, LAYER = "detection_head", "decoder.layers.*"
+SCALE, THEIR_SCALE = f"{HEAD}.projector.scales.*", "backbone.projector.scale_layers.*"
+RESAMPLING = f"{THEIR_SCALE}.sampling_layers.*.layers"
+PROPOSALS, QUERIES = f"{HEAD}.proposal_heads.*", f"{HEAD}.blocks.*"
+POSITIONS = "backbone.backbone.embeddings.position_embeddings"
+KEYS: KeyMap = {
+    "embeddings.patch_embeddings.projection": "backbone.backbone.embeddings.projection",
+    f"{BLOCK}.norm1": f"{THEIRS}.layernorm_before",
+    f"{BLOCK}.layer_scale1.scale": f"{THEIRS}.gamma_1",
+    f"{BLOCK}.norm2": f"{THEIRS}.layernorm_after",
+    f"{BLOCK}.mlp.fc1": f"{THEIRS}.intermediate.fc1",
+    f"{BLOCK}.mlp.fc2": f"{THEIRS}.intermediate.fc2",
+    f"{BLOCK}.layer_scale2.scale": f"{THEIRS}.gamma_2",
+    f"{SCALE}.resamplings.*.convs.*.conv": f"{RESAMPLING}.*.conv",
+    f"{SCALE}.resamplings.*.convs.*.norm": f"{RESAMPLING}.*.norm",
+    f"{SCALE}.conv1.conv": f"{THEIR_SCALE}.projector_layer.conv1.conv",
+    f"{SCALE}.conv1.norm": f"{THEIR_SCALE}.projector_layer.conv1.norm",
+    f"{SCALE}.bottlenecks.*.conv1.conv": f"{THEIR_SCALE}.projector_layer.bottlenecks.*.conv1.conv",
+    f"{SCALE}.bottlenecks.*.conv1.norm": f"{THEIR_SCALE}.projector_layer.bottlenecks.*.conv1.norm",
+    f"{SCALE}.bottlenecks.*.conv2.conv": f"{THEIR_SCALE}.projector_layer.bottlenecks.*.conv2.conv",
+    f"{SCALE}.bottlenecks.*.conv2.norm": f"{THEIR_SCALE}.projector_layer.bottlenecks.*.conv2.norm",
+    f"{SCALE}.conv2.conv": f"{THEIR_SCALE}.projector_layer.conv2.conv",
+    f"{SCALE}.conv2.norm": f"{THEIR_SCALE}.projector_layer.conv2.norm",
+    f"{SCALE}.norm": f"{THEIR_SCALE}.layer_norm",
+    f"{PROPOSALS}.linear": "enc_output.*",
+    f"{PROPOSALS}.norm": "enc_output_norm.*",
+    f"{PROPOSALS}.class_head.layers.*": "enc_out_class_embed.*",
+    f"{PROPOSALS}.box_head.layers.*": "enc_out_bbox_embed.*.layers.*",
+    f"{HEAD}.query_features": "query_feat",
+    f"{HEAD}.query_boxes": "reference_point_embed",
+    f"{HEAD}.position_fc1": "decoder.ref_point_head.layers.0",
+    f"{HEAD}.position_fc2": "decoder.ref_point_head.layers.1",
+    f"{QUERIES}.attention.query": f"{LAYER}.self_attn.q_proj",
+    f"{QUERIES}.attention.key": f"{LAYER}.self_attn.k_proj",
+    f"{QUERIES}.attention.value": f"{LAYER}.self_attn.v_proj",
+    f"{QUERIES}.attention.projection": f"{LAYER}.self_attn.o_proj",
+    f"{QUERIES}.norm1": f"{LAYER}.self_attn_layer_norm",
+    f"{QUERIES}.deformable.offsets": f"{LAYER}.cross_attn.sampling_offsets",
+    f"{QUERIES}.deformable.weights": f"{LAYER}.cross_attn.attention_weights",
+    f"{QUERIES}.deformable.value": f"{LAYER}.cross_attn.value_proj",
+    f"{QUERIES}.deformable.projection": f"{LAYER}.cross_attn.output_proj",
+    f"{QUERIES}.norm2": f"{LAYER}.cross_attn_layer_norm",
+    f"{QUERIES}.fc1": f"{LAYER}.mlp.fc1",
+    f"{QUERIES}.fc2": f"{LAYER}.mlp.fc2",
+    f"{QUERIES}.norm3": f"{LAYER}.layer_norm",
+    f"{HEAD}.norm": "decoder.layernorm",
+    f"{HEAD}.class_head.layers.*": "class_embed",
+    f"{HEAD}.box_head.layers.*": "bbox_embed.layers.*",
+}
+# What their classes assume where config.json names none
+BACKBONE = {
+    "hidden_size": 192,
+    "num_hidden_layers": 10,
+    "image_size": 1024,
+    "window_block_indices": [0, 1, 3, 6, 7, 9],
+    "out_indices": [2, 4, 5, 9],
+}
+DECODER = {
+    "num_queries": 300,
+    "decoder_layers": 3,
+    "d_model": 256,
+    "decoder_self_attention_heads": 8,
+    "decoder_n_points": 4,
+    "group_detr": 13,
+    "bbox_loss_coefficient": 5,
+    "giou_loss_coefficient": 2,
+}
+
+
+def attention(query: str, key: str, value: str, projection: str) -> KeyMap:
+    """The rules of the encoder's attention by what its layers are called."""
+    query, key, value = (f"{THEIRS}.attention.{name}" for name in (query, key, value))
+    return {
+        f"{BLOCK}.attention.qkv": Joined((query, key, value)),
+        f"{BLOCK}.attention.query_bias": f"{query}.bias",
+        f"{BLOCK}.attention.value_bias": f"{value}.bias",
+        f"{BLOCK}.attention.projection": f"{THEIRS}.attention.{projection}",
+    }
+
+
+def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns the rules for names that differ between releases, and for what the sizes decide."""
+    is_of_files = "backbone.backbone.encoder.layer.0.attention.output.weight" in shapes
+    names = ("attention.query", "attention.key", "attention.value", "output")
+    upsample = 1 if ours.hidden_size > MAX_UPSAMPLED else 0
+    return {
+        **attention(*(names if is_of_files else ("q_proj", "k_proj", "v_proj", "o_proj"))),
+        "embeddings.position_embeddings": Made((POSITIONS,), partial(resample, ours.grid_size)),
+        f"{SCALE}.resamplings.*.upsample": f"{RESAMPLING}.{upsample}",
+    }
+
+
+def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
+    """Brings a table (1, 1 + side · side, D) to `grid`, without its first row, which belongs to no token."""
+    side, precision = isqrt(table.shape[1] - 1), torch.promote_types(table.dtype, torch.float32)
+    maps = table[:, 1:].to(precision).unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    if grid != (side, side):
+        maps = F.interpolate(maps, size=grid, mode="bicubic", align_corners=False)
+    return maps.flatten(2).transpose(1, 2).to(table.dtype)
+
+
+def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """LwDetrConfig, the LwDetrViTConfig in it, and the size of images in the options of their processor.
+
+    Raises:
+        ValueError: if the backbone is another, or the decoder has other proportions than ours.
+    """
+    backbone = config.get("backbone_config") or BACKBONE
+    if backbone.get("model_type", "lw_detr_vit") != "lw_detr_vit":
+        raise ValueError(
+            f"The backbone_config has model_type={backbone['model_type']!r}; of LW-DETR, only 'lw_detr_vit' is known "
+            "here. Open it with transformers."
+        )
+    size = config["image_processor"].get("size") or {}
+    image_size = [size["height"], size["width"]] if {"height", "width"} <= size.keys() else backbone["image_size"]
+    fields = architecture_fields({**backbone, "image_size": image_size}, image_size=256)
+    has_positions = backbone.get("use_absolute_position_embeddings", True)
+    return {
+        **fields,
+        **label_fields(config),
+        "intermediate_size": backbone.get("mlp_ratio", 4) * fields.get("hidden_size", 768),
+        "hidden_dropout_prob": backbone.get("dropout_prob", 0.0),
+        "attention_probs_dropout_prob": backbone.get("dropout_prob", 0.0),
+        "key_bias": False,
+        "layerscale_value": backbone.get("cae_init_values", 0.1),
+        "use_cls_token": False,
+        "position_embedding_type": "learned" if has_positions else "none",
+        "pooling": "mean",
+        "norm_after_pooling": True,  # the encoder has none of its own
+        **windows(backbone, fields),
+        "detection_config": decoder_options(config, HfViTConfig(**fields).out_indices),
+    }
+
+
+def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns our windows, as large as theirs at the size of the images.
+
+    Raises:
+        ValueError: if they are of no whole number of patches.
+    """
+    windowed = backbone.get("window_block_indices") or ()
+    side = isqrt(backbone.get("num_windows", 16))
+    image, patch = to_pair(fields["image_size"]), to_pair(fields.get("patch_size", 16))
+    if any(length % (side * part) for length, part in zip(image, patch, strict=True)):
+        raise ValueError(
+            f"Images of {image[0]}x{image[1]} pixels cannot be cut into {side} windows on each side, of whole patches "
+            f"of {patch[0]}x{patch[1]}. Give a size that can in preprocessor_config.json."
+        )
+    if not windowed:
+        return {}
+    blocks = range(fields.get("num_hidden_layers", 12))
+    return {
+        "window_size": [length // part // side for length, part in zip(image, patch, strict=True)],
+        "global_attention_layers": [block for block in blocks if block not in windowed],
+    }
+
+
+def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
+    """Returns the options of projector, decoder and losses; see `configure`."""
+    theirs = {**DECODER, **{name: config[name] for name in DECODER if config.get(name) is not None}}
+    width, heads = theirs["d_model"], theirs["decoder_self_attention_heads"]
+    ours = {"decoder_cross_attention_heads": 2 * heads, "decoder_ffn_dim": min(8 * width, MAX_INTERMEDIATE_SIZE)}
+    for name, assumed in (("decoder_cross_attention_heads", 16), ("decoder_ffn_dim", 2048)):
+        if config.get(name, assumed) != ours[name]:
+            raise ValueError(
+                f"{name}={config.get(name, assumed)} has no counterpart: with d_model={width} and "
+                f"decoder_self_attention_heads={heads} it is {ours[name]} here. Open it with transformers."
+            )
+    return {
+        "decoder": "deformable",
+        "num_queries": theirs["num_queries"],
+        "num_layers": theirs["decoder_layers"],
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "num_points": theirs["decoder_n_points"],
+        "scale_factors": config["projector_scale_factors"],
+        "out_indices": out_indices,
+        "projector_norm": "batch",
+        "num_groups": theirs["group_detr"],
+        "bbox_weight": theirs["bbox_loss_coefficient"],
+        "giou_weight": theirs["giou_loss_coefficient"],
+    }
+
+
+LW_DETR = Family(
+    name="LW-DETR",
+    source="transformers `lw_detr`",
+    model_types=("lw_detr",),
+    keys=KEYS,
+    adapt=adapt,
+    configure=configure,
+    prefixes=("model.",),
+    fixed={
+        "hidden_expansion": 0.5,
+        "c2f_num_blocks": 3,
+        "activation_function": "silu",
+        "batch_norm_eps": 1e-5,
+        "decoder_activation_function": "relu",
+        "attention_bias": True,
+        # of the decoder, where ours has none
+        "dropout": 0,
+        "attention_dropout": 0,
+        "activation_dropout": 0,
+    },
+    is_sized_by_images=True,
+    outputs="hidden states, classes and boxes of the queries, at the size of its images",
+)

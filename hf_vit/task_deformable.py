@@ -1,0 +1,340 @@
+"""Object detection by a deformable decoder: queries that start at the best places and look around themselves.
+
+The design is that of LW-DETR (https://arxiv.org/abs/2406.03459), after Deformable DETR (https://arxiv.org/abs/2010.04159)
+and Group DETR (https://arxiv.org/abs/2207.13085). Boxes are relative to an image without its padding.
+Shapes: B batch, V levels of the pyramid, S places of all levels, C hidden size of the decoder, G groups (1 outside of
+training), Q queries of a group, K classes, n heads, d head size, T points a head looks at on a level.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .configuration_hf_vit import HfViTConfig
+from .configuration_tasks_hf_vit import HfViTDetectionConfig
+from .decoders_hf_vit import (
+    PRIOR_BIAS,
+    HfViTHeadLinear,
+    HfViTPredictionHead,
+    HfViTPredictor,
+    HfViTQueries,
+    check_blocks,
+)
+from .embeddings_hf_vit import Grid
+from .outputs_hf_vit import DetectionPrediction
+from .projector_hf_vit import HfViTProjector, Level
+
+
+NUM_LAYERS = 3
+MAX_INTERMEDIATE_SIZE = 2048
+# Width and height of the boxes that queries on the first level start from; twice as much on each that follows
+FIRST_SIZE = 0.05
+# How near the border of an image a query may start
+MARGIN = 0.01
+
+
+class Pyramid(NamedTuple):
+    """The pyramid as the decoder reads it.
+
+    Args:
+        tokens: (B, S, C), level by level and row by row.
+        grids: Rows and columns of each level.
+        visible: (B, S) bool, False for padding; None if there is none.
+        sizes: (B or 1, V, 2), rows and columns of each level that are no padding.
+    """
+
+    tokens: Tensor
+    grids: tuple[Grid, ...]
+    visible: Tensor | None
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, levels: Sequence[Level]) -> "Pyramid":
+        """Joins maps (B, C, h, w) and what of them, (B, h, w), is no padding."""
+        tokens = torch.cat([maps.flatten(2).transpose(1, 2) for maps, _ in levels], dim=1)
+        grids = tuple((maps.shape[2], maps.shape[3]) for maps, _ in levels)
+        precision = torch.promote_types(tokens.dtype, torch.float32)
+        masks = [visible for _, visible in levels if visible is not None]
+        if not masks:
+            return cls(tokens, grids, None, torch.tensor([grids], dtype=precision, device=tokens.device))
+        sizes = torch.stack([torch.stack((own[:, :, 0].sum(1), own[:, 0].sum(1)), dim=1) for own in masks], dim=1)
+        return cls(tokens, grids, torch.cat([own.flatten(1) for own in masks], dim=1), sizes.to(precision))
+
+
+def refine(boxes: Tensor, offsets: Tensor) -> Tensor:
+    """Moves boxes (..., 4), cx, cy, w, h, by offsets: shares of their size, and logarithms of the new size."""
+    offsets = offsets.to(boxes.dtype)
+    centres = boxes[..., :2] + offsets[..., :2] * boxes[..., 2:]
+    return torch.cat((centres, boxes[..., 2:] * offsets[..., 2:].exp()), dim=-1)
+
+
+def sine_positions(boxes: Tensor, size: int) -> Tensor:
+    """Sine and cosine of y, x, width and height of boxes (..., 4), as (..., 4·size) (https://arxiv.org/abs/2201.12329).
+
+    Frequencies are rounded to float32, as in the weights' own code.
+    """
+    steps = torch.arange(size, device=boxes.device, dtype=torch.float32)
+    periods = 10000 ** (2 * (steps // 2) / size)
+    angles = boxes[..., [1, 0, 2, 3], None] * (2 * math.pi) / periods  # (..., 4, size)
+    return torch.stack((angles[..., 0::2].sin(), angles[..., 1::2].cos()), dim=-1).flatten(-3)
+
+
+def deformable_attention(maps: Sequence[Tensor], places: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of what lies at some places of a pyramid, read bilinearly, with zeros around each map.
+
+    Args:
+        maps: For each of V levels (B, n, d, h, w).
+        places: (B, Q, n, V, T, 2), x and y from 0 to 1 across a map.
+        weights: (B, Q, n, V, T).
+
+    Returns:
+        (B, Q, n·d).
+    """
+    batch, num_queries = places.shape[:2]
+    places = 2 * places.permute(3, 0, 2, 1, 4, 5).flatten(1, 2) - 1  # (V, B·n, Q, T, 2)
+    weights = weights.permute(3, 0, 2, 1, 4).flatten(1, 2)  # (V, B·n, Q, T)
+    total = torch.zeros((), dtype=maps[0].dtype, device=maps[0].device)
+    for values, own_places, own_weights in zip(maps, places, weights, strict=True):
+        read = F.grid_sample(values.flatten(0, 1), own_places, align_corners=False)  # (B·n, d, Q, T)
+        total = total + (read * own_weights[:, None]).sum(dim=-1)  # (B·n, d, Q)
+    return total.reshape(batch, -1, num_queries).transpose(1, 2)
+
+
+class HfViTRing(nn.Linear):
+    """Offsets of the points of each head on each level, before training on a ring around a query."""
+
+    def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
+        """Builds the layer for queries of width `size`."""
+        super().__init__(size, 2 * num_heads * num_levels * num_points)
+        self.shape = (num_heads, num_levels, num_points)
+
+    def ring(self) -> Tensor:
+        """The bias before training: each head has a direction, in which one point is farther away than the other."""
+        num_heads, num_levels, num_points = self.shape
+        angles = torch.arange(num_heads) * (2 * math.pi / num_heads)
+        directions = torch.stack((angles.cos(), angles.sin()), dim=-1)  # (n, 2)
+        directions = directions / directions.abs().amax(dim=1, keepdim=True)
+        distances = torch.arange(1, num_points + 1)[:, None]  # (T, 1)
+        return (directions[:, None, None] * distances).expand(-1, num_levels, -1, -1).flatten()
+
+
+class HfViTDeformableAttention(nn.Module):
+    """Each query reads the pyramid at a few places around its box, which it chooses itself."""
+
+    def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
+        """Builds the layers for queries of width `size`."""
+        super().__init__()
+        self.shape = (num_heads, num_levels, num_points)
+        self.offsets = HfViTRing(size, *self.shape)
+        self.weights = HfViTPredictor(size, math.prod(self.shape), starts_at_zero=True)
+        self.value = HfViTHeadLinear(size, size)
+        self.projection = HfViTHeadLinear(size, size)
+
+    def forward(self, queries: Tensor, boxes: Tensor, pyramid: Pyramid) -> Tensor:
+        """Looks around boxes.
+
+        Args:
+            queries: (B, G·Q, C).
+            boxes: (B, G·Q, 4) as cx, cy, w, h.
+            pyramid: What to look at.
+
+        Returns:
+            (B, G·Q, C).
+        """
+        num_heads, _, num_points = self.shape
+        # Half precision would miss the place: it has no more than 256 steps along a map.
+        precision = boxes.dtype
+        values = self.value(pyramid.tokens).to(precision)  # (B, S, C)
+        if pyramid.visible is not None:
+            values = values.masked_fill(~pyramid.visible[..., None], 0)
+        values = values.unflatten(2, (num_heads, -1)).permute(0, 2, 3, 1)  # (B, n, d, S)
+        parts = values.split([rows * columns for rows, columns in pyramid.grids], dim=-1)
+        maps = [part.unflatten(-1, grid) for part, grid in zip(parts, pyramid.grids, strict=True)]
+        offsets = self.offsets(queries).to(precision).unflatten(2, (*self.shape, 2))  # (B, G·Q, n, V, T, 2)
+        centres, sizes = boxes[:, :, None, None, None].chunk(2, dim=-1)
+        places = centres + offsets / num_points * sizes / 2
+        weights = self.weights(queries).to(precision).unflatten(2, (num_heads, -1)).softmax(dim=-1)
+        weights = weights.unflatten(3, self.shape[1:])  # (B, G·Q, n, V, T)
+        shares = pyramid.sizes / pyramid.sizes.new_tensor(pyramid.grids)  # (B or 1, V, 2)
+        read = deformable_attention(maps, places * shares.flip(2)[:, None, None, :, None], weights)
+        return self.projection(read.to(queries.dtype))
+
+
+class HfViTGroupAttention(nn.Module):
+    """Self-attention among the queries of a group."""
+
+    def __init__(self, size: int, num_heads: int) -> None:
+        """Builds the layers for queries of width `size`."""
+        super().__init__()
+        self.num_heads = num_heads
+        self.query, self.key, self.value, self.projection = (HfViTHeadLinear(size, size) for _ in range(4))
+
+    def forward(self, states: Tensor, positions: Tensor, num_groups: int) -> Tensor:
+        """(B, G·Q, C) twice to (B, G·Q, C)."""
+        batch, placed = len(states), states + positions
+        query, key, value = (
+            projected.unflatten(1, (num_groups, -1)).flatten(0, 1).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            for projected in (self.query(placed), self.key(placed), self.value(states))
+        )  # (B·G, n, Q, d)
+        attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)  # (B·G, Q, C)
+        return self.projection(attended.unflatten(0, (batch, num_groups)).flatten(1, 2))
+
+
+class HfViTDeformableLayer(nn.Module):
+    """A post-norm layer of the decoder."""
+
+    def __init__(self, options: HfViTDetectionConfig) -> None:
+        """Builds the layer; see `HfViTDetectionConfig`."""
+        super().__init__()
+        size, num_heads = options.hidden_size, options.num_attention_heads
+        intermediate_size = min(8 * size, MAX_INTERMEDIATE_SIZE)
+        self.attention = HfViTGroupAttention(size, num_heads)
+        self.norm1 = nn.LayerNorm(size)
+        self.deformable = HfViTDeformableAttention(size, 2 * num_heads, len(options.scale_factors), options.num_points)
+        self.norm2 = nn.LayerNorm(size)
+        self.fc1 = HfViTHeadLinear(size, intermediate_size)
+        self.fc2 = HfViTHeadLinear(intermediate_size, size)
+        self.norm3 = nn.LayerNorm(size)
+
+    def forward(self, states: Tensor, positions: Tensor, boxes: Tensor, pyramid: Pyramid, num_groups: int) -> Tensor:
+        """Queries (B, G·Q, C) to the same shape; `positions` (B, G·Q, C) say where their `boxes` (B, G·Q, 4) are."""
+        states = self.norm1(states + self.attention(states, positions, num_groups))
+        states = self.norm2(states + self.deformable(states + positions, boxes, pyramid))
+        return self.norm3(states + self.fc2(F.relu(self.fc1(states))))
+
+
+class HfViTProposalHead(nn.Module):
+    """Chooses the places that the queries of a group start from."""
+
+    def __init__(self, size: int, num_labels: int) -> None:
+        """Builds the layers for places of width `size`."""
+        super().__init__()
+        self.linear = HfViTHeadLinear(size, size)
+        self.norm = nn.LayerNorm(size)
+        self.class_head = HfViTPredictionHead(size, num_labels, num_layers=1, initial_bias=PRIOR_BIAS)
+        self.box_head = HfViTPredictionHead(size, 4, starts_at_zero=True)
+
+    def forward(self, features: Tensor, anchors: Tensor, is_valid: Tensor, num_queries: int) -> DetectionPrediction:
+        """Takes the places whose best class is the most likely.
+
+        Args:
+            features: (B, S, C).
+            anchors: Boxes (B, S, 4) to start from.
+            is_valid: (B, S) bool, False for places that are taken last.
+            num_queries: Number Q of places to take.
+
+        Returns:
+            What is predicted there, the likeliest first: logits (B, Q, K) and boxes (B, Q, 4).
+        """
+        states = self.norm(self.linear(features))
+        logits = self.class_head(states)  # (B, S, K)
+        scores = logits.detach().amax(dim=-1).masked_fill(~is_valid, -math.inf)
+        best = scores.topk(num_queries, dim=1).indices[..., None]  # (B, Q, 1)
+        logits, states, anchors = (
+            values.gather(1, best.expand(-1, -1, values.shape[-1])) for values in (logits, states, anchors)
+        )
+        return DetectionPrediction(logits, refine(anchors, self.box_head(states)))
+
+
+def places_to_start(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the places of a pyramid that queries may start from.
+
+    Args:
+        pyramid: The pyramid.
+        least: How many places there are at least; those beyond the pyramid have neither features nor size, as those
+            of padding and at the border of an image.
+
+    Returns:
+        Features (B, S, C), boxes (B, S, 4) as cx, cy, w, h, and (B, S) bool, False for places of no use.
+    """
+    boxes = []
+    for level, (grid, sides) in enumerate(zip(pyramid.grids, pyramid.sizes.unbind(1), strict=True)):
+        y, x = (
+            (torch.arange(length, device=sides.device, dtype=sides.dtype) + 0.5) / own[:, None]
+            for length, own in zip(grid, sides.unbind(1), strict=True)
+        )  # (B, h) and (B, w)
+        y, x = y[:, :, None].expand(-1, -1, grid[1]), x[:, None].expand(-1, grid[0], -1)
+        size = torch.full_like(x, FIRST_SIZE * 2**level)
+        boxes.append(torch.stack((x, y, size, size), dim=-1).flatten(1, 2))  # (B, h·w, 4)
+    anchors = torch.cat(boxes, dim=1).expand(len(pyramid.tokens), -1, -1)
+    is_valid = ((anchors > MARGIN) & (anchors < 1 - MARGIN)).all(dim=-1)
+    if pyramid.visible is not None:
+        is_valid = is_valid & pyramid.visible
+    features, anchors = (values.masked_fill(~is_valid[..., None], 0) for values in (pyramid.tokens, anchors))
+    missing = max(0, least - features.shape[1])
+    return F.pad(features, (0, 0, 0, missing)), F.pad(anchors, (0, 0, 0, missing)), F.pad(is_valid, (0, missing))
+
+
+class HfViTDeformableDecoder(nn.Module):
+    """Projector, choice of places, layers of queries, and what they say."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
+        """Builds the decoder.
+
+        Raises:
+            ValueError: if the encoder has no block of `options.out_indices`.
+        """
+        super().__init__()
+        size, self.num_queries, self.num_groups = options.hidden_size, options.num_queries, options.num_groups
+        self.out_indices = out_indices_of(config, options)
+        self.projector = HfViTProjector(config, options, len(self.out_indices))
+        self.proposal_heads = nn.ModuleList(HfViTProposalHead(size, config.num_labels) for _ in range(self.num_groups))
+        self.query_features = HfViTQueries(self.num_groups * self.num_queries, size)
+        self.query_boxes = HfViTQueries(self.num_groups * self.num_queries, 4, initial_std=0.0)
+        self.position_fc1 = HfViTHeadLinear(2 * size, size)
+        self.position_fc2 = HfViTHeadLinear(size, size)
+        self.blocks = nn.ModuleList(HfViTDeformableLayer(options) for _ in range(options.num_layers or NUM_LAYERS))
+        self.norm = nn.LayerNorm(size)
+        self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1, initial_bias=PRIOR_BIAS)
+        self.box_head = HfViTPredictionHead(size, 4, starts_at_zero=True)
+
+    def forward(
+        self, levels: Sequence[Tensor], patch_attention_mask: Tensor | None = None
+    ) -> list[DetectionPrediction]:
+        """Predicts objects; in training each group of queries does by itself.
+
+        Args:
+            levels: Patches of the blocks `out_indices` as maps (B, D, h, w).
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom; None if there is
+                none.
+
+        Returns:
+            What is predicted at the places that queries start from, and after each layer: logits (B, G·Q, K) and boxes
+            (B, G·Q, 4) in float32 at least, relative to the image without its padding. The last one is the result.
+        """
+        num_groups = self.num_groups if self.training else 1
+        visible = None if patch_attention_mask is None else patch_attention_mask.bool()
+        pyramid = Pyramid.of(self.projector(levels, visible))
+        places = places_to_start(pyramid, self.num_queries)
+        proposals = [head(*places, self.num_queries) for head in self.proposal_heads[:num_groups]]
+        predictions = [DetectionPrediction(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))]
+        # Not their weights, which may lie on a disk: only a call fetches them.
+        numbers = torch.arange(num_groups * self.num_queries, device=pyramid.tokens.device)
+        features, offsets = (table(numbers).to(numbers.device) for table in (self.query_features, self.query_boxes))
+        boxes = refine(predictions[0].boxes.detach(), offsets)
+        states = features.expand(len(boxes), -1, -1)
+        positions = sine_positions(boxes, states.shape[-1] // 2).to(states.dtype)
+        positions = self.position_fc2(F.relu(self.position_fc1(positions)))
+        for block in self.blocks:
+            states = block(states, positions, boxes, pyramid, num_groups)
+            normed = self.norm(states)
+            predictions.append(DetectionPrediction(self.class_head(normed), refine(boxes, self.box_head(normed))))
+        return predictions
+
+
+def out_indices_of(config: HfViTConfig, options: HfViTDetectionConfig) -> list[int]:
+    """Returns the numbers of the blocks that the projector sees, by default four spread evenly over the encoder.
+
+    Raises:
+        ValueError: if there is no such block.
+    """
+    if options.out_indices is None:
+        count = min(4, config.num_hidden_layers)
+        return [config.num_hidden_layers * (number + 1) // count for number in range(count)]
+    chosen = list(options.out_indices)
+    check_blocks("out_indices", chosen, config)
+    return chosen

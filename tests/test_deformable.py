@@ -1,0 +1,280 @@
+"""The deformable decoder: sampling beside a loop, padding, groups of queries, initialisation."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_vit import HfViTForObjectDetection
+from hf_vit.configuration_tasks_hf_vit import HfViTDetectionConfig
+from hf_vit.decoders_hf_vit import HfViTBatchNorm2d
+from hf_vit.outputs_hf_vit import DetectionPrediction
+from hf_vit.task_deformable import HfViTDeformableDecoder, deformable_attention
+
+from .helpers import objects, pixels, small_config
+from .references import assert_close, draw_weights
+
+
+OPTIONS: dict[str, Any] = {
+    "decoder": "deformable",
+    "num_queries": 4,
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_points": 2,
+    "num_groups": 3,
+    "scale_factors": (2, 0.5),
+}
+
+
+def build(**options: Any) -> HfViTDeformableDecoder:
+    """A decoder in evaluation, with drawn weights and statistics, in float64."""
+    torch.manual_seed(0)
+    decoder = HfViTDeformableDecoder(small_config(), HfViTDetectionConfig(**{**OPTIONS, **options}))
+    draw_weights(decoder)
+    for module in decoder.modules():
+        if isinstance(module, HfViTBatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return decoder.double().eval()
+
+
+def levels_of(decoder: HfViTDeformableDecoder, batch: int, grid: tuple[int, int], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, 32, *grid, generator=generator).double() for _ in decoder.out_indices]
+
+
+def assert_same_predictions(actual: list[DetectionPrediction], expected: list[DetectionPrediction]) -> None:
+    assert len(actual) == len(expected)
+    for number, (own, other) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(own.logits, other.logits, 1e-10, f"logits {number}")
+        assert_close(own.boxes, other.boxes, 1e-10, f"boxes {number}")
+
+
+# Sampling
+
+
+def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Two images, three queries, two heads of width 2, two points; some points lie outside."""
+    generator = torch.Generator().manual_seed(0)
+    maps = [torch.randn(2, 2, 2, *grid, generator=generator).double().requires_grad_() for grid in grids]
+    places = (torch.rand(2, 3, 2, len(grids), 2, 2, generator=generator) * 1.6 - 0.3).double().requires_grad_()
+    weights = torch.rand(2, 3, 2, len(grids), 2, generator=generator).double().requires_grad_()
+    return maps, places, weights
+
+
+def read_point(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Bilinear value (d,) of a map (d, h, w) at x, y from 0 to 1; centres of cells count, beyond them is zero."""
+    height, width = values.shape[1:]
+    column, row = x * width - 0.5, y * height - 0.5
+    left, top = math.floor(column.detach()), math.floor(row.detach())
+    total = torch.zeros(len(values), dtype=values.dtype)
+    for j, share_y in ((top, 1 - (row - top)), (top + 1, row - top)):
+        for i, share_x in ((left, 1 - (column - left)), (left + 1, column - left)):
+            if 0 <= j < height and 0 <= i < width:
+                total = total + share_y * share_x * values[:, j, i]
+    return total
+
+
+def attend_by_loop(maps: list[Tensor], places: Tensor, weights: Tensor) -> Tensor:
+    batch, queries, heads, _, points, _ = places.shape
+    images = []
+    for b in range(batch):
+        for q in range(queries):
+            for n in range(heads):
+                total = torch.zeros(2, dtype=torch.float64)
+                for level, values in enumerate(maps):
+                    for t in range(points):
+                        x, y = places[b, q, n, level, t]
+                        total = total + weights[b, q, n, level, t] * read_point(values[b, n], x, y)
+                images.append(total)
+    return torch.cat(images).reshape(batch, queries, -1)
+
+
+def test_deformable_attention_equals_a_loop_forward_and_backward() -> None:
+    maps, places, weights = draw_sampling([(3, 5), (2, 2)])
+    assert ((places < 0) | (places > 1)).double().mean() > 0.2
+    actual, expected = deformable_attention(maps, places, weights), attend_by_loop(maps, places, weights)
+    assert_close(actual, expected, 1e-12, "output")
+    direction = torch.randn(actual.shape, generator=torch.Generator().manual_seed(1)).double()
+    inputs = [*maps, places, weights]
+    ours, loops = (torch.autograd.grad((out * direction).sum(), inputs) for out in (actual, expected))
+    for own, other in zip(ours, loops, strict=True):
+        assert_close(own, other, 1e-10, "gradient")
+
+
+def test_gradients_of_deformable_attention_are_its_derivatives() -> None:
+    maps, places, weights = draw_sampling([(3, 2)])
+    assert torch.autograd.gradcheck(lambda *args: deformable_attention(args[:1], *args[1:]), (*maps, places, weights))
+
+
+# Padding and batches
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_padded_equals_unpadded(norm: str) -> None:
+    decoder = build(projector_norm=norm, scale_factors=(2, 1, 0.5, 0.25))
+    grids = [(3, 7), (5, 4), (5, 7)]
+    batch, mask = levels_of(decoder, 3, (5, 7)), torch.zeros(3, 5, 7, dtype=torch.bool)
+    for index, (rows, columns) in enumerate(grids):
+        mask[index, :rows, :columns] = True
+    together = decoder(batch, mask)
+    for index, (rows, columns) in enumerate(grids):
+        alone = decoder([level[index : index + 1, :, :rows, :columns] for level in batch])
+        own = [DetectionPrediction(*(part[index : index + 1] for part in prediction)) for prediction in together]
+        assert_same_predictions(own, alone)
+
+
+def test_padding_has_no_part_in_statistics_and_gradients() -> None:
+    decoder = build(projector_norm="batch").train()
+    inner = [level.requires_grad_() for level in levels_of(decoder, 2, (3, 5))]
+    mask = nn.functional.pad(torch.ones(2, 3, 5, dtype=torch.bool), (0, 2, 0, 1))
+    results = []
+    for levels, visible in (
+        (inner, None),
+        ([nn.functional.pad(level, (0, 2, 0, 1), value=3.0) for level in inner], mask),
+    ):
+        predictions = decoder(levels, visible)
+        total = torch.stack([part.square().sum() for prediction in predictions for part in prediction]).sum()
+        results.append((predictions, torch.autograd.grad(total, [*inner, *decoder.parameters()])))
+    (expected, gradients), (actual, own_gradients) = results
+    assert_same_predictions(actual, expected)
+    for own, other in zip(own_gradients, gradients, strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-9 * float(other.abs().max()) + 1e-12)
+
+
+def test_more_queries_than_places_find_nothing_there() -> None:
+    decoder = build(num_queries=30, scale_factors=(1,))
+    levels = levels_of(decoder, 1, (3, 4))
+    for prediction in decoder(levels):
+        sizes = prediction.boxes[0, :, 2:].amax(dim=1)
+        assert (sizes[:12] > 0).all()
+        assert (sizes[12:] == 0).all()
+        assert prediction.logits.isfinite().all()
+    padded = [nn.functional.pad(level, (0, 4, 0, 3)) for level in levels]
+    mask = nn.functional.pad(torch.ones(1, 3, 4, dtype=torch.bool), (0, 4, 0, 3))
+    assert_same_predictions(decoder(padded, mask), decoder(levels))
+
+
+def test_queries_start_at_the_likeliest_places() -> None:
+    decoder = build(scale_factors=(1,))
+    (head, *_), levels = decoder.proposal_heads, levels_of(decoder, 2, (3, 5))
+    (maps, _), *_ = decoder.projector(levels)
+    scores = head.class_head(head.norm(head.linear(maps.flatten(2).transpose(1, 2)))).amax(dim=2)  # (2, 15)
+    start = decoder(levels)[0]
+    assert_close(start.logits.amax(dim=2), scores.sort(dim=1, descending=True).values[:, :4], 1e-12, "scores")
+
+
+# Groups
+
+
+def test_groups_of_queries_do_not_see_each_other() -> None:
+    decoder = build().train()
+    levels = levels_of(decoder, 2, (3, 5))
+    before = decoder(levels)
+    assert [tuple(part.shape) for part in before[-1]] == [(2, 12, 5), (2, 12, 4)]
+    with torch.no_grad():
+        decoder.query_features.weight[4:8] += 1
+    after = decoder(levels)
+    for number, (one, other) in enumerate(zip(before, after, strict=True)):
+        same = (one.logits == other.logits).flatten(2).all(dim=2)
+        assert same[:, :4].all()
+        assert same[:, 8:].all()
+        assert same[:, 4:8].all() == (number == 0)  # the proposals come before the queries
+    first = [DetectionPrediction(*(part[:, :4] for part in prediction)) for prediction in after]
+    assert_same_predictions(decoder.eval()(levels), first)
+
+
+# Training
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_every_weight_gets_a_gradient(norm: str) -> None:
+    decoder = build(projector_norm=norm, scale_factors=(2, 1, 0.5, 0.25)).train()
+    predictions = decoder(levels_of(decoder, 2, (5, 6)))
+    torch.stack([part.square().sum() for prediction in predictions for part in prediction]).sum().backward()
+    # A constant added to all keys shifts all scores of a query alike, and the softmax cancels it.
+    without = [name for name, p in decoder.named_parameters() if p.grad is None or p.grad.abs().max() < 1e-9]
+    # So does a batch norm with what is added to all patches alike.
+    upsampled = (
+        [f"projector.scales.0.resamplings.{level}.upsample.bias" for level in range(3)] if norm == "batch" else []
+    )
+    assert without == [*upsampled, *(f"blocks.{block}.attention.key.bias" for block in range(2))]
+
+
+def test_initialisation_is_that_of_the_design() -> None:
+    config = small_config(detection_config={**OPTIONS, "num_points": 3})
+    torch.manual_seed(0)
+    for model in (
+        HfViTForObjectDetection(config),
+        HfViTForObjectDetection.from_pretrained(None, config=config, state_dict={}, ignore_mismatched_sizes=True),
+    ):
+        decoder = model.detection_head
+        for head in (decoder, *decoder.proposal_heads):
+            assert (head.class_head.layers[-1].bias == math.log(0.01 / 0.99)).all()
+            assert not head.box_head.layers[-1].weight.any()
+            assert not head.box_head.layers[-1].bias.any()
+        assert not decoder.query_boxes.weight.any()
+        assert decoder.query_features.weight.std() == pytest.approx(1, rel=0.2)
+        attention = decoder.blocks[0].deformable
+        ring = attention.offsets.bias.detach().reshape(4, 2, 3, 2)  # heads, levels, points
+        first = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+        for point in range(3):
+            for level in range(2):
+                torch.testing.assert_close(ring[:, level, point], (point + 1) * first, rtol=0, atol=1e-6)
+        assert not any(part.any() for part in (attention.offsets.weight, *attention.weights.parameters()))
+        assert attention.value.weight.std() == pytest.approx(math.sqrt(2 / 32), rel=0.25)
+        assert not attention.value.bias.any()
+
+
+def test_model_finds_the_objects_of_one_batch() -> None:
+    torch.manual_seed(0)
+    options = {**OPTIONS, "num_queries": 6, "num_groups": 2, "scale_factors": (1,), "hidden_size": 32}
+    model = HfViTForObjectDetection(small_config(detection_config=options, window_size=2, global_attention_layers=[1]))
+    batch = objects(model.config, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=150)
+    model.train()
+    for _ in range(150):
+        model(**batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    outputs = model.eval()(**batch)
+    assert outputs.logits.shape == (4, 6, 5)
+    for probabilities, boxes, target in zip(outputs.probabilities, outputs.pred_boxes, batch["labels"], strict=True):
+        found = probabilities.amax(dim=1) > 0.5
+        order, expected = (values[:, 0].argsort() for values in (boxes[found], target["boxes"]))
+        assert torch.equal(probabilities[found].argmax(dim=1)[order], target["class_labels"][expected])
+        torch.testing.assert_close(boxes[found][order], target["boxes"][expected], rtol=0, atol=0.04)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close(dtype: torch.dtype) -> None:
+    decoder = build(num_queries=1, scale_factors=(1,)).float()  # of which no two change places
+    levels = [level.float() for level in levels_of(decoder, 2, (4, 5))]
+    expected = decoder(levels)
+    with torch.autocast("cpu", dtype):
+        autocast = decoder(levels)
+    half = decoder.to(dtype)([level.to(dtype) for level in levels])
+    for actual in (autocast, half):
+        for own, other in zip(actual, expected, strict=True):
+            assert own.boxes.dtype == torch.float32
+            assert_close(own.boxes, other.boxes, 0.1, "boxes")
+            assert_close(own.logits.float(), other.logits, 0.1, "logits")
+
+
+def test_model_compiles_whole() -> None:
+    config = small_config("windows", detection_config=OPTIONS)
+    model = HfViTForObjectDetection(config)
+    draw_weights(model)
+    model.eval()
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    with torch.no_grad():
+        images = pixels(config, grid=(3, 5))
+        actual, expected = compiled(images), model(images)
+    assert_close(actual.pred_boxes, expected.pred_boxes, 1e-4, "boxes")
+    assert_close(actual.logits, expected.logits, 1e-4, "logits")
