@@ -69,8 +69,8 @@ AutoModelForUniversalSegmentation.register(HfViTConfig, HfViTForUniversalSegment
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
-AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
 AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
+AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 PIPELINE_REGISTRY.register_pipeline(

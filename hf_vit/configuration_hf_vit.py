@@ -38,8 +38,8 @@ AUTO_MAP = {
     "AutoModelForSemanticSegmentation": "modeling_hf_vit.HfViTForSemanticSegmentation",
     "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
-    "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
     "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
+    "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
 }
 
 # The pipelines of our own that a saved model of keypoints opens in.

@@ -18,6 +18,6 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "semantic-segmentation": HfViTForSemanticSegmentation,
     "universal-segmentation": HfViTForUniversalSegmentation,
     "depth-estimation": HfViTForDepthEstimation,
-    "object-detection": HfViTForObjectDetection,
     "keypoint-detection": HfViTForKeypointDetection,
+    "object-detection": HfViTForObjectDetection,
 }

@@ -54,10 +54,10 @@ class ScoredEvaluation(Evaluation):
         self.processor = load_image_processor(name, patch_size=self.model.config.patch_size)
         label2id = self.model.config.label2id
         split, task.loaded = load_scored_targets(task.open_data, self.data, self.scored.split, label2id, self.args)
-        self.split, self.examples = split, task.loaded.examples(split)
+        self.split, self.dataset = split, task.loaded.examples(split)
         self.scorer = task.make_scorer(self.model, self.processor)
-        check_truth(self.scorer, split, self.examples)
-        return split, len(self.examples)
+        check_truth(self.scorer, split, self.dataset)
+        return split, len(self.dataset)
 
     def score(self) -> dict[str, float]:
         """Writes the scores, those of each class where there are classes, and a picture of a few images."""
@@ -67,5 +67,5 @@ class ScoredEvaluation(Evaluation):
             data_collator=self.task.collator_class(self.processor),
             scorer=self.scorer,
         )
-        scores, _ = score_split(trainer, self.split, self.examples)
+        scores, _ = score_split(trainer, self.split, self.dataset)
         return scores
