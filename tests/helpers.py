@@ -280,6 +280,20 @@ TRAINING_CASES = {
         padded(objects),
         {"detection_config": {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}, **ROTARY},
     ),
+    "deformable": TrainingCase(
+        HfViTForObjectDetection,
+        padded(objects),
+        {
+            "detection_config": {
+                "num_queries": 4,
+                "num_layers": 2,
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "num_groups": 2,
+            },
+            **ROTARY,
+        },
+    ),
     "keypoints": TrainingCase(
         HfViTForKeypointDetection,
         padded(labelled(keypoints)),

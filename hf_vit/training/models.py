@@ -34,6 +34,7 @@ CLASS_WEIGHTS = (
     "classifier.",
     ".class_tokens",
     ".mask_norm.",
+    ".class_head.",
     "keypoint_head.classic.predictor.",
     "keypoint_head.simple.predictor.",
 )

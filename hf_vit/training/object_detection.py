@@ -190,7 +190,7 @@ class ObjectDetection(ScoredTask):
         classes = class_loss_of(options).replace("_", " ")
         weights = {f"{classes} of the class": 1.0, "L1": options.bbox_weight, "GIoU": options.giou_weight}
         return {
-            "decoder": f"{options.decoder}, {options.num_queries} queries, {options.num_layers} layers",
+            "decoder": f"{options.decoder}, {options.num_queries} queries",
             "loss": describe_weights(weights),
         }
 
