@@ -488,11 +488,5 @@ def _travelling_files() -> tuple[Any, ...]:
     from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
     from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
 
-    return (
-        HfViTModel,
-        HfViTForObjectDetection,
-        HfViTForKeypointDetection,
-        HfViTKeypointDetectionPipeline,
-        HfViTImageProcessor,
-        HfViTImageProcessorPil,
-    )
+    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection)
+    return *models, HfViTKeypointDetectionPipeline, HfViTImageProcessor, HfViTImageProcessorPil

@@ -19,6 +19,9 @@ from .image_boxes_hf_vit import read_boxes
 from .image_targets_hf_vit import check_count
 
 
+EDGE_TOLERANCE = 1e-3  # pixels, above the rounding of coordinates
+
+
 def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> list[Tensor]:
     """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels.
 
@@ -153,29 +156,44 @@ def cut_out(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
         (C, h, w) of the same type; uint8 rounded to the nearest.
     """
     left, top, right, bottom = region.tolist()
-    columns, x, has_column = _places(left, right, size[1], image.shape[-1])
-    rows, y, has_row = _places(top, bottom, size[0], image.shape[-2])
-    grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), dim=-1)[None].to(image.device)  # (1, h, w, 2)
-    part = image[None, :, rows, columns].float()
-    crop = F.grid_sample(part, grid, padding_mode="border", align_corners=True)[0]  # (C, h, w)
-    crop = crop * (has_row[:, None] & has_column).to(image.device)
-    return crop if image.is_floating_point() else (crop + 0.5).floor().to(image.dtype)
+    columns, rows = (
+        torch.linspace(*ends, dtype=torch.float64) for ends in ((left, right, size[1]), (top, bottom, size[0]))
+    )
+    return sample_pixels(image, *torch.meshgrid(columns, rows, indexing="xy"))
 
 
-def _places(first: float, last: float, count: int, side: int) -> tuple[slice, Tensor, Tensor]:
-    """Returns where along a side of an image a crop has its pixels.
+def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Returns an image at any places, interpolated bilinearly from the pixels around each; black outside of the image.
 
     Args:
-        first: Place of the first one in pixels.
-        last: Place of the last one.
-        count: Number of them.
+        image: (C, H, W) uint8 or float32.
+        x: (h, w) float64 in pixels.
+        y: The same.
+
+    Returns:
+        (C, h, w) of the same type; uint8 rounded to the nearest.
+    """
+    columns, across, has_column = _along(x, image.shape[-1])
+    rows, down, has_row = _along(y, image.shape[-2])
+    grid = torch.stack((across, down), dim=-1)[None].to(image.device)  # (1, h, w, 2)
+    part = image[None, :, rows, columns].float()
+    values = F.grid_sample(part, grid, padding_mode="border", align_corners=True)[0]  # (C, h, w)
+    values = values * (has_row & has_column).to(image.device)
+    return values if image.is_floating_point() else (values + 0.5).floor().to(image.dtype)
+
+
+def _along(places: Tensor, side: int) -> tuple[slice, Tensor, Tensor]:
+    """Returns where along a side of an image places are.
+
+    Args:
+        places: (h, w) in pixels.
         side: Number of pixels of the image.
 
     Returns:
-        The pixels of the image that are needed; the places (count,), from -1 for the first of these to 1 for the last;
-        and whether each is in the image (count,).
+        The pixels that are needed; the places (h, w), from -1 for the first of these to 1 for the last; and whether
+        each is in the image (h, w).
     """
-    places = torch.linspace(first, last, count, dtype=torch.float64)
-    start, stop = (min(max(int(end), 0), side - 1) for end in (first // 1, last // 1 + 1))
+    start, stop = (min(max(int(end), 0), side - 1) for end in (places.min().floor(), places.max().ceil()))
     relative = (places - start) / max(stop - start, 1) * 2 - 1
-    return slice(start, stop + 1), relative.float(), (places >= 0) & (places <= side - 1)
+    is_inside = (places >= -EDGE_TOLERANCE) & (places <= side - 1 + EDGE_TOLERANCE)
+    return slice(start, stop + 1), relative.float(), is_inside

@@ -160,12 +160,12 @@ def test_a_choice_among_experts_is_refused_where_a_family_has_none(tmp_path: Pat
 
 
 def test_image_processor_of_vitpose_in_our_terms() -> None:
-    options = image_processor_options(
-        hf.VitPoseImageProcessor(size={"height": 48, "width": 32}).to_dict(), model_type=""
-    )
-    assert options["size"] == {"height": 48, "width": 32}
-    assert options["do_affine_crop"] is True
-    assert not options["do_center_crop"]
+    theirs = hf.VitPoseImageProcessor(size={"height": 48, "width": 32}, image_mean=[0.1, 0.2, 0.3])
+    options = image_processor_options(json.loads(theirs.to_json_string()), model_type="vitpose")
+    assert (options["size"], options["image_mean"]) == ({"height": 48, "width": 32}, [0.1, 0.2, 0.3])
+    assert (options["do_affine_crop"], options["do_center_crop"]) == (True, False)
+    left_out = image_processor_options({}, model_type="vitpose")
+    assert left_out == image_processor_options(json.loads(hf.VitPoseImageProcessor().to_json_string()), model_type="")
     with pytest.raises(ValueError, match="normalize_factor"):
         image_processor_options({"normalize_factor": 100.0}, model_type="vitpose")
 

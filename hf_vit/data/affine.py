@@ -5,13 +5,9 @@ Shapes: C channels, H W pixels of an image, h w pixels of a crop, K keypoints.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..image_crops_hf_vit import crop_regions
-
-
-EDGE_TOLERANCE = 1e-3  # pixels, above the rounding of float32 coordinates
+from ..image_crops_hf_vit import crop_regions, sample_pixels
 
 
 def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
@@ -78,25 +74,4 @@ def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
     rows, columns = (torch.arange(length, dtype=torch.float64) for length in size)
     # (h, w), where the pixels of the crop lie in the image
     x, y = (a * columns + (b * rows + c)[:, None] for a, b, c in inverse.tolist())
-    image, x, y = _cut(image, x, y)
-    height, width = image.shape[-2:]
-    is_inside = _is_within(x, width) & _is_within(y, height)
-    grid = torch.stack(((2 * x + 1) / width - 1, (2 * y + 1) / height - 1), dim=-1)  # (h, w, 2), edges at -1 and 1
-    pixels = image[None].to(torch.float32)
-    sampled = F.grid_sample(pixels, grid[None].to(pixels), padding_mode="border", align_corners=False)[0]
-    crop = sampled * is_inside  # (C, h, w)
-    return crop.round().to(image.dtype) if image.dtype == torch.uint8 else crop
-
-
-def _cut(image: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Leaves out what the crop does not reach, so that a small one of a large image costs little."""
-    (left, right), (top, bottom) = (
-        (int(places.min().floor().clamp(0, length - 1)), int(places.max().ceil().clamp(0, length - 1)) + 1)
-        for places, length in ((x, image.shape[-1]), (y, image.shape[-2]))
-    )
-    # beyond the edge of the image stays beyond the edge of what is left
-    return image[:, top:bottom, left:right], x - left, y - top
-
-
-def _is_within(places: Tensor, length: int) -> Tensor:
-    return (places >= -EDGE_TOLERANCE) & (places <= length - 1 + EDGE_TOLERANCE)
+    return sample_pixels(image, x, y)

@@ -61,7 +61,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
             f"ViTPose has model_type={backbone.get('model_type')!r} in its backbone_config; only 'vitpose_backbone' "
             "is known here. Open it with transformers."
         )
-    defaults: dict[str, Any] = {"image_size": [256, 192], "layer_norm_eps": 1e-12}
+    defaults: dict[str, Any] = {"image_size": [256, 192], "patch_size": [16, 16], "layer_norm_eps": 1e-12}
     fields = architecture_fields(backbone, **defaults)
     num_layers = fields.get("num_hidden_layers", 12)
     stages = backbone.get("out_indices") or [num_layers]
