@@ -10,6 +10,7 @@ from transformers import (
     AutoModelForDepthEstimation,
     AutoModelForImageClassification,
     AutoModelForImageSegmentation,
+    AutoModelForKeypointDetection,
     AutoModelForObjectDetection,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
@@ -17,6 +18,7 @@ from transformers import (
 
 # `transformers` itself exports a placeholder where torchvision is missing, in its older releases
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
+from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
@@ -40,12 +42,15 @@ from .modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
+    HfViTKeypointDetectionOutput,
     HfViTObjectDetectionOutput,
     HfViTSemanticSegmenterOutput,
 )
+from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
 from .pretrained_hf_vit import HfViTPreTrainedModel
 from .task_classification import soften_labels
 
@@ -64,8 +69,14 @@ AutoModelForUniversalSegmentation.register(HfViTConfig, HfViTForUniversalSegment
 segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentation)
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
+AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
 AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
+
+PIPELINE_REGISTRY.register_pipeline(
+    "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
+)
+HfViTConfig._has_pipelines = True
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
 HfViTPreTrainedModel._read_published = staticmethod(read_published)
@@ -80,6 +91,7 @@ __all__ = [
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
+    "HfViTForKeypointDetection",
     "HfViTForObjectDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
@@ -88,6 +100,8 @@ __all__ = [
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
     "HfViTKeypointConfig",
+    "HfViTKeypointDetectionOutput",
+    "HfViTKeypointDetectionPipeline",
     "HfViTModel",
     "HfViTObjectDetectionOutput",
     "HfViTPreTrainedModel",

@@ -3,6 +3,7 @@
 Annotations stay real objects in this file (no postponed evaluation): the strict field checks read them.
 """
 
+import copy
 import math
 import os
 import shutil
@@ -25,6 +26,7 @@ from .configuration_tasks_hf_vit import (
     HfViTTaskConfig,
     HfViTUniversalSegmentationConfig,
 )
+from .presets_hf_vit import PRESETS
 
 
 # Every Auto class a saved folder opens under when `hf_vit` is not installed.
@@ -36,45 +38,18 @@ AUTO_MAP = {
     "AutoModelForSemanticSegmentation": "modeling_hf_vit.HfViTForSemanticSegmentation",
     "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
+    "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
     "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
 }
 
-PRESETS: dict[str, dict[str, Any]] = {
-    # ViT-Ti/16 and ViT-S/16 (DeiT, https://arxiv.org/abs/2012.12877)
-    "tiny": {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768},
-    "small": {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "intermediate_size": 1536},
-    # ViT-B/16, ViT-L/16 and ViT-H/14 (ViT, https://arxiv.org/abs/2010.11929)
-    "base": {},
-    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
-    "huge": {
-        "hidden_size": 1280,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "intermediate_size": 5120,
-        "patch_size": 14,
-    },
-    # ViT-So400m/14 (Getting ViT in Shape, https://arxiv.org/abs/2305.13035)
-    "so400m": {
-        "hidden_size": 1152,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "intermediate_size": 4304,
-        "patch_size": 14,
-    },
-    # Handwritten digits. The usual 0.02 is made for tokens 768 wide; at 64 it leaves the attention even for long.
-    "mnist": {
-        "initializer_range": 0.1,
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 256,
-        "image_size": 28,
-        "patch_size": 4,
-        "num_channels": 1,
-        "num_labels": 10,
-    },
+# The pipelines of our own that a saved model of keypoints opens in.
+CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
+    "keypoint-detection": {
+        "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
+        "pt": ["AutoModelForKeypointDetection"],
+        "type": "image",
+    }
 }
-
 
 # Fields that are a height and a width, and what these are counted in
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
@@ -120,6 +95,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         layer_norm_eps: Epsilon of every norm.
         image_size: Height and width in pixels of the images that the position table is made for. Other sizes work too.
         patch_size: Height and width in pixels of a patch.
+        patch_padding: How many pixels before the image, up and left, the first patch starts; beyond the image is zero,
+            and as many pixels at its end are not seen (ViTPose, https://arxiv.org/abs/2204.12484: 2).
         num_channels: Number of image channels.
         qkv_bias: Whether query, key and value have a bias.
         key_bias: Whether the key has one too where `qkv_bias` is set (DINOv3: no).
@@ -177,6 +154,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     model_type = "hf_vit"
     # What the Trainer leaves out of the predictions it gathers.
+    # Whether the pipelines of our own are registered. The package sets it, and needs no code of a checkpoint for them.
+    _has_pipelines: ClassVar[bool] = False
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "hidden_states",
         "attentions",
@@ -198,6 +177,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     layer_norm_eps: float = 1e-6
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16
+    patch_padding: int = 0
     num_channels: int = 3
     qkv_bias: bool = True
     key_bias: bool = True
@@ -297,6 +277,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 "with HfViTModel.from_pretrained(...) or its sisters for a task, which convert it where the package "
                 "hf-vit is installed; the result has the configuration in .config."
             )
+        if cls._has_pipelines:  # the library would ask to trust the checkpoint's own
+            config_dict = {key: config_dict[key] for key in config_dict if key != "custom_pipelines"}
         names = config_dict.get("id2label")
         if names is not None and kwargs.get("num_labels") not in (None, len(names)):
             # The caller has other labels: the names in the checkpoint are not theirs.
@@ -309,12 +291,15 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
     ) -> None:
-        """Saves config.json with the whole `auto_map`, and the code that it points to."""
+        """Saves config.json with the whole `auto_map` and pipelines of our own, and the code that these point to."""
         self.check()
         self.auto_map = dict(AUTO_MAP)
         if self.architectures == ["HfViTForUniversalSegmentation"]:
             # The stock pipeline asks for this class first, and then opens all others as semantic ones.
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
+        self.__dict__.pop("custom_pipelines", None)  # of the class that it was opened as
+        if self.architectures == ["HfViTForKeypointDetection"]:
+            self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
         copy_code(save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:  # the library would upload only what it has written itself
@@ -431,6 +416,11 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
                     f"{self.image_size}, patch_size={self.patch_size}). The nearest that fit: "
                     f"{' or '.join(map(str, fitting))}."
                 )
+        if not 0 <= 2 * self.patch_padding < min(to_pair(self.patch_size)):
+            raise ValueError(
+                f"patch_padding={self.patch_padding} must be less than half of patch_size={self.patch_size}. "
+                "0 means none."
+            )
         head_size, remainder = divmod(self.hidden_size, self.num_attention_heads)
         if remainder:
             heads = [n for n in range(1, self.hidden_size + 1) if self.hidden_size % n == 0]
@@ -495,5 +485,8 @@ def _travelling_files() -> tuple[Any, ...]:
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
     from .modeling_detection_hf_vit import HfViTForObjectDetection
     from .modeling_hf_vit import HfViTModel
+    from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
+    from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
 
-    return HfViTModel, HfViTForObjectDetection, HfViTImageProcessor, HfViTImageProcessorPil
+    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection)
+    return *models, HfViTKeypointDetectionPipeline, HfViTImageProcessor, HfViTImageProcessorPil

@@ -34,8 +34,7 @@ class HfViTTaskConfig:
     def to_dict(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, as they come back from JSON: tuples as lists."""
         given, defaults = (
-            {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(options).items()}
-            for options in (self, type(self)())
+            {name: with_lists(value) for name, value in asdict(options).items()} for options in (self, type(self)())
         )
         return {name: value for name, value in given.items() if value != defaults[name]}
 
@@ -45,6 +44,11 @@ class HfViTTaskConfig:
 
     def check(self) -> None:
         """Raises `ValueError` where the values do not fit together."""
+
+
+def with_lists(value: Any) -> Any:
+    """Returns a value with lists in place of tuples, also within them."""
+    return [with_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def check_positive(values: dict[str, Any]) -> None:

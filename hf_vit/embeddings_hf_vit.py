@@ -121,15 +121,25 @@ class HfViTPatchEmbeddings(nn.Module):
         self.num_channels = config.num_channels
         self.patch_size = to_pair(config.patch_size)
         self.projection = nn.Conv2d(
-            config.num_channels, config.hidden_size, kernel_size=self.patch_size, stride=self.patch_size
+            config.num_channels,
+            config.hidden_size,
+            kernel_size=self.patch_size,
+            stride=self.patch_size,
+            padding=config.patch_padding,
         )
 
-    def set_kernels(self, kernels: nn.Parameter) -> None:
-        """Puts other kernels (D, C, p, q) in place, and with them another number of channels and patch size."""
+    def set_kernels(self, kernels: nn.Parameter, padding: int) -> None:
+        """Puts other kernels (D, C, p, q) in place, and with them another number of channels and patch size.
+
+        Args:
+            kernels: (D, C, p, q).
+            padding: As `patch_padding` of `HfViTConfig`, in pixels.
+        """
         self.num_channels, *patch_size = kernels.shape[1:]
         self.patch_size = to_pair(patch_size)
         self.projection.weight, self.projection.in_channels = kernels, self.num_channels
         self.projection.kernel_size = self.projection.stride = self.patch_size
+        self.projection.padding = (padding, padding)
 
     def grid(self, pixel_values: Tensor) -> Grid:
         """Returns rows and columns of patches of (B, C, H, W) images.

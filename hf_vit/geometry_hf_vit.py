@@ -103,6 +103,7 @@ def apply_geometry(
         image_size: Height and width in pixels that the position table is for; it is resampled to the new grid.
         patch_size: Height and width in pixels of a patch; the kernels are resized by `resize_patch_kernels`. The image
             size stays unless it is given too, so smaller patches make a finer grid, whose positions are resampled.
+            `config.patch_padding` is scaled along.
         num_channels: Number of image channels; see `change_input_channels`.
         use_cls_token: Whether there is a CLS token. A new one, and its position, are drawn at random.
         num_register_tokens: Number of registers. New ones are drawn at random and come last; the last are dropped.
@@ -127,7 +128,7 @@ def apply_geometry(
     for module in model.modules():
         if isinstance(module, HfViTQueryDecoder):
             _resize_mid_positions(module, model.config, new)
-    for name in (*changed, "position_embedding_type", "rope_grid_size"):
+    for name in (*changed, "patch_padding", "position_embedding_type", "rope_grid_size"):
         setattr(model.config, name, vars(new)[name])
 
 
@@ -136,7 +137,10 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
     new = copy.deepcopy(config)
     for name, value in changed.items():
         setattr(new, name, value)
+    new.patch_padding = 0  # of which nobody knows yet whether it fits
     new.check()
+    sides = zip(to_pair(new.patch_size), to_pair(config.patch_size), strict=True)
+    new.patch_padding = min(config.patch_padding * new_side // side for new_side, side in sides)
     if new.pooling != config.pooling and not {new.pooling, config.pooling} <= {"cls", "mean"}:
         raise ValueError(
             f"pooling={config.pooling!r} cannot become {new.pooling!r} in a built model: other weights follow it. "
@@ -184,7 +188,7 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     def tokens(existing: nn.Parameter | None, count: int) -> nn.Parameter | None:
         return _parameter(_resized_tokens(existing, count, draw), existing) if count else None
 
-    embeddings.patch_embeddings.set_kernels(_parameter(resized, kernels))
+    embeddings.patch_embeddings.set_kernels(_parameter(resized, kernels), new.patch_padding)
     embeddings.cls_token = tokens(embeddings.cls_token, int(new.use_cls_token))
     embeddings.register_tokens = tokens(embeddings.register_tokens, new.num_register_tokens)
     table = embeddings.position_embeddings

@@ -129,15 +129,31 @@ def decode_image(stream: BinaryIO, name: str) -> "PIL.Image.Image":
         OSError: if it is no image, or is damaged.
         ValueError: if it has too many pixels.
     """
+    return upright(_open_encoded(stream, name), name)
+
+
+def header_size(stream: BinaryIO, name: str) -> tuple[int, int]:
+    """Returns width and height of an encoded image once it is upright, without decoding it.
+
+    Raises:
+        OSError: if it is no image, or its header is damaged.
+        ValueError: if it has too many pixels.
+    """
+    image = _open_encoded(stream, name)
+    has_exif = image.format != "PNG" or "exif" in image.info  # PIL would decode all of a PNG to look for it
+    is_turned = has_exif and image.getexif().get(EXIF_ORIENTATION, 1) > 4
+    return (image.height, image.width) if is_turned else (image.width, image.height)
+
+
+def _open_encoded(stream: BinaryIO, name: str) -> "PIL.Image.Image":
     try:
-        image = PIL.Image.open(stream)
+        return PIL.Image.open(stream)
     except PIL.Image.DecompressionBombError as error:
         raise ValueError(f"{name} is too large: {error} Raise PIL.Image.MAX_IMAGE_PIXELS if you trust it.") from error
     except PIL.UnidentifiedImageError as error:  # which says no more than the stream's address in memory
         raise OSError(f"{name} is not an image that PIL can read, or its header is damaged.") from error
     except Exception as error:  # plugins fail on damaged headers in many ways
         raise OSError(f"{name} is not an image that PIL can read, or its header is damaged ({error}).") from error
-    return upright(image, name)
 
 
 def upright(image: "PIL.Image.Image", name: str) -> "PIL.Image.Image":

@@ -7,7 +7,8 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils.import_utils import is_torchvision_available
 
-from .image_processing_shared_hf_vit import HfViTImageProcessorBase, HfViTImageProcessorKwargs
+from .image_options_hf_vit import HfViTImageProcessorKwargs
+from .image_processing_shared_hf_vit import HfViTImageProcessorBase
 from .image_resampling_hf_vit import resize_as_pil, resize_with_pil
 
 

@@ -7,7 +7,8 @@ from transformers.image_processing_backends import PilBackend
 from transformers.image_processing_base import BatchFeature
 from transformers.image_utils import PILImageResampling
 
-from .image_processing_shared_hf_vit import HfViTImageProcessorBase, HfViTImageProcessorKwargs
+from .image_options_hf_vit import HfViTImageProcessorKwargs
+from .image_processing_shared_hf_vit import HfViTImageProcessorBase
 from .image_resampling_hf_vit import resize_with_pil
 
 

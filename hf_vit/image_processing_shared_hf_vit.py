@@ -5,7 +5,6 @@ A backend adds only how images are resized smoothly. Shapes: B batch, C channels
 
 import copy
 import json
-import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -16,25 +15,21 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.image_utils import ChannelDimension, PILImageResampling, SizeDict, torch_pil_interpolation_mapping
-from transformers.processing_utils import ImagesKwargs
+from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_hf_vit import copy_code, to_pair
+from .image_boxes_hf_vit import encode_objects, read_objects
+from .image_crops_hf_vit import crop_regions, cut_out, place_keypoints, read_keypoints, read_object_boxes
 from .image_inputs_hf_vit import named_images, open_image, read_image
-from .image_sizes_hf_vit import (
-    CROP_ROUNDINGS,
-    EXACT_KEYS,
-    center_crop,
-    output_size,
-    pad_batch,
-    pad_to,
-    resize_nearest,
-    to_size_dict,
-)
-from .image_targets_hf_vit import encode_targets, place_target, read_targets
+from .image_options_hf_vit import HfViTImageProcessorKwargs, standard_options
+from .image_sizes_hf_vit import center_crop, output_size, pad_batch, pad_to, resize_nearest
+from .image_targets_hf_vit import encode_targets, place_target, read_targets, target_kind
 from .post_processing_hf_vit import HfViTPostProcessing
+from .post_processing_objects_hf_vit import HfViTObjectPostProcessing
 
+
+OBJECTS = ("boxes", "annotations")  # targets of detection
 
 # Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
 IMAGE_PROCESSOR_AUTO_MAP = {
@@ -45,35 +40,7 @@ IMAGE_PROCESSOR_AUTO_MAP = {
 }
 
 
-class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
-    """Options of the image processor, at construction and per call, beyond the library's.
-
-    num_channels (`int`):
-        Number of image channels that the model takes.
-    ensure_multiple_of (`int` or `(height, width)`):
-        Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
-    keep_aspect_ratio (`bool`):
-        Whether of the height and width in `size` only the one counts that scales an image less.
-    hide_padding (`bool`):
-        Whether the model does not see padding, by a `patch_attention_mask`.
-    crop_rounding (`str`):
-        Where a crop starts that leaves an odd number of pixels over: "down" or "half_to_even".
-    do_reduce_labels (`bool`):
-        Whether 0 in segmentation maps is the background, to be ignored, and the other numbers are lowered by one.
-    label_ids_to_fuse (`list[int]`):
-        Classes of which panoptic post-processing makes one segment an image.
-    """
-
-    num_channels: int | None
-    ensure_multiple_of: int | list[int] | tuple[int, ...] | None
-    keep_aspect_ratio: bool | None
-    hide_padding: bool | None
-    crop_rounding: str | None
-    do_reduce_labels: bool | None
-    label_ids_to_fuse: list[int] | tuple[int, ...] | None
-
-
-class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
+class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, BaseImageProcessor):
     """Turns images of any kind, size and colour into the input of a Vision Transformer.
 
     Use it through `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be given per call.
@@ -109,6 +76,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.
         label_ids_to_fuse: Classes (sky, road, ...) of which `post_process_panoptic_segmentation` makes one segment an
             image, unless its call says otherwise.
+        do_affine_crop: Whether every box of an object becomes an image of its own, of the height and width `size`, for
+            models of keypoints; the whole image where no boxes are given. In place of resizing, cropping and padding.
+        box_padding: How many times as large as the box that image is, before its aspect ratio is made that of `size`.
 
     Raises:
         ValueError: if options contradict each other.
@@ -129,6 +99,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     keep_aspect_ratio = False
     hide_padding = True
     do_reduce_labels = False
+    do_affine_crop = False
+    box_padding = 1.25
 
     # From the file of another image processor and the model type beside it to options of this one. The package sets
     # it: this file also goes where the package is not.
@@ -200,11 +172,15 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         mask_labels: Any = None,
         class_labels: Any = None,
         instance_id_to_semantic_id: dict[int, int] | list[dict[int, int]] | None = None,
+        annotations: Any = None,
+        boxes: Any = None,
+        object_boxes: Any = None,
+        keypoints: Any = None,
         **kwargs: Any,
     ) -> BatchFeature:
         """Returns images as the input of a model, and what it is trained on under the same geometry.
 
-        Targets have the size of their image; they are resized to the nearest pixel. Give one kind, for every image.
+        Targets have the size of their image; maps are resized to the nearest pixel. Give one kind, for every image.
 
         Args:
             images: One image of any kind, an array or tensor (B, ., ., .), or a (nested) list of such.
@@ -212,16 +188,27 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 tensors, PIL images (of palettes, the indices), paths, or an array (B, H, W).
             depth_maps: (H, W) of floats each: metres, or any other unit. 0, NaN, infinite and negative are invalid.
             mask_labels: Masks (M, H, W) of each image, with `class_labels`.
-            class_labels: Class numbers (M,) of each image's masks.
+            class_labels: Class numbers (M,) of each image's masks or boxes.
             instance_id_to_semantic_id: The class of each number in `segmentation_maps`, for all images or for each,
                 where these number segments. They become `mask_labels` and `class_labels`.
+            annotations: Of each image `{"annotations": [{"bbox": [left, top, width, height], "category_id": ...}]}` in
+                pixels, as in COCO and for transformers' DETR; `category_id` is the class number. Crowds are left out.
+            boxes: Boxes (N, 4) left, top, right and bottom in pixels of each image's objects, with `class_labels`.
+            object_boxes: With `do_affine_crop`, the boxes (N, 4) of each image of which crops are made, `None` for the
+                whole image.
+            keypoints: (N, K, 3) x, y in pixels, the centre of pixel i being at i, and visibility of each image's
+                boxes: 0 not labelled, 1 hidden, 2 visible. Without `do_affine_crop`, (K, 3) of images that are crops
+                already.
             **kwargs: Options for this call.
 
         Returns:
             `pixel_values` (B, C, h, w), with `do_pad` also `patch_attention_mask`; for segmentation maps `labels`
             (B, h, w) int64, 255 outside the image; for depth maps `labels` (B, h, w) float32, 0 where invalid and
-            outside; otherwise for each image `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64, without
-            masks of which no pixel is left. Without `return_tensors`, lists.
+            outside; for masks of each image `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64, without
+            masks of which no pixel is left; for boxes `labels`, of each image `{"class_labels" (N,) int64, "boxes"
+            (N, 4) float32}`, centre x, centre y, width and height relative to the image without its padding, without
+            objects that a crop cuts away. With `do_affine_crop`, `pixel_values` (sum of N, C, h, w) and for keypoints
+            `labels` (sum of N, K, 3) in pixels of the crops. Without `return_tensors`, lists.
 
         Raises:
             OSError: if a file cannot be opened or decoded.
@@ -234,6 +221,10 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             "mask_labels": mask_labels,
             "class_labels": class_labels,
             "instance_id_to_semantic_id": instance_id_to_semantic_id,
+            "annotations": annotations,
+            "boxes": boxes,
+            "object_boxes": object_boxes,
+            "keypoints": keypoints,
         }
         given = {name: value for name, value in targets.items() if value is not None}
         return super().preprocess(images, given, **kwargs)
@@ -248,46 +239,25 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         """Returns one image of any kind as a tensor (C, H, W), uint8 or float32, not resized."""
         return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
 
-    def _standardize_kwargs(
-        self,
-        size: Any = None,
-        crop_size: Any = None,
-        pad_size: Any = None,
-        default_to_square: bool | None = None,
-        image_mean: Any = None,
-        image_std: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:
         """Brings options to one form and checks that they fit together; called at construction and per call."""
-        if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
-            raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
-        options = kwargs | {
-            "size": to_size_dict(size, "size", default_to_square=default_to_square is not False),
-            "crop_size": to_size_dict(crop_size, "crop_size", EXACT_KEYS),
-            "pad_size": to_size_dict(pad_size, "pad_size", EXACT_KEYS),
-            "image_mean": _per_channel(image_mean, "image_mean", kwargs["num_channels"]),
-            "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
-        }
-        for name in ("ensure_multiple_of", "label_ids_to_fuse"):
-            if isinstance(options[name], list):
-                options[name] = tuple(options[name])
-        if options["resample"] is not None:
-            # torchvision's own names cannot be written to JSON
-            resample = torch_pil_interpolation_mapping.get(options["resample"], options["resample"])
-            options["resample"] = PILImageResampling(resample)
-        if options["data_format"] is not None:
-            options["data_format"] = ChannelDimension(options["data_format"]).value
-        if isinstance(options["device"], torch.device):
-            options["device"] = str(options["device"])
-        _check_together(options)
-        return options
+        return standard_options(**kwargs)
 
     def _preprocess_image_like_inputs(self, images: Any, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
         """The images, and beside them the targets that were given."""
-        tensors = self._prepare_image_like_inputs(images, **kwargs)
-        if not targets:
+        tensors, kind = self._prepare_image_like_inputs(images, **kwargs), target_kind(targets)
+        if kwargs["do_affine_crop"]:
+            return self._crops(tensors, targets, **kwargs)
+        if "object_boxes" in targets:
+            raise ValueError("object_boxes are given, of which only do_affine_crop=True makes crops. Set it.")
+        if kind == "":
             return self._preprocess(tensors, **kwargs)
-        read = read_targets(targets, [(tensor.shape[-2], tensor.shape[-1]) for tensor in tensors])
+        if kind == "keypoints":
+            return self._with_keypoints(tensors, targets["keypoints"], **kwargs)
+        return (self._with_objects if kind in OBJECTS else self._with_maps)(tensors, targets, **kwargs)
+
+    def _with_maps(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+        read = read_targets(targets, _sizes(tensors))
         features = self._preprocess(tensors, **kwargs)
         canvas = None
         if kwargs["do_pad"] and not kwargs["hide_padding"]:
@@ -301,6 +271,54 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             on_device = [value.to(tensors[0].device) for value in values]
             features[name] = self._collect(name, on_device, kwargs["return_tensors"])
         return features
+
+    def _with_objects(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+        sizes = _sizes(tensors)
+        labels = encode_objects(read_objects(targets, sizes), sizes, **kwargs)
+        features = self._preprocess(tensors, **kwargs)
+        columns = {
+            name: self._collect(name, [value.to(tensors[0].device) for value in values], kwargs["return_tensors"])
+            for name, values in zip(("class_labels", "boxes"), zip(*labels, strict=True), strict=True)
+        }
+        features["labels"] = [
+            dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+        ]
+        return features
+
+    def _with_keypoints(self, tensors: list[torch.Tensor], keypoints: Any, **kwargs: Any) -> BatchFeature:
+        """Images that are crops already."""
+        if kwargs["do_resize"] or kwargs["do_center_crop"]:
+            raise ValueError(
+                "keypoints are given, which follow their image only with do_affine_crop=True. Set it; for images that "
+                "are crops already set do_resize=False and do_center_crop=False."
+            )
+        labels = torch.cat(read_keypoints(keypoints, [1] * len(tensors)))  # (B, K, 3)
+        features = self._preprocess(tensors, **kwargs)
+        features["labels"] = self._collect("labels", list(labels.to(tensors[0].device)), kwargs["return_tensors"])
+        return features
+
+    def _crops(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+        """A crop of every box."""
+        others = sorted(targets.keys() - {"object_boxes", "keypoints"})
+        if others:
+            raise ValueError(
+                f"{' and '.join(others)} are given, but do_affine_crop=True makes crops of object_boxes, for "
+                "keypoints alone. Leave them out, or set do_affine_crop=False."
+            )
+        size, return_tensors = (kwargs["size"].height, kwargs["size"].width), kwargs["return_tensors"]
+        boxes = read_object_boxes(targets.get("object_boxes"), _sizes(tensors))
+        regions = [crop_regions(own.cpu(), size, kwargs["box_padding"]) for own in boxes]  # (N, 4) each
+        labels = {}
+        if "keypoints" in targets:
+            keypoints = read_keypoints(targets["keypoints"], list(map(len, boxes)))
+            placed = [place_keypoints(*pair, size) for pair in zip(keypoints, regions, strict=True)]
+            labels["labels"] = torch.cat(placed).to(tensors[0].device)  # (sum of N, K, 3)
+        crops = [cut_out(image, region, size) for image, own in zip(tensors, regions, strict=True) for region in own]
+        # where no image has an object, one in its place keeps the form of the result
+        inputs = crops or [tensors[0].new_zeros(len(tensors[0]), *size)]
+        features = self._preprocess(inputs, **kwargs | {"do_resize": False})
+        features["pixel_values"] = features["pixel_values"][: len(crops)]
+        return BatchFeature({**features, **self._to_batch_feature(labels, return_tensors)})
 
     def _collect(self, name: str, values: list[torch.Tensor], return_tensors: str | None) -> Any:
         """Stacks labels of one shape for each image; masks, of which images have any number, stay a list."""
@@ -350,9 +368,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     ) -> BatchFeature:
         patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
         if do_resize:
-            shapes = [(image.shape[-2], image.shape[-1]) for image in images]
             targets = [
-                output_size(*hw, dict(size), patch, f"images[{i}]", keep_aspect_ratio) for i, hw in enumerate(shapes)
+                output_size(*hw, dict(size), patch, f"images[{i}]", keep_aspect_ratio)
+                for i, hw in enumerate(_sizes(images))
             ]
             if resample == PILImageResampling.NEAREST:
                 images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]
@@ -373,7 +391,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         elif return_tensors is None:
             data["pixel_values"] = [_normalize(image.contiguous(), **kwargs) for image in images]
         else:
-            shapes = sorted({(image.shape[-2], image.shape[-1]) for image in images})
+            shapes = sorted({*_sizes(images)})
             raise ValueError(
                 f"The images have {len(shapes)} sizes, from {shapes[0]} to {shapes[-1]}, and do not stack. Resize to "
                 "one {'height', 'width'}, set do_pad=True with ensure_multiple_of, or leave return_tensors out "
@@ -393,6 +411,11 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return BatchFeature(data=data, tensor_type=return_tensors)
 
 
+def _sizes(images: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """Returns height and width of each image."""
+    return [(image.shape[-2], image.shape[-1]) for image in images]
+
+
 def _is_ours(options: dict[str, Any]) -> bool:
     """Whether a file was written by one of our classes, or by one that is derived from them."""
     kind = str(options.get("image_processor_type"))
@@ -407,62 +430,6 @@ def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) ->
     file = cached_file(str(place), CONFIG_NAME, **hub, _raise_exceptions_for_missing_entries=False)
     config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
     return str(config.get("model_type", "vit"))
-
-
-def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
-    """Returns one number for each channel, from one for all or from as many."""
-    if value is None:
-        return None
-    try:
-        values = (float(value),) * num_channels if isinstance(value, int | float) else tuple(map(float, value))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r} must be one number, or one for each channel.") from error
-    if len(values) != num_channels:
-        raise ValueError(
-            f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Give one number for "
-            "all channels, or one for each."
-        )
-    if not all(map(math.isfinite, values)):
-        raise ValueError(f"{name}={list(values)} must hold finite numbers.")
-    return values
-
-
-def _check_together(options: dict[str, Any]) -> None:
-    """Raises `ValueError` where options contradict each other."""
-    multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
-    factor = options["rescale_factor"]
-    if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
-        raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
-    if options["image_std"] is not None and min(options["image_std"]) <= 0:
-        raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
-    if options["crop_rounding"] not in CROP_ROUNDINGS:
-        raise ValueError(f"crop_rounding={options['crop_rounding']!r} must be one of {', '.join(CROP_ROUNDINGS)}.")
-    if options["do_convert_rgb"] and options["num_channels"] != 3:
-        raise ValueError(
-            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
-            "out: images follow num_channels."
-        )
-    if multiple is not None:
-        pair = (multiple, multiple) if isinstance(multiple, int) else multiple
-        if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-            raise ValueError(f"ensure_multiple_of={multiple!r} must be one positive int or (height, width).")
-        crop_size = options["crop_size"] if options["do_center_crop"] else None
-        if crop_size is not None and (crop_size.height % pair[0] or crop_size.width % pair[1]):
-            raise ValueError(f"crop_size={dict(crop_size)} must be a multiple of ensure_multiple_of={multiple}.")
-        if options["do_pad"] and pad_size is not None and (pad_size.height % pair[0] or pad_size.width % pair[1]):
-            raise ValueError(f"pad_size={dict(pad_size)} must be a multiple of ensure_multiple_of={multiple}.")
-    elif options["do_pad"] and options["hide_padding"]:
-        raise ValueError(
-            "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
-            "model, config.patch_size."
-        )
-    if options["do_pad"] and not options["hide_padding"] and pad_size is None:
-        raise ValueError("hide_padding=False pads every image to one size. Give it as pad_size={'height', 'width'}.")
-    if options["keep_aspect_ratio"] and "height" not in dict(options["size"] or {}):
-        raise ValueError(
-            f"keep_aspect_ratio=True chooses between a height and a width, which size={dict(options['size'] or {})} "
-            "has not. Leave keep_aspect_ratio out: this size keeps the ratio anyway."
-        )
 
 
 def _normalize(

@@ -135,12 +135,12 @@ def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "d
         rounding: Where the crop starts if an odd number of pixels is left over, one of `CROP_ROUNDINGS`.
         fill: The value of pixels outside the image.
     """
-    left, right = _both_ends(width - image.shape[-1], rounding)
-    top, bottom = _both_ends(height - image.shape[-2], rounding)
+    left, right = both_ends(width - image.shape[-1], rounding)
+    top, bottom = both_ends(height - image.shape[-2], rounding)
     return F.pad(image, (left, right, top, bottom), value=fill)  # (..., height, width)
 
 
-def _both_ends(missing: int, rounding: str) -> tuple[int, int]:
+def both_ends(missing: int, rounding: str) -> tuple[int, int]:
     """Splits missing (or, if negative, surplus) pixels between both ends, the odd one as `rounding` says."""
     if missing > 0:
         return missing // 2, missing - missing // 2

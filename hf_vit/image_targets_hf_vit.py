@@ -5,7 +5,7 @@ Shapes: H W pixels before, h w after; M masks.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,14 @@ from .image_sizes_hf_vit import center_crop, output_size, resize_nearest
 
 IGNORED_LABEL = 255  # in maps of classes: no truth here
 NO_SEGMENT = -1  # in maps of segments: none here
-KINDS = ("segmentation_maps", "depth_maps", "mask_labels")
+KINDS = ("segmentation_maps", "depth_maps", "mask_labels", "boxes", "annotations", "keypoints")
+WITH_CLASSES = ("mask_labels", "boxes")  # which come with class_labels
 DIMENSIONS = {
     "segmentation_maps": "(height, width)",
     "depth_maps": "(height, width)",
     "mask_labels": "(masks, height, width)",
+    "boxes": "(objects, 4)",
+    "keypoints": "(objects, keypoints, 3)",
 }
 # PIL's modes of one number a pixel that is an index; palettes ("P") keep their indices
 INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
@@ -47,12 +50,12 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
         TypeError: if a target is of another type, or its numbers are.
         ValueError: if targets do not fit together, or not to the images.
     """
-    kind = _kind(targets)
+    kind = target_kind(targets)
     values = _listed(targets[kind], kind)
     named = [(f"{kind}[{index}]", value) for index, value in enumerate(values)]
     for name, value in named:
         _check_type(value, name)
-    _check_count(values, kind, sizes)
+    check_count(values, kind, sizes)
     tensors = [READERS[kind](_to_tensor(value, name), name) for name, value in named]
     for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
         _check_shape(tensor, size, kind, index)
@@ -60,12 +63,15 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     if kind == "mask_labels":
         is_single = values is not targets[kind]
         classes = [targets["class_labels"]] if is_single else list(targets["class_labels"])
-        _check_count(classes, "class_labels", sizes)
-        read["class_labels"] = [_read_classes(value, len(tensors[i]), i) for i, value in enumerate(classes)]
+        check_count(classes, "class_labels", sizes)
+        read["class_labels"] = [
+            read_classes(value, len(tensors[i]), f"class_labels[{i}]", f"mask_labels[{i}]")
+            for i, value in enumerate(classes)
+        ]
     if "instance_id_to_semantic_id" in targets:
         given = targets["instance_id_to_semantic_id"]
         mappings = [given] * len(sizes) if isinstance(given, dict) else given
-        _check_count(mappings, "instance_id_to_semantic_id", sizes)
+        check_count(mappings, "instance_id_to_semantic_id", sizes)
         read["instance_id_to_semantic_id"] = mappings
     return read
 
@@ -149,19 +155,25 @@ def encode_targets(
     return {"mask_labels": [masks.float() for masks, _ in pairs], "class_labels": [classes for _, classes in pairs]}
 
 
-def _kind(targets: dict[str, Any]) -> str:
-    """Returns which of `KINDS` is given."""
+def target_kind(targets: dict[str, Any]) -> str:
+    """Returns which of `KINDS` is given, "" where none is.
+
+    Raises:
+        ValueError: if several are, or one without what belongs to it.
+    """
     kinds = [name for name in KINDS if name in targets]
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one. Give one of them.")
-    if ("mask_labels" in targets) != ("class_labels" in targets):
-        given, missing = sorted(("mask_labels", "class_labels"), key=lambda name: name not in targets)
-        raise ValueError(f"{given} is given without {missing}. Give both, one entry an image.")
-    if "instance_id_to_semantic_id" in targets and "segmentation_maps" not in targets:
+    kind = kinds[0] if kinds else ""
+    if "class_labels" in targets and kind not in WITH_CLASSES:
+        raise ValueError("class_labels is given without mask_labels or boxes. Give both, one entry an image.")
+    if "class_labels" not in targets and kind in WITH_CLASSES:
+        raise ValueError(f"{kind} is given without class_labels. Give both, one entry an image.")
+    if "instance_id_to_semantic_id" in targets and kind != "segmentation_maps":
         raise ValueError(
             "instance_id_to_semantic_id is given without segmentation_maps, whose numbers it gives classes to."
         )
-    return kinds[0]
+    return kind
 
 
 def _listed(targets: Any, kind: str) -> Any:
@@ -181,12 +193,13 @@ def _check_type(target: Any, name: str) -> None:
         )
 
 
-def _check_count(values: Any, name: str, sizes: list[tuple[int, int]]) -> None:
-    if len(values) != len(sizes):
+def check_count(values: Any, name: str, images: Sequence[Any]) -> None:
+    """Raises `ValueError` unless there is one entry for each image."""
+    if len(values) != len(images):
         shape = f" of shape {tuple(values.shape)}" if isinstance(values, np.ndarray | Tensor) else ""
         form = f" of {DIMENSIONS[name]}" if name in DIMENSIONS else ""
         raise ValueError(
-            f"{name}{shape} has {len(values)} entries, but there are {len(sizes)} images. Give one{form} an image."
+            f"{name}{shape} has {len(values)} entries, but there are {len(images)} images. Give one{form} an image."
         )
 
 
@@ -259,17 +272,28 @@ READERS: dict[str, Callable[[Tensor, str], Tensor]] = {
 }
 
 
-def _read_classes(classes: Any, count: int, index: int) -> Tensor:
+def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
+    """Returns class numbers (N,) int64.
+
+    Args:
+        classes: N whole numbers from 0.
+        count: How many there must be.
+        name: What to call them in errors.
+        of: What to call what has these classes.
+
+    Raises:
+        TypeError: if they are no whole numbers.
+        ValueError: if they are not as many, or negative.
+    """
     numbers = torch.as_tensor(classes)
     if numbers.shape != (count,):
         raise ValueError(
-            f"class_labels[{index}] has the shape {tuple(numbers.shape)}, but mask_labels[{index}] has {count} masks. "
-            "Give one class number a mask."
+            f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Give one class number each."
         )
     if numbers.is_floating_point() and count > 0:  # an empty list is one of floats to torch
-        raise TypeError(f"class_labels[{index}] holds {numbers.dtype}, but class numbers are whole. Give integers.")
+        raise TypeError(f"{name} holds {numbers.dtype}, but class numbers are whole. Give integers.")
     if (numbers < 0).any():
-        raise ValueError(f"class_labels[{index}] has the number {int(numbers.min())}, but classes go from 0.")
+        raise ValueError(f"{name} has the number {int(numbers.min())}, but classes go from 0.")
     return numbers.to(torch.int64)
 
 

@@ -103,3 +103,20 @@ class HfViTObjectDetectionOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class HfViTKeypointDetectionOutput(ModelOutput):
+    """What `post_process_keypoint_detection` takes.
+
+    Args:
+        loss: Scalar, if labels were given.
+        heatmaps: (B, K, s·h, s·w), how sure it is of each keypoint at each place, about 1 where it is.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+    """
+
+    loss: Tensor | None = None
+    heatmaps: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None

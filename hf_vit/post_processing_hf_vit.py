@@ -4,10 +4,9 @@ Images are handled one by one and in bands of rows, so that memory stays flat ho
 are. Shapes: B batch, K classes, Q queries, C either of them, h w the model's output, H W the result, r rows of a band.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +15,7 @@ from transformers.image_processing_outputs import SemanticSegmentationPostProces
 from .configuration_hf_vit import to_pair
 from .image_sizes_hf_vit import output_size
 from .image_targets_hf_vit import NO_SEGMENT
+from .post_processing_inputs_hf_vit import Sizes, by_name, check_fields, map_sizes
 
 
 # Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
@@ -29,8 +29,6 @@ MODELS = {
     "masks_queries_logits": "HfViTForUniversalSegmentation",
     "predicted_depth": "HfViTForDepthEstimation",
 }
-
-Sizes = Any  # list of (height, width), or a tensor (B, 2)
 
 
 class HfViTPostProcessing:
@@ -73,10 +71,10 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in _by_name(outputs)
+        is_universal = "masks_queries_logits" in by_name(outputs)
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         results: list[Any] = []
-        for index, (logits, size) in enumerate(zip(maps, _sizes(target_sizes, maps), strict=True)):
+        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
             classes = _query_classes(outputs, index)[:, :-1] if is_universal else None  # (Q, K)
             scores: list[Tensor] = []
             winners: list[Tensor] = []
@@ -132,7 +130,7 @@ class HfViTPostProcessing:
             raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
         maps = self._own_maps(outputs, UNIVERSAL, patch_attention_mask, target_sizes)
         results = []
-        for index, (logits, size) in enumerate(zip(maps, _sizes(target_sizes, maps), strict=True)):
+        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
             classes = _query_classes(outputs, index)[:, :-1]  # (Q, K)
             masks, segments = _instances(logits, classes, size, threshold, mask_threshold)
             segmentation: Any
@@ -180,11 +178,11 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in _by_name(outputs)
+        is_universal = "masks_queries_logits" in by_name(outputs)
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
         results = []
-        for index, (logits, size) in enumerate(zip(maps, _sizes(target_sizes, maps), strict=True)):
+        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
             if not is_universal:
                 results.append(_class_segments(logits, size))
                 continue
@@ -217,7 +215,7 @@ class HfViTPostProcessing:
         """
         maps = self._own_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
         results = []
-        for depth, size in zip(maps, _sizes(target_sizes, maps), strict=True):
+        for depth, size in zip(maps, map_sizes(target_sizes, maps), strict=True):
             depth = depth.float()  # (h, w)
             low, high = depth.aminmax()
             resized = F.interpolate(depth[None, None], size=size, mode="bicubic")[0, 0]  # (H, W)
@@ -233,7 +231,7 @@ class HfViTPostProcessing:
             return maps
         # What a model does not see is whole patches; what it sees is any number of pixels.
         unit = to_pair(self.ensure_multiple_of) if self.hide_padding else (1, 1)
-        parts = [self._extent(*size, unit) for size in _sizes(target_sizes, maps)]
+        parts = [self._extent(*size, unit) for size in map_sizes(target_sizes, maps)]
         canvas = max(rows for rows, _ in parts), max(columns for _, columns in parts)
         if self.pad_size is not None:
             canvas = self.pad_size["height"] // unit[0], self.pad_size["width"] // unit[1]
@@ -278,16 +276,6 @@ def _check_canvas(
         )
 
 
-def _by_name(outputs: Any) -> Mapping[str, Any]:
-    """Returns the outputs of a model if they have names."""
-    if not isinstance(outputs, Mapping):
-        raise ValueError(
-            f"The outputs are a {type(outputs).__name__}, in which nothing has a name. Call the model without "
-            "return_dict=False, and pass what it returns."
-        )
-    return outputs
-
-
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
     """Returns the last of `fields` for each image, without padding, after checking that the outputs have them all.
 
@@ -296,14 +284,8 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
         fields: Names, and how many dimensions each has.
         patch_attention_mask: (B, rows, columns), or `None` where nothing is padded.
     """
-    outputs = _by_name(outputs)
-    for name, dimensions in fields.items():
-        if name not in outputs or outputs[name].ndim != dimensions:
-            found = ", ".join(f"{key} {tuple(x.shape)}" for key, x in outputs.items() if isinstance(x, Tensor))
-            raise ValueError(
-                f"The outputs have no {name} with {dimensions} dimensions, but {found or 'no tensors'}. This takes "
-                f"the outputs of {MODELS[[*fields][-1]]}."
-            )
+    outputs = by_name(outputs)
+    check_fields(outputs, fields, MODELS[[*fields][-1]])
     maps: Tensor = outputs[[*fields][-1]]
     if patch_attention_mask is None:
         return list(maps)
@@ -315,35 +297,6 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
     rows, columns = patch_attention_mask.shape[-2:]
     parts = [(int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum())) for mask in patch_attention_mask]
     return [_corner(values, part, (rows, columns)) for values, part in zip(maps, parts, strict=True)]
-
-
-def _sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
-    """Returns the height and width of each result."""
-    if target_sizes is None:
-        return [(values.shape[-2], values.shape[-1]) for values in maps]
-    sizes = _plain(target_sizes)
-    if not isinstance(sizes, list | tuple) or len(sizes) != len(maps):
-        count = f"{len(sizes)} entries" if isinstance(sizes, list | tuple) else f"the type {type(sizes).__name__}"
-        raise ValueError(
-            f"target_sizes has {count}, but the outputs are of {len(maps)} images. Give one (height, width) an image."
-        )
-    return [_pixels(size, index) for index, size in enumerate(map(_plain, sizes))]
-
-
-def _pixels(size: Any, index: int) -> tuple[int, int]:
-    """Returns height and width as ints, at least 1."""
-    sides = [_plain(side) for side in size] if isinstance(size, list | tuple) else []
-    if len(sides) != 2 or not all(isinstance(side, int | float) and side > 0 and side % 1 == 0 for side in sides):
-        raise ValueError(
-            f"target_sizes[{index}] is {size!r}, but must be (height, width) in whole pixels, such as "
-            "(image.height, image.width), an entry for each image."
-        )
-    return int(sides[0]), int(sides[1])
-
-
-def _plain(numbers: Any) -> Any:
-    """Returns arrays and tensors as numbers or (nested) lists."""
-    return numbers.tolist() if isinstance(numbers, np.ndarray | np.generic | Tensor) else numbers
 
 
 def _query_classes(outputs: Any, index: int) -> Tensor:

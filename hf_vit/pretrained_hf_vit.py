@@ -74,7 +74,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | LayerScale                                | `config.layerscale_value`                           |
         | fixed sin-cos positions                   | their formula                                       |
         | convolutions of dense heads               | uniform by their fan-in (He), their bias zero; the  |
-        |                                           | last one of depth a tenth, for relative bias 1      |
+        |                                           | last one of depth a tenth, for relative bias 1;     |
+        |                                           | that of keypoints by a deviation of 0.001           |
         | class tokens of the mask head             | as the CLS token                                    |
         | queries                                   | normal of deviation 1                               |
         | positions between blocks                  | as those before them                                |

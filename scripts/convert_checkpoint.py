@@ -29,6 +29,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config_overrides", type=fields, default={}, help="fields that differ, as JSON")
     parser.add_argument("--architecture", help="timm's name of the model, for a file of its weights alone")
+    parser.add_argument("--dataset_index", type=int, help="which expert of ViTPose+ is taken (default: the first)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights (default: as is)")
     parser.add_argument("--revision", default="main", help="branch, tag or commit on the Hub (default: main)")
     parser.add_argument("--skip_parity", action="store_true", help="do not run the source implementation beside it")
@@ -66,15 +67,18 @@ def report_parity(source: convert.Source, converted: convert.Converted) -> list[
 def bring_in(args: argparse.Namespace) -> None:
     """Converts a published checkpoint, checks it and saves it with its image processor, code and card."""
     before, hub = convert.peak_memory(), {"revision": args.revision}
-    source = convert.open_source(args.source, args.architecture, **hub)
+    source = convert.open_source(args.source, args.architecture, args.dataset_index, **hub)
     converted = convert.convert_checkpoint(source, **args.config_overrides)
     print(f"{args.source}: {converted.family.name} ({converted.family.source}), {len(converted.weights)} tensors")
     rows = [] if args.skip_parity else report_parity(source, converted)
     if not all(row.is_equal for row in rows) and not args.write_anyway:
         raise ValueError("Outputs differ from the source, so nothing was written. --write_anyway writes all the same.")
     converted.weights.clear()  # the model below has its own
-    options = {name: vars(args)[name] for name in ("architecture", "dtype") if vars(args)[name] is not None}
-    changes = args.config_overrides | {name: vars(args)[name] for name in ("task", "dtype") if vars(args)[name]}
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    options = {name: given[name] for name in ("architecture", "dataset_index", "dtype") if name in given}
+    changes = args.config_overrides | {
+        name: given[name] for name in ("task", "dataset_index", "dtype") if name in given
+    }
     model_class = converted.model_class if args.task is None else convert.TASKS[args.task]
     with convert.new_folder(args.output) as folder:
         model = model_class.from_pretrained(args.source, **hub, **args.config_overrides, **options)
@@ -90,7 +94,11 @@ def bring_in(args: argparse.Namespace) -> None:
 
 def take_out(args: argparse.Namespace, config: dict[str, Any]) -> None:
     """Exports one of our models as it is."""
-    if given := [f"--{name}" for name in ("config_overrides", "architecture", "dtype", "task") if vars(args)[name]]:
+    if given := [
+        f"--{name}"
+        for name in ("config_overrides", "architecture", "dataset_index", "dtype", "task")
+        if vars(args)[name]
+    ]:
         raise ValueError(f"--to exports a model as it is. Leave out {', '.join(given)}.")
     task = "image-classification" if "ForImageClassification" in config["architectures"][0] else "features"
     model = convert.TASKS[task].from_pretrained(args.source, revision=args.revision)

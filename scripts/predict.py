@@ -1,13 +1,16 @@
 """Says what is on images, with a saved model and nothing but transformers: `hf_vit` need not be installed.
 
-Labels of images, classes and segments of their pixels, or depth: whatever the model was trained for. Prints one JSON
-line per image. Files that cannot be read are named on stderr, and end the script with exit code 1.
+Labels of images, classes and segments of their pixels, depth, objects, or keypoints: whatever the model was trained
+for. Prints one JSON line per image. Files that cannot be read are named on stderr, and end the script with exit code
+1.
 
 Examples:
     python scripts/predict.py outputs/digits photo.png folder_of_images --picture labelled.png > predictions.jsonl
     python scripts/predict.py outputs/streets folder_of_images --output_dir outputs/masks
     python scripts/predict.py outputs/pets photo.png --subtask instance --threshold 0.8 --picture pets.png
     python scripts/predict.py outputs/rooms folder_of_images --output_dir outputs/depths
+    python scripts/predict.py outputs/animals folder_of_images --picture animals.png > animals.jsonl
+    python scripts/predict.py outputs/poses folder_of_images --boxes animals.jsonl --picture poses.png
 """
 
 import argparse
@@ -20,42 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageOps
-from prediction.classification import Classification
-from prediction.depth import DepthEstimation
 from prediction.inputs import find_images, name_outputs, open_image
+from prediction.models import open_model
 from prediction.pictures import MARGIN, arrange
-from prediction.segmentation import PanopticSegmentation, SemanticSegmentation
 from prediction.task import Task
-from transformers import PreTrainedConfig
 
 
 MAX_TILES = 100  # of --picture
-
-
-def open_model(args: argparse.Namespace) -> Task:
-    """Opens the model with the stock pipeline of its class; `ValueError` where there is none for it."""
-    config, _ = PreTrainedConfig.get_config_dict(args.model)
-    # timm's checkpoints, which transformers opens too, name no class.
-    name = str((config.get("architectures") or ["ForImageClassification"])[0])
-    if "ForImageClassification" in name:
-        return Classification(args.model, top_k=args.top_k, batch_size=args.batch_size)
-    if "Segmentation" in name:
-        is_semantic = args.subtask == "semantic" or "ForSemanticSegmentation" in name
-        task = SemanticSegmentation if is_semantic else PanopticSegmentation
-        return task(args.model, args.threshold, args.subtask)
-    if "ForDepthEstimation" in name:
-        return DepthEstimation(args.model)
-    raise ValueError(
-        f"{args.model} was saved as {name}, which neither names images, nor segments them, nor estimates depth. Give "
-        "a model that was trained for one of these."
-    )
 
 
 def predict(task: Task, files: list[Path]) -> Iterator[tuple[int, Image.Image, Any]]:
     """Yields the place, the image and the answer of each file that can be read; names the others on stderr."""
     opened: deque[tuple[int, Image.Image]] = deque()
 
-    def read() -> Iterator[Image.Image]:  # only a batch of images is in memory at a time
+    def read() -> Iterator[Any]:  # only a batch of images is in memory at a time
         for index, file in enumerate(files):
             try:
                 image = open_image(file)
@@ -63,7 +44,7 @@ def predict(task: Task, files: list[Path]) -> Iterator[tuple[int, Image.Image, A
                 print(error, file=sys.stderr)
             else:
                 opened.append((index, image))
-                yield image
+                yield task.given(file, image)
 
     for answer in task.answer(read()):
         yield *opened.popleft(), answer
@@ -77,7 +58,7 @@ def save(picture: Image.Image, file: Path) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predicts, prints, writes and draws; returns the number of files that cannot be read."""
     files, tiles, count = find_images(args.inputs), [], 0
-    task, names = open_model(args), name_outputs(files)
+    task, names = open_model(args, files), name_outputs(files)
     for folder in filter(None, [args.output_dir, args.picture and args.picture.parent]):
         folder.mkdir(parents=True, exist_ok=True)
     for index, image, answer in predict(task, files):
@@ -102,11 +83,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a saved model, or its name on the Hub; runs the code saved with it")
     parser.add_argument("inputs", nargs="+", type=Path, help="image files, and folders that are searched for them")
-    parser.add_argument("--output_dir", type=Path, help="write masks or depth, and a picture, of each image there")
+    parser.add_argument("--output_dir", type=Path, help="write what is found, and a picture, of each image there")
     parser.add_argument("--picture", type=Path, help=f"draw the first {MAX_TILES} images with answers to this file")
     parser.add_argument("--top_k", type=int, default=3, help="labels per image, the likeliest first (default: 3)")
-    parser.add_argument("--batch_size", type=int, default=8, help="images per pass of a classifier (default: 8)")
-    parser.add_argument("--threshold", type=float, default=0.5, help="least score of a segment (default: 0.5)")
+    parser.add_argument(
+        "--batch_size", type=int, default=8, help="images to be named, or objects with keypoints, per pass"
+    )
+    parser.add_argument("--threshold", type=float, help="least score of a segment or object (0.5) or keypoint (none)")
+    parser.add_argument("--boxes", type=Path, help="what this script printed of objects: where keypoints are")
     parser.add_argument("--subtask", choices=["panoptic", "instance", "semantic"], help="what to segment")
     args = parser.parse_args(arguments)
     if args.top_k < 1 or args.batch_size < 1:

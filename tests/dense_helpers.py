@@ -88,7 +88,9 @@ def depth_image(number: int) -> Image:
     return prediction, np.where(valid, target, invalid)
 
 
-METRICS: dict[str, tuple[Callable[[], StreamedMetric], Callable[[int], Image]]] = {
+Metrics = dict[str, tuple[Callable[[], StreamedMetric], Callable[[int], Image]]]
+
+METRICS: Metrics = {
     "semantic": (lambda: SemanticSegmentationMetric(NAMES), semantic_image),
     "panoptic": (lambda: PanopticMetric(NAMES, THINGS), panoptic_image),
     "instance": (lambda: InstanceMetric(NAMES, THINGS), instance_image),
@@ -96,10 +98,10 @@ METRICS: dict[str, tuple[Callable[[], StreamedMetric], Callable[[int], Image]]] 
 }
 
 
-def scores_of_processes(batch_size: int) -> dict[str, dict[str, float]]:
+def scores_of_processes(metrics: Metrics, batch_size: int) -> dict[str, dict[str, float]]:
     """All scores of all images, of which each process predicts some."""
     accelerator, scores = Accelerator(cpu=True), {}
-    for name, (make_metric, image) in METRICS.items():
+    for name, (make_metric, image) in metrics.items():
         metric = make_metric()
         loader = torch.utils.data.DataLoader(range(NUM_IMAGES), batch_size=batch_size)
         for batch in accelerator.prepare(loader):

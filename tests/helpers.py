@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTConfig,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForKeypointDetection,
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
@@ -28,6 +29,7 @@ MODEL_CLASSES = [
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTForDepthEstimation,
+    HfViTForKeypointDetection,
     HfViTForObjectDetection,
 ]
 
@@ -50,6 +52,7 @@ SMALL: dict[str, Any] = {
     "segmentation_config": {"head": "conv", "hidden_size": 8},
     "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
     "depth_config": SMALL_DEPTH,
+    "keypoint_config": {"hidden_size": 8},
     "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
 }
 
@@ -123,8 +126,8 @@ def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
     return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)
 
 
-# A batch of so many images, as a dictionary of what the model takes; the first dimension counts images.
-MakeBatch = Callable[[HfViTConfig, int], dict[str, Tensor]]
+# A batch of so many images, as a dictionary of what the model takes; the first dimension, or a list, counts images.
+MakeBatch = Callable[[HfViTConfig, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,14 @@ def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
     return depth
 
 
+def keypoints(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    """Some are not labelled, and some are beyond the image; of the last image none counts."""
+    places = 40 * torch.rand(batch, num_labels, 2, generator=generator) - 4
+    visibility = torch.randint(3, (batch, num_labels, 1), generator=generator)
+    visibility[-1] = 0
+    return torch.cat((places, visibility), dim=2)
+
+
 def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(batch)
     return {
@@ -214,7 +225,7 @@ def objects(config: HfViTConfig, batch: int) -> dict[str, Any]:
 def padded(make_batch: MakeBatch) -> MakeBatch:
     """The same with padding in every image but the first, more of it in each."""
 
-    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
         mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
         for index in range(batch):
             mask[index, mask.shape[1] - index % 3 :] = False
@@ -263,6 +274,33 @@ TRAINING_CASES = {
         HfViTForDepthEstimation,
         padded(labelled(depth_maps)),
         {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
+    ),
+    "queries": TrainingCase(
+        HfViTForObjectDetection,
+        padded(objects),
+        {"detection_config": {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}, **ROTARY},
+    ),
+    "deformable": TrainingCase(
+        HfViTForObjectDetection,
+        padded(objects),
+        {
+            "detection_config": {
+                "num_queries": 4,
+                "num_layers": 2,
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "num_groups": 2,
+            },
+            **ROTARY,
+        },
+    ),
+    "keypoints": TrainingCase(
+        HfViTForKeypointDetection,
+        padded(labelled(keypoints)),
+        {"keypoint_config": {"head": "simple", "keypoint_weights": (1, 2, 0.5, 1, 1)}, **ROTARY},
+    ),
+    "keypoints_batch_norm": TrainingCase(
+        HfViTForKeypointDetection, padded(labelled(keypoints)), ROTARY, accumulates=False
     ),
     "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
 }

@@ -304,6 +304,7 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         ("depth_config", {"head": "linear", "max_depth": None}, "need a max_depth in metres"),
         ("depth_config", {"silog_lambda": 1.5}, "silog_lambda=1.5 must lie"),
         ("depth_config", {"gradient_loss_weight": -1}, "gradient_loss_weight=-1"),
+        ("keypoint_config", {"skeleton": [[0, -1]]}, r"skeleton has \[0, -1\]"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(

@@ -242,12 +242,6 @@ def test_images_are_those_of_the_source(size: dict[str, int], tmp_path: Path) ->
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_images_of_several_sizes_are_refused(tmp_path: Path) -> None:
-    hf.DeformableDetrImageProcessor().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"DeformableDetrImageProcessor .*'do_pad': True"):
-        HfViTImageProcessor.from_pretrained(tmp_path)
-
-
 def test_script_converts_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_source("one level", tmp_path / "theirs", torch.float32)
     script.main([str(tmp_path / "theirs"), str(tmp_path / "ours")])

@@ -28,6 +28,7 @@ SMALL_HEADS: dict[str, Any] = {
     "segmentation_config": {"hidden_size": 8},
     "universal_segmentation_config": {"num_blocks": 1, "num_queries": 5},
     "depth_config": {"neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8},
+    "keypoint_config": {"hidden_size": 8},
 }
 
 

@@ -66,11 +66,11 @@ def test_neither_batches_nor_order_change_a_score(name: str) -> None:
 
 
 def test_two_processes_score_as_one(tmp_path: Path) -> None:
-    distributed.finish(distributed.start("score_dense_predictions", tmp_path, processes=2), tmp_path)
+    distributed.finish(distributed.start("score_predictions", tmp_path, "dense", processes=2), tmp_path)
     alone = {
         name: score(make_metric(), *map(image, range(NUM_IMAGES))) for name, (make_metric, image) in METRICS.items()
     }
-    assert scores_of_processes(batch_size=4) == alone
+    assert scores_of_processes(METRICS, batch_size=4) == alone
     for rank in range(2):
         assert json.loads((tmp_path / f"process_{rank}.json").read_text()) == alone
 

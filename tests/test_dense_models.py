@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vit import (
     HfViTForDepthEstimation,
+    HfViTForKeypointDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTImageProcessor,
@@ -19,6 +20,7 @@ from hf_vit import (
 from hf_vit.decoders_hf_vit import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTHeadConvTranspose2d
 from hf_vit.metrics import InstanceMetric, PanopticMetric
 from hf_vit.task_depth import HfViTDepthPredictor
+from hf_vit.task_keypoints import HfViTKeypointPredictor
 
 from .helpers import SMALL_DEPTH, pixels, small_config
 from .references import assert_close, draw_weights
@@ -38,6 +40,10 @@ DEPTH: dict[str, dict[str, Any]] = {
     "dpt": SMALL_DEPTH,
     "dpt_add": {**SMALL_DEPTH, "readout_type": "add"},
 }
+KEYPOINTS: dict[str, dict[str, Any]] = {
+    "classic": {"head": "classic", "hidden_size": 8},
+    "simple": {"head": "simple", "scale_factor": 2, "keypoint_weights": [1, 2, 0.5, 1, 1]},
+}
 RELATIVE = {"depth_estimation_type": "relative"}
 # A class and the fields that choose its head
 HEADS: dict[str, tuple[type[Any], dict[str, Any]]] = {
@@ -47,9 +53,18 @@ HEADS: dict[str, tuple[type[Any], dict[str, Any]]] = {
         f"{name}_relative": (HfViTForDepthEstimation, {"depth_config": {**options, **RELATIVE}})
         for name, options in DEPTH.items()
     },
+    **{
+        f"{name}_keypoints": (HfViTForKeypointDetection, {"keypoint_config": options})
+        for name, options in KEYPOINTS.items()
+    },
     "universal": (HfViTForUniversalSegmentation, {}),
 }
-DENSE_CLASSES = [HfViTForSemanticSegmentation, HfViTForUniversalSegmentation, HfViTForDepthEstimation]
+DENSE_CLASSES = [
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTForDepthEstimation,
+    HfViTForKeypointDetection,
+]
 all_heads = pytest.mark.parametrize("head", HEADS)
 all_dense_classes = pytest.mark.parametrize("model_class", DENSE_CLASSES, ids=lambda c: c.__name__)
 
@@ -72,6 +87,11 @@ def targets(model: Any, images: Tensor, seed: int = 0) -> dict[str, Any]:
     if isinstance(model, HfViTForDepthEstimation):
         depth = 10 * torch.rand(size, generator=generator, dtype=images.dtype)
         return {"labels": depth.where(depth > 2, 0)}
+    if isinstance(model, HfViTForKeypointDetection):
+        places = torch.rand(len(images), 5, 2, generator=generator) * torch.tensor(
+            [images.shape[-1], images.shape[-2]]
+        )
+        return {"labels": torch.cat((places, torch.tensor([2, 1, 0, 2, 1])[:, None].expand(len(images), 5, 1)), dim=2)}
     if isinstance(model, HfViTForSemanticSegmentation):
         labels = torch.randint(-1, 5, size, generator=generator)
         return {"labels": labels.where(labels >= 0, 255)}
@@ -100,7 +120,9 @@ def test_saved_model_is_the_same(head: str, tmp_path: Path) -> None:
     assert_same(reloaded(pixels(model.config)), model(pixels(model.config)))
 
 
-@pytest.mark.parametrize("head", ["simple", "linear", "conv", "mask", "linear_metric", "dpt_metric"])
+@pytest.mark.parametrize(
+    "head", ["simple", "linear", "conv", "mask", "linear_metric", "dpt_metric", "classic_keypoints"]
+)
 def test_another_head_starts_fresh_and_is_reported(head: str, tmp_path: Path) -> None:
     build_head(head).save_pretrained(tmp_path)
     model_class, saved = HEADS[head]
@@ -115,14 +137,18 @@ def test_another_head_starts_fresh_and_is_reported(head: str, tmp_path: Path) ->
 @all_heads
 def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
     model = build_head(head).double()
-    model.train(head not in ("linear", "universal"))  # batch norm sees all images at once, and points are random
+    model.train(
+        head not in ("linear", "classic_keypoints", "universal")
+    )  # batch norm sees all images at once, and points are random
     grids = [(2, 5), (4, 3), (4, 5)]
     images = [pixels(model.config, batch=1, grid=grid).double() for grid in grids]
     alone = [{"pixel_values": image, **targets(model, image, seed)} for seed, image in enumerate(images)]
     batch = torch.zeros(3, 3, 32, 40, dtype=torch.float64)
     mask = torch.zeros(3, 4, 5, dtype=torch.bool)
     padded: dict[str, Any] = {"mask_labels": [], "class_labels": []} if head == "universal" else {}
-    if "labels" in alone[0]:
+    if head.endswith("keypoints"):
+        padded["labels"] = torch.cat([example["labels"] for example in alone])
+    elif "labels" in alone[0]:
         padded["labels"] = alone[0]["labels"].new_full((3, 32, 40), 255 if head in SEMANTIC else 0)
     for index, (example, (rows, columns)) in enumerate(zip(alone, grids, strict=True)):
         batch[index, :, : 8 * rows, : 8 * columns] = example["pixel_values"][0]
@@ -131,7 +157,7 @@ def test_padding_changes_no_loss_and_no_gradient(head: str) -> None:
             padding = (0, 40 - 8 * columns, 0, 32 - 8 * rows)
             padded["mask_labels"].append(nn.functional.pad(example["mask_labels"][0], padding))
             padded["class_labels"].append(example["class_labels"][0])
-        else:
+        elif not head.endswith("keypoints"):
             padded["labels"][index, : 8 * rows, : 8 * columns] = example["labels"][0]
     expected = loss_and_gradients(model, alone)
     actual = loss_and_gradients(model, [{"pixel_values": batch, "patch_attention_mask": mask, **padded}])
@@ -171,7 +197,7 @@ def test_half_precision_is_close(head: str, dtype: torch.dtype) -> None:
     assert {value.dtype for value in values(half)[1:]} == {dtype}
 
 
-@pytest.mark.parametrize("head", ["conv", "universal", "annealed", "dpt_metric"])
+@pytest.mark.parametrize("head", ["conv", "universal", "annealed", "dpt_metric", "classic_keypoints"])
 def test_compiles_whole_and_once_per_size(head: str) -> None:
     model = build_head(head.replace("annealed", "universal"))
     if head == "annealed":
@@ -260,6 +286,9 @@ def check_initialisation(name: str, module: nn.Module) -> None:
     bias = own.pop("bias", torch.zeros(1))
     is_relative = isinstance(module, HfViTDepthPredictor) and module.initial_bias
     assert (bias == (1 if is_relative else 0)).all(), name
+    if isinstance(module, HfViTKeypointPredictor):
+        assert module.weight.std() == pytest.approx(0.001, rel=0.25), name
+        return
     if isinstance(module, HfViTHeadConv2d | HfViTHeadConvTranspose2d):
         images = torch.randn(4, module.in_channels, 24, 24)
         expected = math.sqrt(2) * (0.1 if isinstance(module, HfViTDepthPredictor) else 1)

@@ -45,7 +45,14 @@ from .references import assert_close, draw_weights
 
 TASK_CLASSES = MODEL_CLASSES[2:]
 NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # test_dense_models.py compiles the others
-HEADS = ("classifier.", "segmentation_head.", "universal_segmentation_head.", "detection_head", "depth_head.")
+HEADS = (
+    "classifier.",
+    "segmentation_head.",
+    "universal_segmentation_head.",
+    "detection_head",
+    "depth_head.",
+    "keypoint_head.",
+)
 all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 

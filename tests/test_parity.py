@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from transformers.models.vit_mae.modeling_vit_mae import ViTMAEEmbeddings
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
-from hf_vit.configuration_hf_vit import PRESETS
 from hf_vit.embeddings_hf_vit import (
     resample_position_embeddings,
     rotary_coordinates,
     rotary_position_embeddings,
 )
 from hf_vit.encoder_hf_vit import HfViTDropPath
+from hf_vit.presets_hf_vit import PRESETS
 
 from .references import SHAPE, Parity, hidden_states
 

@@ -18,6 +18,7 @@ from hf_vit import (
     HfViTBackbone,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForKeypointDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTImageProcessor,
@@ -201,11 +202,13 @@ DENSE_CLASSES = {
     "semantic": HfViTForSemanticSegmentation,
     "universal": HfViTForUniversalSegmentation,
     "depth": HfViTForDepthEstimation,
+    "keypoints": HfViTForKeypointDetection,
 }
 OPEN_DENSE = """
 from PIL import Image
 from transformers import (
-    AutoModelForDepthEstimation, AutoModelForSemanticSegmentation, AutoModelForUniversalSegmentation, pipeline
+    AutoModelForDepthEstimation, AutoModelForKeypointDetection, AutoModelForSemanticSegmentation,
+    AutoModelForUniversalSegmentation, pipeline
 )
 folder, photo_name = sys.argv[1:]
 photo, remote = Image.open(photo_name), {"trust_remote_code": True}
@@ -213,6 +216,7 @@ classes = {
     "semantic": AutoModelForSemanticSegmentation,
     "universal": AutoModelForUniversalSegmentation,
     "depth": AutoModelForDepthEstimation,
+    "keypoints": AutoModelForKeypointDetection,
 }
 saved = torch.load(f"{folder}/data.pt", weights_only=True)
 for name, auto_class in classes.items():

@@ -60,6 +60,7 @@ class Family:
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         fixed: Fields of their configuration that we have for one value only, and that value.
+        has_experts: Whether a checkpoint may have several experts, of which `dataset_index` chooses one.
         images: For files that come without options of an image processor: whose they are like, in `ORIGINALS`.
         is_sized_by_images: Whether `configure` needs the options of the image processor too, which are in their
             configuration as `image_processor`, empty if there are none.
@@ -77,6 +78,7 @@ class Family:
     dropped: Mapping[str, str] = field(default_factory=dict)
     reads: Callable[[Config], bool] = lambda config: True
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    has_experts: bool = False
     images: str = ""
     is_sized_by_images: bool = False
     outputs: str = ""

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.initialization import no_init_weights
 
 from ..configuration_hf_vit import PROPERTIES, HfViTConfig
+from ..configuration_tasks_hf_vit import TASK_CONFIGS
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
@@ -17,6 +18,7 @@ from ..modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
@@ -31,6 +33,7 @@ HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "detection_head.queries.weight": HfViTForObjectDetection,
     "detection_head.query_features.weight": HfViTForObjectDetection,
     "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
+    "keypoint_head.simple.predictor.weight": HfViTForKeypointDetection,  # whose name there is that of "classic" too
 }
 
 
@@ -62,9 +65,9 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
             them to be understood (`image_size`, …).
         **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
             tell (`num_attention_heads`, …); `architecture`, timm's name of the model
-            ("vit_base_patch16_siglip_224", …), for a file of weights alone that is timm's or DeiT III's; where the
-            files are on the Hub (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`,
-            `device_map`, …).
+            ("vit_base_patch16_siglip_224", …), for a file of weights alone that is timm's or DeiT III's;
+            `dataset_index`, which expert of ViTPose+ is taken, the first by default; where the files are on the Hub
+            (`revision`, `token`, …); and what `from_pretrained` takes beside (`dtype`, `device_map`, …).
 
     Returns:
         Arguments of `from_pretrained`: `config`, `state_dict` and what it takes beside.
@@ -82,20 +85,28 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
     known = {field.name for field in fields(HfViTConfig)} | {*PROPERTIES}
     known -= {"dtype"}  # as an argument it is that of the weights
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
-    source = open_source(name_or_path, kwargs.pop("architecture", None), **hub)
+    source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
     converted = convert_checkpoint(source, **overrides, **geometry)
     return {"config": override(converted.config, overrides), "state_dict": converted.weights, **kwargs}
 
 
 def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
-    """Returns `config` with other fields; labels and stages that say the same in two ways give way together."""
+    """Returns `config` with other fields, and options of a task one by one.
+
+    Labels and stages that say the same in two ways give way together.
+    """
     replaced: set[str] = set()
     if "id2label" in overrides or overrides.get("num_labels", config.num_labels) != config.num_labels:
         replaced |= {"id2label", "label2id"}
     if not overrides.keys().isdisjoint({"out_features", "out_indices"}):
         replaced |= {"out_features", "out_indices"}
     kept = {name: value for name, value in config.to_dict().items() if name not in replaced}
-    return HfViTConfig.from_dict({**kept, **overrides})
+    options = {
+        name: {**kept.get(name, {}), **overrides[name]}
+        for name in TASK_CONFIGS.keys() & overrides.keys()
+        if isinstance(overrides[name], dict)
+    }
+    return HfViTConfig.from_dict({**kept, **overrides, **options})
 
 
 def convert_checkpoint(source: Source, **given: Any) -> Converted:
@@ -128,6 +139,8 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
     """Returns the family of a checkpoint and its configuration in our terms; see `convert_checkpoint`."""
     family = find_family(source)
     check_fixed(family, source.config, source.name)
+    if "dataset_index" in source.config and not family.has_experts:
+        raise ValueError(f"{source.name!r} is of {family.name}, which has no experts. Leave out dataset_index.")
     try:
         config = HfViTConfig(**family.configure(said(source, family, given), shapes_of(source, family)))
     except StrictDataclassError as error:

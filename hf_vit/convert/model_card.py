@@ -20,6 +20,7 @@ PIPELINES = {
     "AutoModelForSemanticSegmentation": "image-segmentation",
     "AutoModelForUniversalSegmentation": "image-segmentation",
     "AutoModelForDepthEstimation": "depth-estimation",
+    "AutoModelForKeypointDetection": "keypoint-detection",
 }
 
 

@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 # CLIP's norm acts on the CLS token alone, ours on all tokens; its output is among the hidden states.
 NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
 # Whose code takes images of the native size only, or square ones only
-NATIVE_ONLY = {"eomt", "eomt_dinov3", "lw_detr"}
+NATIVE_ONLY = {"eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
 SQUARE_ONLY = {"dpt"}
 
 

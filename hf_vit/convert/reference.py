@@ -54,7 +54,8 @@ def open_transformers(source: Source) -> Run:
     if tower is not None and "Classification" not in name:
         model = model.get_submodule(tower)
     run = RUNNERS.get(config["model_type"], run_plain)
-    return lambda images: run(model, images)
+    chosen = {name: config[name] for name in ("dataset_index",) if name in config}
+    return lambda images: run(model, images, **chosen)
 
 
 def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
@@ -96,6 +97,11 @@ def run_eomt(model: Any, images: Tensor) -> Outputs:
     }
 
 
+def run_vitpose(model: Any, images: Tensor, dataset_index: int = 0) -> Outputs:
+    """Runs a model that takes for each image the data set whose expert is to see it."""
+    return run_plain(model, images, dataset_index=torch.full((len(images),), dataset_index))
+
+
 def run_lw_detr(model: Any, images: Tensor) -> Outputs:
     """Runs a model whose encoder has its patches window by window and puts them in rows again."""
     backbone = model.model.backbone.backbone
@@ -116,6 +122,8 @@ RUNNERS = {
     "siglip2_vision_model": run_siglip2,
     "eomt": run_eomt,
     "eomt_dinov3": run_eomt,
+    "vitpose": run_vitpose,
+    "vitpose_backbone": run_vitpose,
     "lw_detr": run_lw_detr,
 }
 

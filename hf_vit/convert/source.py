@@ -44,20 +44,27 @@ class Source:
     hub: Mapping[str, Any] = field(default_factory=dict)
 
 
-def open_source(name_or_path: str | os.PathLike[str], architecture: str | None = None, **hub: Any) -> Source:
+def open_source(
+    name_or_path: str | os.PathLike[str],
+    architecture: str | None = None,
+    dataset_index: int | None = None,
+    **hub: Any,
+) -> Source:
     """Opens a published checkpoint without reading its tensors.
 
     Args:
         name_or_path: Folder, file of weights, or name on the Hub. Of the configurations in `NAMES` the first that is
             there counts, also beside a file.
         architecture: timm's name of the model, where no configuration says it.
+        dataset_index: Which of several experts is taken, where there is one for each data set.
         **hub: `HUB_ARGUMENTS`.
 
     Raises:
         OSError: if there is no such checkpoint, it has no weights, or its files are damaged.
     """
     path, place = Path(name_or_path), str(name_or_path)
-    told = {} if architecture is None else {"architecture": architecture}
+    given = {"architecture": architecture, "dataset_index": dataset_index}
+    told = {name: value for name, value in given.items() if value is not None}
     if path.is_file():
         beside = next((file for file in map(path.with_name, NAMES) if file.is_file()), None)
         return Source(place, told if beside is None else {**told, **read_json(beside)}, Weights([path]))

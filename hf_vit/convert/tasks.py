@@ -8,6 +8,7 @@ from ..modeling_hf_vit import (
     HfViTForUniversalSegmentation,
     HfViTModel,
 )
+from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 
 
@@ -17,5 +18,6 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "semantic-segmentation": HfViTForSemanticSegmentation,
     "universal-segmentation": HfViTForUniversalSegmentation,
     "depth-estimation": HfViTForDepthEstimation,
+    "keypoint-detection": HfViTForKeypointDetection,
     "object-detection": HfViTForObjectDetection,
 }

@@ -9,11 +9,17 @@ from .dense_augmentation import dense_augmentation
 from .dense_checks import check_dense
 from .dense_collator import DensePredictionCollator
 from .dense_sources import load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
+from .detection_augmentation import detection_augmentation
+from .detection_collator import ObjectDetectionCollator, multi_scale_sizes
+from .detection_sources import load_object_detection
 from .digits import DIGITS_RECORD, load_digits_dataset
 from .hold_out import hold_out
+from .keypoint_augmentation import keypoint_augmentation
+from .keypoint_collator import KeypointDetectionCollator
+from .keypoint_sources import load_keypoint_detection
 from .record import DataRecord
 from .sources import load_image_classification
-from .target_dataset import TargetData, TargetDataset
+from .target_dataset import KeypointData, TargetData, TargetDataset
 from .target_files import read_depth, read_mask, read_segment_ids
 
 
@@ -24,17 +30,25 @@ __all__ = [
     "DataRecord",
     "DensePredictionCollator",
     "ImageClassificationCollator",
+    "KeypointData",
+    "KeypointDetectionCollator",
+    "ObjectDetectionCollator",
     "TargetData",
     "TargetDataset",
     "check_dense",
     "dense_augmentation",
+    "detection_augmentation",
     "hold_out",
     "image_classification_augmentation",
+    "keypoint_augmentation",
     "load_depth_estimation",
     "load_digits_dataset",
     "load_image_classification",
+    "load_keypoint_detection",
+    "load_object_detection",
     "load_semantic_segmentation",
     "load_universal_segmentation",
+    "multi_scale_sizes",
     "read_depth",
     "read_mask",
     "read_segment_ids",

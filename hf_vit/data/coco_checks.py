@@ -1,12 +1,13 @@
-"""What must hold of annotations in the JSON files of COCO before their masks are drawn."""
+"""What must hold of annotations in the JSON files of COCO."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .wording import in_lines
+from .wording import MAX_NAMED, in_lines
 
 
 Entry = Mapping[str, Any]
@@ -23,6 +24,16 @@ def check_entries(entries: Sequence[Any], keys: Iterable[str], what: str, file: 
             lacking.append(f"{name} has no {', '.join(missing)}")
     if lacking:
         raise ValueError(f"{len(lacking)} of {len(entries)} {what} in {file} are incomplete:{in_lines(lacking)}")
+
+
+def check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
+    """Raises `ValueError` if several entries of a file have one `id`."""
+    counts = Counter(entry["id"] for entry in entries if "id" in entry)
+    if several := [f"id {name}: {count} times" for name, count in counts.items() if count > 1]:
+        raise ValueError(
+            f"{len(several)} ids of {what} in {file} occur more than once:{in_lines(several, MAX_NAMED)}\nNumber the "
+            f"{what} anew."
+        )
 
 
 def check_instances(annotations: Sequence[Entry], images: Iterable[Entry], file: Path) -> None:

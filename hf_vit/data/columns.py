@@ -18,6 +18,7 @@ USUAL_NAMES = {
         "segmentation_mask",
         "semantic_mask",
     ),
+    "objects_column_name": ("objects", "object", "annotations", "annotation"),
     "depth_column_name": ("depth", "depth_map", "depths", "label", "labels"),
 }
 
@@ -49,7 +50,7 @@ def _two_columns(dataset: Dataset, where: str, image_column: str | None, label_c
     labels = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
     image = choose_column("image_column_name", image_column, features, where, by_type=images)
     label = choose_column("label_column_name", label_column, features, where, by_type=labels)
-    if not _can_hold_images(features[image]):
+    if not can_hold_images(features[image]):
         raise ValueError(
             f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name the "
             f"right one with image_column_name; there are {', '.join(map(repr, features))}."
@@ -83,7 +84,7 @@ def image_and_target(
 def _two_image_columns(
     dataset: Dataset, where: str, target: str, image_column: str | None, target_column: str | None
 ) -> Dataset:
-    candidates = [name for name, feature in dataset.features.items() if _can_hold_images(feature)]
+    candidates = [name for name, feature in dataset.features.items() if can_hold_images(feature)]
     if len(candidates) < 2:
         raise ValueError(
             f"{where} has {len(candidates)} columns of encoded images, but there must be one of images and one of "
@@ -97,7 +98,8 @@ def _two_image_columns(
     return dataset.cast_column("image", Image()).cast_column(target, Image(decode=False))
 
 
-def _can_hold_images(feature: object) -> bool:
+def can_hold_images(feature: object) -> bool:
+    """Returns whether a column of this type can hold encoded images."""
     # Files written without the metadata of `datasets` hold plain bytes, or bytes beside a path.
     if isinstance(feature, dict):
         return "bytes" in feature

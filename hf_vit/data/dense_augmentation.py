@@ -3,10 +3,8 @@
 Shapes: C channels, H W pixels, M masks, h w pixels of the result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from math import exp, log
 from typing import Any
 
 import torch
@@ -14,7 +12,19 @@ from torch import Tensor
 
 from ..image_sizes_hf_vit import resize_nearest
 from ..image_targets_hf_vit import IGNORED_LABEL
-from .augmentation_inputs import GREY, check_probabilities, read_uint8
+from .augmentation_inputs import (
+    GREY,
+    check_photometric,
+    check_probabilities,
+    check_rotation,
+    check_scale_range,
+    check_torchvision,
+    distort,
+    draw_scale,
+    read_uint8,
+    uniform,
+)
+from .crops import draw_crop
 from .targets import without_crowds
 
 
@@ -64,17 +74,13 @@ def dense_augmentation(
         ImportError: if torchvision is not installed.
         ValueError: if a value is out of range, or colours shall change and C is neither 1 nor 3.
     """
-    check_probabilities(horizontal_flip=horizontal_flip, photometric=photometric)
-    if not 0 < scale_range[0] <= scale_range[1]:
-        raise ValueError(f"scale_range={scale_range} must be two positive numbers, the smaller one first.")
+    check_probabilities(horizontal_flip=horizontal_flip)
+    check_scale_range(scale_range)
     if not 0 < max_class_share <= 1:
         raise ValueError(f"max_class_share={max_class_share} must lie in (0, 1]; 1 takes any crop.")
-    if not 0 <= max_rotation <= 180:
-        raise ValueError(f"max_rotation={max_rotation} must lie between 0 and 180 degrees.")
-    if photometric and num_channels not in (1, 3):
-        raise ValueError(f"photometric={photometric} changes 1 or 3 channels, not num_channels={num_channels}. Set 0.")
-    if find_spec("torchvision") is None:
-        raise ImportError('Augmentation needs torchvision. Install it: pip install "hf-vit[train]".')
+    check_rotation(max_rotation)
+    check_photometric(photometric, num_channels)
+    check_torchvision()
     return _DenseAugmentation(
         size, num_channels, scale_range, keep_aspect_ratio, max_class_share, horizontal_flip, max_rotation, photometric
     )
@@ -97,85 +103,31 @@ class _DenseAugmentation:
         example = without_crowds(example)
         name = next(name for name in OUTSIDE if name in example)
         image, target = read_uint8(example["image"], self.num_channels), example[name]
-        scale = exp(_uniform(*map(log, self.scale_range)))
-        crop = self._draw_crop(image.shape[-2:], scale)
+        scale = draw_scale(self.scale_range)
+        crop = draw_crop(image.shape[-2:], self.size, scale, self.keep_aspect_ratio)
         for _ in range(MAX_TRIES if name == "segmentation_map" and self.max_class_share < 1 else 0):
             if _largest_share(crop.cut(target)) <= self.max_class_share:
                 break
-            crop = self._draw_crop(image.shape[-2:], scale)
-        image = crop.place(_resize_image(crop.cut(image), crop.inner), GREY)  # (C, h, w)
+            crop = draw_crop(image.shape[-2:], self.size, scale, self.keep_aspect_ratio)
+        image = crop.take_image(image, GREY)  # (C, h, w)
         target = crop.place(resize_nearest(crop.cut(target), *crop.inner), OUTSIDE[name])  # (h, w) or (M, h, w)
         if torch.rand(()) < self.horizontal_flip:
             image, target = image.flip(-1), target.flip(-1)
         if self.max_rotation:
-            image, target = _rotate(image, target, _uniform(-self.max_rotation, self.max_rotation), OUTSIDE[name])
+            image, target = _rotate(image, target, uniform(-self.max_rotation, self.max_rotation), OUTSIDE[name])
         if torch.rand(()) < self.photometric:
-            image = _distort(image)
+            image = distort(image)
         changed = {"image": image, name: target / scale if name == "depth_map" else target}
         if name == "masks":
             is_left = target.flatten(1).any(dim=1)  # (M,)
             changed |= {"masks": target[is_left], "class_labels": example["class_labels"][is_left]}
         return {**example, **changed}
 
-    def _draw_crop(self, shape: Sequence[int], scale: float) -> "_Crop":
-        zooms = [length / old for length, old in zip(self.size, shape, strict=True)]
-        if self.keep_aspect_ratio:  # upright and lying images alike, as by an image processor of `shortest_edge`
-            zooms = [min(self.size) / min(shape)] * 2
-        rows, columns = (_draw_span(*lengths) for lengths in zip(shape, self.size, zooms, [scale] * 2, strict=True))
-        return _Crop(rows, columns, self.size)
-
-
-@dataclass(frozen=True)
-class _Span:
-    """Along one side: which part of the old one is taken, and where it lies in the new one."""
-
-    start: int
-    length: int
-    new_start: int
-    new_length: int
-
-
-def _draw_span(old: int, new: int, zoom: float, scale: float) -> _Span:
-    new_length = min(new, max(1, round(old * zoom * scale)))
-    length = min(old, max(1, round(new_length / (zoom * scale))))
-    start, new_start = (int(torch.randint(spare + 1, ())) for spare in (old - length, new - new_length))
-    return _Span(start, length, new_start, new_length)
-
-
-@dataclass(frozen=True)
-class _Crop:
-    rows: _Span
-    columns: _Span
-    size: tuple[int, int]
-
-    @property
-    def inner(self) -> tuple[int, int]:
-        """Height and width of what is cut out once it is resized."""
-        return self.rows.new_length, self.columns.new_length
-
-    def cut(self, image: Tensor) -> Tensor:
-        rows, columns = (slice(span.start, span.start + span.length) for span in (self.rows, self.columns))
-        return image[..., rows, columns]
-
-    def place(self, inner: Tensor, outside: float) -> Tensor:
-        if self.inner == self.size:
-            return inner
-        frame = inner.new_full((*inner.shape[:-2], *self.size), outside)
-        rows, columns = (slice(span.new_start, span.new_start + span.new_length) for span in (self.rows, self.columns))
-        frame[..., rows, columns] = inner
-        return frame
-
 
 def _largest_share(labels: Tensor) -> float:
     """Returns the share of the most frequent class, seen on every fourth pixel each way; 1 if there is none."""
     counts = labels[::4, ::4].flatten().bincount(minlength=IGNORED_LABEL)[:IGNORED_LABEL]
     return float(counts.max() / counts.sum()) if counts.any() else 1.0
-
-
-def _resize_image(image: Tensor, size: tuple[int, int]) -> Tensor:
-    from torchvision.transforms.v2 import functional  # here, as all else in the package does without torchvision
-
-    return functional.resize(image, list(size), antialias=True)
 
 
 def _rotate(image: Tensor, target: Tensor, angle: float, outside: float) -> tuple[Tensor, Tensor]:
@@ -185,13 +137,3 @@ def _rotate(image: Tensor, target: Tensor, angle: float, outside: float) -> tupl
     # The type of a tensor says how it turns: masks are never interpolated.
     turned = functional.rotate(tv_tensors.Mask(target), angle, fill=outside).as_subclass(Tensor)
     return functional.rotate(image, angle, InterpolationMode.BILINEAR, fill=GREY), turned
-
-
-def _distort(image: Tensor) -> Tensor:
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-
-    return v2.ColorJitter(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05)(image)
-
-
-def _uniform(low: float, high: float) -> float:
-    return low + (high - low) * float(torch.rand(()))

@@ -6,16 +6,14 @@ from functools import partial
 from pathlib import Path
 
 from datasets import DatasetDict
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError
 
 from .class_list import ClassList, choose_classes
-from .coco import KINDS, find_coco, load_coco
+from .coco import find_coco
+from .coco_masks import KINDS, load_coco_masks
 from .columns import image_and_target
 from .files import with_files
 from .pairs import load_pairs
-from .parquet import find_parquet, load_parquet
-from .stored import check_revision, is_saved, load_from_hub, load_saved
+from .stored import id2label_on_hub, load_columns
 from .target_dataset import TargetData
 from .targets import depth_target, instances_target, panoptic_target, region_target, semantic_target
 from .wording import listed
@@ -169,16 +167,9 @@ def load_depth_estimation(
 def _load_pairs(
     source: str, target: str, columns: tuple[str | None, str | None], config_name: str | None, revision: str | None
 ) -> DatasetDict:
+    if found := load_columns(source, config_name, revision):
+        return with_files(image_and_target(found, target, *columns))
     path = Path(source).expanduser()
-    if not path.exists():
-        return with_files(image_and_target(load_from_hub(source, config_name, revision), target, *columns))
-    check_revision(path, revision)
-    if config_name is not None:
-        raise ValueError(f"dataset_config_name={config_name!r} chooses on the Hub, but {path} is here. Leave it out.")
-    if parquet_files := find_parquet(path):
-        return with_files(image_and_target(load_parquet(parquet_files), target, *columns))
-    if is_saved(path):
-        return with_files(image_and_target(load_saved(path), target, *columns))
     if path.is_file():
         raise ValueError(f"{path} is a file of unknown kind. Give a parquet file, or a folder; unpack archives first.")
     return with_files(load_pairs(path, target))
@@ -188,10 +179,10 @@ def _load_coco(source: str, annotations: str | None) -> TargetData | None:
     if annotations is not None and annotations not in KINDS:
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
     path = Path(source).expanduser()
-    files = find_coco(path, annotations) if path.exists() else {}
+    files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
     if not files:
         return None
-    coco = load_coco(files)
+    coco = load_coco_masks(files)
     read_target = panoptic_target if coco.kind == "panoptic" else instances_target
     return TargetData(with_files(coco.splits), read_target, coco.names, coco.thing_ids)
 
@@ -205,13 +196,5 @@ def _choose_classes(
 ) -> ClassList:
     path = Path(source).expanduser()
     if not (path.exists() or class_names or classes_file):
-        classes_file = _id2label_on_hub(source, revision)
+        classes_file = id2label_on_hub(source, revision)
     return choose_classes(path if path.is_dir() else None, class_names, classes_file, reduce_labels)
-
-
-def _id2label_on_hub(source: str, revision: str | None) -> str | None:
-    """Returns the file in a dataset's repository that names its classes, if it has one."""
-    try:
-        return str(hf_hub_download(source, "id2label.json", repo_type="dataset", revision=revision))
-    except EntryNotFoundError:
-        return None

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 from datasets import Dataset, DatasetDict
 
 
@@ -15,7 +16,7 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
 
     Args:
         train: A dataset. Where it has a column `label`, of type `datasets.ClassLabel`, every class has the same share
-            of what is held out.
+            of what is held out. Where it has a column `image_id`, all examples of an image stay together.
         train_val_split: Share that is held out, in (0, 1).
         seed: Another seed holds out other images.
 
@@ -30,6 +31,8 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
         raise ValueError(
             f"train_val_split={train_val_split} of the images cannot be held out. Give more than 0 and less than 1."
         )
+    if "image_id" in train.column_names:
+        return _hold_out_images(train, train_val_split, seed)
     if "label" not in train.column_names:
         if len(train) < 2:
             raise ValueError("A single image cannot be both trained on and held out. Add images.")
@@ -48,3 +51,12 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
             f"{len(counts)} classes needs one on both sides. Choose another share, or add images."
         )
     return train.train_test_split(test_size=train_val_split, stratify_by_column="label", seed=seed)
+
+
+def _hold_out_images(train: Dataset, train_val_split: float, seed: int) -> DatasetDict:
+    """Holds out a share of the images, of which several examples may be."""
+    numbers = np.array(train["image_id"][:])
+    images = hold_out(Dataset.from_dict({"image": np.unique(numbers)}), train_val_split, seed)
+    return DatasetDict(
+        {split: train.select(np.flatnonzero(np.isin(numbers, kept["image"][:]))) for split, kept in images.items()}
+    )

@@ -1,12 +1,14 @@
-"""Data sets that `datasets` itself has written: on the Hub, and in folders of `Dataset.save_to_disk`."""
+"""Data sets that `datasets` itself opens: on the Hub, in parquet files, and in folders of `Dataset.save_to_disk`."""
 
 import difflib
 from pathlib import Path
 
 from datasets import DatasetDict, load_dataset, load_from_disk
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from .parquet import find_parquet, load_parquet
 from .splits import standard_splits
 from .wording import listed
 
@@ -52,6 +54,45 @@ def load_from_hub(source: str, config_name: str | None, revision: str | None) ->
             f"There is no file or folder {source!r}. {_neighbours(Path(source).expanduser().absolute())} Nor did the "
             f"Hub give a dataset of that name: {error}"
         ) from error
+
+
+def id2label_on_hub(source: str, revision: str | None) -> str | None:
+    """Returns the file in a dataset's repository that names its classes, if it has one."""
+    try:
+        return str(hf_hub_download(source, "id2label.json", repo_type="dataset", revision=revision))
+    except EntryNotFoundError:
+        return None
+
+
+def load_columns(source: str, config_name: str | None, revision: str | None) -> DatasetDict | None:
+    """Loads parquet files, a folder written by `Dataset.save_to_disk`, or, if there is no such path, from the Hub.
+
+    Args:
+        source: Path, or name on the Hub.
+        config_name: As in `load_from_hub`.
+        revision: As in `load_from_hub`.
+
+    Returns:
+        Its splits; `None` if the path holds something else.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        ValueError: if files are damaged, no split goes by a known name, or an option is for the Hub alone.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        return load_from_hub(source, config_name, revision)
+    check_on_disk(path, config_name, revision)
+    if parquet_files := find_parquet(path):
+        return load_parquet(parquet_files)
+    return load_saved(path) if is_saved(path) else None
+
+
+def check_on_disk(path: Path, config_name: str | None, revision: str | None) -> None:
+    """Raises `ValueError` if something that is for the Hub is asked of data that lie on disk."""
+    check_revision(path, revision)
+    if config_name is not None:
+        raise ValueError(f"dataset_config_name={config_name!r} chooses on the Hub, but {path} is here. Leave it out.")
 
 
 def check_revision(path: Path, revision: str | None) -> None:

@@ -72,7 +72,7 @@ def load_tables(tables: dict[str, Path], image_column: str | None, label_column:
             images, labels = examples.setdefault(split, ([], []))
             images.append(image)
             labels.append(label)
-    _check_exist([image for images, _ in examples.values() for image in images])
+    check_exist([image for images, _ in examples.values() for image in images])
     return DatasetDict(
         {
             split: Dataset.from_dict(
@@ -90,9 +90,7 @@ def _examples(
     table: Path, table_split: str, image_column: str | None, label_column: str | None
 ) -> Iterator[tuple[str, str, str | None]]:
     """Yields split, path and label of each row."""
-    rows = _read_jsonl(table) if table.suffix.lower() == ".jsonl" else _read_csv(table)
-    if not rows:
-        raise ValueError(f"{table} has no rows. Fill it or leave it out.")
+    rows = read_table(table)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     image_column = choose_column("image_column_name", image_column, columns, str(table))
     label_column = choose_column("label_column_name", label_column, columns, str(table))
@@ -103,10 +101,27 @@ def _examples(
         if not (label is None or isinstance(label, str | int)):
             raise ValueError(f"{where} has the label {label!r}, but a label is a word or a whole number.")
         image = str(folder / str(row.get(image_column) or ""))
-        yield _split_of(row, table_split, where), image, None if label is None else str(label).strip()
+        yield split_of(row, table_split, where), image, None if label is None else str(label).strip()
 
 
-def _split_of(row: dict[str, Any], table_split: str, where: str) -> str:
+def read_table(table: Path) -> list[dict[str, Any]]:
+    """Reads the rows of a table, of which there is at least one.
+
+    Raises:
+        ValueError: if it is malformed or empty.
+    """
+    rows = _read_jsonl(table) if table.suffix.lower() == ".jsonl" else _read_csv(table)
+    if not rows:
+        raise ValueError(f"{table} has no rows. Fill it or leave it out.")
+    return rows
+
+
+def split_of(row: dict[str, Any], table_split: str, where: str) -> str:
+    """Returns the split that a row is of: that of its column `split`, if there is one, else that of its table.
+
+    Raises:
+        ValueError: if it has no known name.
+    """
     if "split" not in row:
         return table_split
     if (split := split_named(str(row["split"]))) is None:
@@ -146,7 +161,8 @@ def _read_text(file: Path) -> str:
         raise ValueError(f"{file} is no UTF-8 text: {error}. Save it as UTF-8.") from error
 
 
-def _check_exist(images: list[str]) -> None:
+def check_exist(images: list[str]) -> None:
+    """Raises `ValueError` if files that tables name do not exist."""
     if missing := [image for image in images if not os.path.isfile(image)]:
         raise ValueError(
             f"{len(missing)} of {len(images)} images do not exist. Paths are relative to the folder of their table. "

@@ -1,4 +1,4 @@
-"""Images with their targets, read on access. Shapes: H W pixels, M masks."""
+"""Images with their targets, read on access. Shapes: H W pixels, M masks, N objects, K keypoints."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from datasets import Dataset, DatasetDict, Image
 from PIL import Image as PILImage
-from torch import Tensor
 from transformers.utils import logging
 
 from ..image_inputs_hf_vit import decode_image
@@ -19,7 +18,10 @@ from .targets import target_of
 
 READ_AHEAD = 16  # targets that are in memory at a time
 
-ReadTarget = Callable[[dict[str, Any]], dict[str, Tensor]]
+# Targets that have a value for each pixel
+PIXELWISE = ("segmentation_map", "masks", "depth_map")
+
+ReadTarget = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -29,9 +31,10 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Wraps rows.
 
         Args:
-            rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads.
+            rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads. Where there
+                are `width` and `height`, the image must be so large.
             read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,) and maybe
-                `is_crowd` (M,), or `depth_map` (H, W).
+                `is_crowd` (M,), `depth_map` (H, W), or what `detection_target` and `keypoint_target` return.
         """
         # Decoded here, so that errors name the file.
         self.rows = rows.cast_column("image", Image(decode=False))
@@ -42,7 +45,7 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns `image` (PIL, upright), `file`, and the target of the same size.
+        """Returns `image` (PIL, upright), `file`, and the target, of the same size or in its pixels.
 
         Raises:
             OSError: if the image or the target cannot be read.
@@ -52,6 +55,7 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
         image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
         target = self.read_target(row)
         _check_same_size(image, target, row["file"])
+        _check_given_size(image, row)
         return {"image": image, "file": row["file"], **target}
 
     def select(self, indices: Iterable[int]) -> "TargetDataset":
@@ -83,14 +87,22 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
                     yield target_of(target)
 
 
-def _check_same_size(image: PILImage.Image, target: dict[str, Tensor], file: str) -> None:
-    for name, values in target.items():
-        if values.ndim > 1 and values.shape[-2:] != (image.height, image.width):
-            height, width = values.shape[-2:]
+def _check_same_size(image: PILImage.Image, target: dict[str, Any], file: str) -> None:
+    for name in target.keys() & set(PIXELWISE):
+        height, width = target[name].shape[-2:]
+        if (height, width) != (image.height, image.width):
             raise ValueError(
                 f"{file} has {image.height} x {image.width} pixels, but its {name.replace('_', ' ')} {height} x "
                 f"{width}. They must be of one size."
             )
+
+
+def _check_given_size(image: PILImage.Image, row: dict[str, Any]) -> None:
+    if "width" in row and (row["width"], row["height"]) != image.size:
+        raise ValueError(
+            f"{row['file']} is {image.width} wide and {image.height} high, but its annotations say {row['width']} and "
+            f"{row['height']}, so what they say of places in it is wrong. Correct them, or take the image they are of."
+        )
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,7 @@ class TargetData:
         splits: Those of "train", "validation" and "test" that exist, with the columns `image` (`datasets.Image`),
             `file` (its name) and those of the target, which are not opened.
         read_target: Reads the target of a row.
-        names: Name of each class; none for depth.
+        names: Name of each class, or of each keypoint; none for depth.
         thing_ids: The classes whose masks are one instance each; the others are stuff, one mask an image.
     """
 
@@ -113,3 +125,18 @@ class TargetData:
     def examples(self, split: str) -> TargetDataset:
         """Returns the examples of a split, read on access."""
         return TargetDataset(self.splits[split], self.read_target)
+
+
+@dataclass(frozen=True)
+class KeypointData(TargetData):
+    """A data set of objects with keypoints, one example an object.
+
+    Args:
+        flip_pairs: Pairs of keypoints (numbers from 0) that a mirror image swaps.
+        skeleton: Pairs of keypoints that a line joins in pictures.
+        oks_sigmas: How exactly each keypoint can be placed, relative to the size of the object, where that is known.
+    """
+
+    flip_pairs: tuple[tuple[int, int], ...] = ()
+    skeleton: tuple[tuple[int, int], ...] = ()
+    oks_sigmas: tuple[float, ...] | None = None

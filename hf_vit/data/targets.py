@@ -1,4 +1,4 @@
-"""From rows of a dataset to the targets of dense prediction. Shapes: H W pixels, M masks."""
+"""From rows of a dataset to their targets. Shapes: H W pixels, M masks, N objects, K keypoints."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,15 @@ from .wording import listed
 
 
 Row = Mapping[str, Any]
+
+# Of targets that are dictionaries
+TARGETS = (
+    ("masks", "class_labels", "is_crowd"),
+    ("boxes", "class_labels", "is_crowd", "areas", "size"),
+    ("keypoints", "box", "area", "image_id"),
+)
+# What has a row for each object
+OF_OBJECTS = ("masks", "boxes", "areas", "class_labels")
 
 
 def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
@@ -125,20 +134,53 @@ def _crowds(entries: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     return {"is_crowd": torch.tensor([entry["iscrowd"] for entry in entries], dtype=torch.bool)}
 
 
+def detection_target(row: Row) -> dict[str, Tensor]:
+    """Reads the columns of `detection_rows`.
+
+    Returns:
+        `boxes` (N, 4) float32, x1, y1, x2, y2 in pixels, `class_labels` (N,) int64, `is_crowd` (N,) bool, `areas` (N,)
+        float32 in square pixels, and `size` (2,) int64, height and width of the image.
+    """
+    return {
+        "boxes": torch.tensor(row["boxes"], dtype=torch.float32).reshape(-1, 4),
+        "class_labels": torch.tensor(row["class_labels"], dtype=torch.int64),
+        "is_crowd": torch.tensor(row["is_crowd"], dtype=torch.bool),
+        "areas": torch.tensor(row["areas"], dtype=torch.float32),
+        "size": torch.tensor([row["height"], row["width"]]),
+    }
+
+
+def keypoint_target(row: Row) -> dict[str, Any]:
+    """Reads the columns of `keypoint_rows`.
+
+    Returns:
+        `keypoints` (K, 3) float32, x and y in pixels and visibility, `box` (4,) float32, x1, y1, x2, y2 in pixels,
+        `area` () float32 in square pixels, and `image_id`, the number of the image.
+    """
+    return {
+        "keypoints": torch.tensor(row["keypoints"], dtype=torch.float32),
+        "box": torch.tensor(row["box"], dtype=torch.float32),
+        "area": torch.tensor(row["area"], dtype=torch.float32),
+        "image_id": row["image_id"],
+    }
+
+
 def target_of(example: Mapping[str, Any]) -> Any:
-    """Returns the target of an example as metrics take it: a map (H, W), or a dictionary of masks."""
-    if "masks" in example:
-        return {name: example[name] for name in ("masks", "class_labels", "is_crowd") if name in example}
+    """Returns the target of an example as metrics take it: a map (H, W), or a dictionary of what `TARGETS` names."""
+    for names in TARGETS:
+        if names[0] in example:
+            return {name: example[name] for name in names if name in example}
     return example["segmentation_map" if "segmentation_map" in example else "depth_map"]
 
 
 def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
-    """Leaves masks of crowds, of which nothing is learned, out of an example; without `is_crowd` it stays as it is."""
+    """Leaves crowds, of which nothing is learned, out of an example; without `is_crowd` it stays as it is."""
     if "is_crowd" not in example:
         return example
     kept = ~example["is_crowd"]
-    rest = {name: value for name, value in example.items() if name != "is_crowd"}
-    return {**rest, "masks": example["masks"][kept], "class_labels": example["class_labels"][kept]}
+    return {
+        name: value[kept] if name in OF_OBJECTS else value for name, value in example.items() if name != "is_crowd"
+    }
 
 
 def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:

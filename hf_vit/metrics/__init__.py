@@ -1,4 +1,4 @@
-"""Scores: of dense predictions image by image, and of classifiers as modules of `evaluate` that need no network.
+"""Scores: of predictions image by image, and of classifiers as modules of `evaluate` that need no network.
 
 A module of `evaluate` opens by its path too: `evaluate.load("hf_vit/metrics/macro_f1.py")`.
 """
@@ -6,7 +6,9 @@ A module of `evaluate` opens by its path too: `evaluate.load("hf_vit/metrics/mac
 from .confusion_matrix import ConfusionMatrix
 from .depth_estimation import DepthMetric
 from .instance_segmentation import InstanceMetric
+from .keypoint_detection import KeypointMetric
 from .macro_f1 import MacroF1
+from .object_detection import DetectionMetric
 from .panoptic_segmentation import PanopticMetric
 from .semantic_segmentation import SemanticSegmentationMetric
 from .streamed import StreamedMetric
@@ -16,7 +18,9 @@ from .top_k_accuracy import TopKAccuracy
 __all__ = [
     "ConfusionMatrix",
     "DepthMetric",
+    "DetectionMetric",
     "InstanceMetric",
+    "KeypointMetric",
     "MacroF1",
     "PanopticMetric",
     "SemanticSegmentationMetric",

@@ -1,4 +1,4 @@
-"""What the scores of dense predictions share: images come one by one, on any number of processes."""
+"""What streamed scores share: images come one by one, on any number of processes."""
 
 import math
 from abc import ABC, abstractmethod

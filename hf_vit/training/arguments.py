@@ -11,7 +11,7 @@ from transformers import HfArgumentParser, SchedulerType, TrainingArguments
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from ..configuration_hf_vit import PRESETS
+from ..presets_hf_vit import PRESETS
 from .recipe import expand
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .figures import new_figure
+from .palette import segmentation_palette
 
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_COUNTED = 20  # more classes than this leave no room for a number in each cell
 MAX_NAMED = 60  # more than this leave none for their names
+MAX_CURVES = 10  # more than this have no colours of their own
 
 
 def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | os.PathLike[str]) -> None:
@@ -81,6 +83,40 @@ def draw_class_scores(scores: Mapping[str, float], file: str | os.PathLike[str],
     axes.set(xlabel=label, xlim=(0, 1.12), ylim=(len(ranked) - 0.4, -0.6), xticks=np.linspace(0, 1, 6))
     axes.set_yticks(range(len(ranked)), [name for name, _ in ranked], parse_math=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=120)
+
+
+def draw_precision_recall(curves: Mapping[str, np.ndarray], file: str | os.PathLike[str]) -> None:
+    """Draws how precise the detections of each class are at each recall, and the mean over the classes.
+
+    Args:
+        curves: Precision (R,) of each class at recalls evenly spread from 0 to 1, NaN for a class that does not occur,
+            as `DetectionMetric.precision_recall` returns it. The legend shows its mean, the average precision.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if no class occurs.
+    """
+    known = {name: precision for name, precision in curves.items() if not np.isnan(precision).any()}
+    if not known:
+        raise ValueError("There is no class to draw, as there is no object of any.")
+    figure = new_figure(6, 4.5)
+    axes = figure.subplots()
+    few = len(known) <= MAX_CURVES
+    colours = dict(zip(curves, segmentation_palette(len(curves)) / 255, strict=True))
+    for name, precision in known.items():
+        named = {"color": colours[name], "label": f"{name} {precision.mean():.3f}"}
+        look: dict[str, Any] = named if few else {"color": "lightgrey"}
+        axes.plot(np.linspace(0, 1, len(precision)), precision, linewidth=1.5 if few else 0.8, **look)
+    if len(known) > 1:
+        mean = np.mean(list(known.values()), axis=0)
+        axes.plot(np.linspace(0, 1, len(mean)), mean, color="black", label=f"mean {mean.mean():.3f}", linewidth=2.2)
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1.01), ylim=(0, 1.02))
+    axes.spines[["top", "right"]].set_visible(False)
+    legend = figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     figure.savefig(file, dpi=120)
 
 

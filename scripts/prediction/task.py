@@ -14,7 +14,7 @@ class Task(ABC):
 
     Args:
         model: Folder of a saved model, or its name on the Hub. The code saved with it runs.
-        **options: What the stock pipeline takes with each image.
+        **options: What the pipeline takes with each image.
     """
 
     pipeline: ClassVar[str]
@@ -25,8 +25,12 @@ class Task(ABC):
         self.run = pipeline(self.pipeline, model=model, trust_remote_code=True)
         self.options = options
 
-    def answer(self, images: Iterable[Image.Image]) -> Iterator[Any]:
-        """Yields what the stock pipeline says about each image."""
+    def given(self, file: Path, image: Image.Image) -> Any:
+        """Returns what the pipeline is given of an image."""
+        return image
+
+    def answer(self, images: Iterable[Any]) -> Iterator[Any]:
+        """Yields what the pipeline says about each image, given as `given` says."""
         yield from self.run(iter(images), **self.options)
 
     @abstractmethod

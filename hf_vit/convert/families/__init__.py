@@ -18,6 +18,7 @@ from .timm_vit import TIMM
 from .vit import VIT
 from .vit_mae import VIT_MAE
 from .vit_msn import VIT_MSN
+from .vitpose import VITPOSE
 from .yolos import YOLOS
 
 
@@ -42,6 +43,7 @@ FAMILIES: tuple[Family, ...] = (
     DPT_SEGMENTATION,
     DPT,
     DEPTH_ANYTHING,
+    VITPOSE,
     TIMM,
     OPEN_CLIP,
     # Files without a configuration: the first whose marks are there.

@@ -1,0 +1,106 @@
+"""ViTPose and ViTPose+ of transformers (https://arxiv.org/abs/2204.12484, https://arxiv.org/abs/2212.04246)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from ...configuration_hf_vit import HfViTConfig
+from ..family import Config, Family, Shapes, architecture_fields, label_fields
+from ..key_map import Joined, KeyMap, Made
+from .vit import ATTENTION
+
+
+BLOCK, MLP, HEAD = "encoder.layers.*", "encoder.layer.*.mlp", "keypoint_head"
+
+
+def add_cls_position(positions: Tensor) -> Tensor:
+    """Returns the rows of the patches of a position table (1, 1 + N, D), each with that of CLS, which is no token."""
+    return positions[:, 1:] + positions[:, :1]
+
+
+KEYS: KeyMap = {
+    "embeddings.position_embeddings": Made(("embeddings.position_embeddings",), add_cls_position),
+    "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
+    f"{BLOCK}.norm1": "encoder.layer.*.layernorm_before",
+    **ATTENTION,
+    f"{BLOCK}.norm2": "encoder.layer.*.layernorm_after",
+    f"{BLOCK}.mlp.fc1": f"{MLP}.fc1",
+    f"{BLOCK}.mlp.fc2": f"{MLP}.fc2",
+    "norm": "layernorm",
+    **{f"{HEAD}.classic.up{i}.conv": f"head.deconv{i}" for i in (1, 2)},
+    **{f"{HEAD}.classic.up{i}.norm": f"head.batchnorm{i}" for i in (1, 2)},
+    **{f"{HEAD}.{name}.predictor": "head.conv" for name in ("classic", "simple")},
+}
+
+
+def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns what ViTPose+ changes in the key map: the rows of one data set's expert stand below the shared ones.
+
+    Raises:
+        ValueError: if there is no such expert.
+    """
+    backbone, index = config.get("backbone_config", config), config.get("dataset_index", 0)
+    num_experts = backbone.get("num_experts", 1)
+    if not 0 <= index < num_experts:
+        raise ValueError(
+            f"dataset_index={index} names no expert: the checkpoint has {num_experts}, 0 to {num_experts - 1}."
+        )
+    return {f"{BLOCK}.mlp.fc2": Joined((f"{MLP}.fc2", f"{MLP}.experts.{index}"))} if num_experts > 1 else {}
+
+
+def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """VitPoseConfig, or VitPoseBackboneConfig alone.
+
+    Raises:
+        ValueError: if it is on another backbone, or the head does not see its last block.
+    """
+    backbone = config.get("backbone_config", config)
+    if backbone.get("model_type") not in VITPOSE.model_types:
+        raise ValueError(
+            f"ViTPose has model_type={backbone.get('model_type')!r} in its backbone_config; only 'vitpose_backbone' "
+            "is known here. Open it with transformers."
+        )
+    defaults: dict[str, Any] = {"image_size": [256, 192], "patch_size": [16, 16], "layer_norm_eps": 1e-12}
+    fields = architecture_fields(backbone, **defaults)
+    num_layers = fields.get("num_hidden_layers", 12)
+    stages = backbone.get("out_indices") or [num_layers]
+    if "backbone_config" in config and stages[-1] != num_layers:
+        raise ValueError(
+            f"The head of this checkpoint sees out_indices={stages} of num_hidden_layers={num_layers} blocks; here it "
+            "sees the last one. Open it with transformers."
+        )
+    return {
+        **fields,
+        **label_fields(config),
+        "intermediate_size": int(fields.get("hidden_size", 768) * backbone.get("mlp_ratio", 4)),
+        "patch_padding": 2,
+        "use_cls_token": False,
+        "pooling": "mean",
+        "keypoint_config": options(config),
+    }
+
+
+def options(config: Config) -> dict[str, Any]:
+    """Returns the options of the head, and what the names of the keypoints tell."""
+    numbers = {name: int(number) for number, name in (config.get("id2label") or {}).items()}
+    others = {name: f"R{name[1:]}" for name in numbers if name.startswith("L_")}  # L_Eye, R_Eye
+    return {
+        "head": "simple" if config.get("use_simple_decoder", True) else "classic",
+        "scale_factor": config.get("scale_factor", 4),
+        "flip_pairs": [[numbers[name], numbers[other]] for name, other in others.items() if other in numbers],
+        "skeleton": config.get("edges") or [],
+    }
+
+
+VITPOSE = Family(
+    name="ViTPose, ViTPose+",
+    source="transformers `vitpose`, `vitpose_backbone`",
+    model_types=("vitpose", "vitpose_backbone"),
+    keys=KEYS,
+    adapt=adapt,
+    configure=configure,
+    prefixes=("backbone.",),
+    dropped={r"encoder\.layer\.\d+\.mlp\.experts\..*": "experts of other data sets"},
+    has_experts=True,
+    outputs="hidden states, heatmaps; one expert",
+)

@@ -1,0 +1,136 @@
+"""Boxes over images: object detection."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from ..metrics.streamed import as_array
+from .canvas import font_for, large_enough, line_width, readable_on
+from .comparison import Legend, draw_comparison, truth_and_prediction
+from .figures import Picture, show
+from .palette import segmentation_palette
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+Rectangle = tuple[float, float, float, float]  # left, top, right and bottom
+
+
+class Objects(NamedTuple):
+    """What is in an image: boxes (N, 4), class numbers (N,) and maybe scores (N,)."""
+
+    boxes: np.ndarray
+    class_labels: np.ndarray
+    scores: np.ndarray | None
+
+
+def draw_boxes(
+    image: Picture,
+    boxes: ArrayLike | Tensor,
+    class_labels: ArrayLike | Tensor,
+    names: Sequence[str],
+    scores: ArrayLike | Tensor | None = None,
+) -> Image.Image:
+    """Draws boxes in the colours of their classes over an image, the surest on top.
+
+    Each bears its class and score, the surest first, unless that would cover another label or all of a small box.
+
+    Args:
+        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
+        boxes: (N, 4) left, top, right and bottom in pixels of the image.
+        class_labels: (N,) class numbers.
+        names: The K class names.
+        scores: (N,) in [0, 1]; None where there are none, as in the truth.
+
+    Returns:
+        RGB image. A small one is enlarged, so that there is room for letters.
+    """
+    picture, scale = large_enough(image)
+    draw, palette, width = ImageDraw.Draw(picture), segmentation_palette(len(names)), line_width(picture)
+    edges = scale * as_array(boxes, np.float64).reshape(-1, 4)
+    labels = as_array(class_labels, np.int64)
+    texts = [names[label] for label in labels]
+    order = range(len(edges))
+    if scores is not None:
+        shares = as_array(scores, np.float64)
+        texts = [f"{text} {share:.2f}" for text, share in zip(texts, shares, strict=True)]
+        order = np.argsort(-shares, kind="stable").tolist()
+    for number in reversed(order):
+        left, top, right, bottom = edges[number].tolist()
+        right, bottom = max(left, right), max(top, bottom)
+        draw.rectangle((left - 1, top - 1, right + 1, bottom + 1), outline="black", width=width + 2)
+        draw.rectangle((left, top, right, bottom), outline=tuple(palette[labels[number]]), width=width)
+    taken: list[Rectangle] = []
+    for number in order:
+        _write_label(picture, edges[number], texts[number], palette[labels[number]], taken)
+    return picture
+
+
+def draw_detections(
+    images: Sequence[Picture],
+    predictions: Sequence[Mapping[str, Any]],
+    targets: Sequence[Mapping[str, Any]] | None,
+    names: Sequence[str],
+    file: str | os.PathLike[str],
+    threshold: float = 0.3,
+) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: the image, the true and the predicted boxes over it.
+
+    Args:
+        images: N images of any sizes, see `draw_boxes`.
+        predictions: N results, each `boxes` (M, 4), `class_labels` (M,) and `scores` (M,).
+        targets: N dicts with `boxes` (M, 4) and `class_labels` (M,); None where the truth is not known.
+        names: The K class names. The legend shows those that occur.
+        file: Where to save the picture; the suffix is the format.
+        threshold: Lowest score of predictions that are drawn.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if there is no image.
+    """
+
+    def seen(result: Mapping[str, Any]) -> Objects:
+        boxes, labels = (
+            as_array(result["boxes"], np.float64).reshape(-1, 4),
+            as_array(result["class_labels"], np.int64),
+        )
+        if "scores" not in result:
+            return Objects(boxes, labels, None)
+        scores = as_array(result["scores"], np.float64)
+        kept = scores >= threshold
+        return Objects(boxes[kept], labels[kept], scores[kept])
+
+    def draw(panel: "Axes", picture: np.ndarray, objects: Objects) -> None:
+        show(panel, np.asarray(draw_boxes(picture, objects.boxes, objects.class_labels, names, objects.scores)))
+
+    results = truth_and_prediction(targets, predictions, seen)
+    found = {label for column in results.values() for objects in column for label in objects.class_labels.tolist()}
+    draw_comparison(images, results, draw, Legend(found, names, segmentation_palette(len(names))), file)
+
+
+def _write_label(picture: Image.Image, box: np.ndarray, text: str, colour: np.ndarray, taken: list[Rectangle]) -> None:
+    """Writes above, into or below a box (4,), where there is room, and notes the place that it takes."""
+    draw, font, pad = ImageDraw.Draw(picture), font_for(picture), line_width(picture)
+    left, top, right, bottom = draw.textbbox((0, 0), text, font)
+    width, height = right - left + 2 * pad, bottom - top + 2 * pad
+    if (box[2:] - box[:2]).min() < height:
+        return
+    x = min(max(0, box[0]), max(0, picture.width - width))
+    for y in (box[1] - height, box[1], box[3]):
+        place = (x, y, x + width, y + height)
+        if 0 <= y <= picture.height - height and not any(_overlap(place, other) for other in taken):
+            draw.rectangle(place, fill=tuple(colour))
+            draw.text((x + pad - left, y + pad - top), text, readable_on(colour), font)
+            taken.append(place)
+            return
+
+
+def _overlap(one: Rectangle, other: Rectangle) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
