@@ -543,9 +543,9 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
 
-    The design is that of EoMT, https://arxiv.org/abs/2503.19108. The blocks that queries pass through look at the whole
-    image, whatever `window_size` says: their masks are other for each query. Chance has a part in its training, and none outside:
-    it decides which queries attend to their own mask alone, and where masks are compared.
+    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Blocks that queries pass through look at the whole
+    image, whatever `window_size` says: each query has a mask of its own there. Chance has a part in its training, and
+    none outside: it decides which queries attend to their own mask alone, and where masks are compared.
     """
 
     def __init__(self, config: HfViTConfig) -> None:

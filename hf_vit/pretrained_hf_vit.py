@@ -99,7 +99,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
             init.xavier_uniform_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, HfViTPredictor):
-            init.trunc_normal_(module.weight, mean=0.0, std=0.0 if module.starts_at_zero else std)
+            init.trunc_normal_(module.weight, mean=0.0, std=std)
+            if module.starts_at_zero:
+                init.zeros_(module.weight)
             init.constant_(module.bias, module.initial_bias)
         elif isinstance(module, HfViTRing):
             init.zeros_(module.weight)

@@ -96,8 +96,9 @@ class HfViTScaleProjector(nn.Module):
         """Builds the layers for `num_levels` levels and resolution `scale`."""
         super().__init__()
         size, norm = options.hidden_size, options.projector_norm
-        self.resamplings = nn.ModuleList(HfViTResampling(config.hidden_size, scale, norm) for _ in range(num_levels))
-        in_size = sum(resampling.out_size for resampling in self.resamplings)
+        resamplings = [HfViTResampling(config.hidden_size, scale, norm) for _ in range(num_levels)]
+        self.resamplings = nn.ModuleList(resamplings)
+        in_size = sum(resampling.out_size for resampling in resamplings)
         self.conv1 = HfViTConvNorm(in_size, size, 1, norm, nn.SiLU())
         self.bottlenecks = nn.ModuleList(HfViTBottleneck(size // 2, norm) for _ in range(NUM_BOTTLENECKS))
         self.conv2 = HfViTConvNorm((2 + NUM_BOTTLENECKS) * (size // 2), size, 1, norm, nn.SiLU())

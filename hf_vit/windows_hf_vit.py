@@ -84,8 +84,8 @@ class Windows(NamedTuple):
 
     def _join(self, windows: Tensor) -> Tensor:
         """(B, W, S, n, d) as patches (B, N, n, d)."""
-        (height, width), (rows, columns) = self.grid, self.size
-        windows = windows.unflatten(2, self.size).unflatten(1, (-1, -(width // -columns)))
+        height, width = self.grid
+        windows = windows.unflatten(2, self.size).unflatten(1, (-1, -(width // -self.size[1])))
         maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, filled up h, filled up w, n, d)
         return maps[:, :height, :width].flatten(1, 2)
 

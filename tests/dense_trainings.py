@@ -1,33 +1,43 @@
-"""Trainings of segmentation and depth on a few drawn scenes, by the scripts and by the Trainer."""
+"""Trainings of tasks with a scorer on a few drawn images, by the scripts and by the Trainer."""
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
-from hf_vit.data import DensePredictionCollator
+from hf_vit import HfViTForObjectDetection
 from hf_vit.training import (
-    DenseTrainer,
     DepthEstimation,
+    KeypointDetection,
+    ObjectDetection,
+    ScoringTrainer,
     SemanticSegmentation,
     UniversalSegmentation,
     parse_arguments,
     run,
 )
-from hf_vit.training.dense_task import DenseTask
+from hf_vit.training.scored_task import ScoredTask
+from hf_vit.training.scoring_trainer import TargetCollator
 
 from .references import draw_weights
 
 
 NAMES = ["floor", "cat", "dog"]
 COLOURS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
-TASKS: dict[str, type[DenseTask]] = {
+TASKS: dict[str, type[ScoredTask]] = {
     "semantic_segmentation": SemanticSegmentation,
     "universal_segmentation": UniversalSegmentation,
     "depth_estimation": DepthEstimation,
 }
+OBJECT_TASKS: dict[str, type[ScoredTask]] = {
+    "object_detection": ObjectDetection,
+    "keypoint_detection": KeypointDetection,
+}
+ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
 SCENES_BATCHES = (1, 2)  # images per process, of which the last batch has fewer
 CONFIG = {
@@ -44,6 +54,8 @@ CONFIG = {
         "train_num_points": 200,
     },
     "depth_config": {"neck_hidden_sizes": [16, 16, 16, 16], "fusion_hidden_size": 16, "head_hidden_size": 8},
+    "detection_config": {"decoder": "queries", "num_queries": 20, "num_layers": 0},
+    "keypoint_config": {"hidden_size": 16},
 }
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
 SMALL += ["--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "2"]
@@ -53,6 +65,8 @@ OF_TASK = {
     "semantic_segmentation": [],
     "universal_segmentation": ["--thing_classes", "cat,dog"],
     "depth_estimation": [],
+    "object_detection": ["--image_size", "24"],
+    "keypoint_detection": ["--image_size", "32"],
 }
 
 
@@ -81,56 +95,70 @@ def write_scenes(folder: Path) -> Path:
     return folder
 
 
-def arguments_of(task: str, scenes: Path, output_dir: Path, *options: str) -> list[str]:
+def arguments_of(task: str, data: Path, output_dir: Path, *options: str) -> list[str]:
     """A command line of the script of a task."""
     model = [] if "--model_name_or_path" in options else TINY
-    return [*SMALL, *model, "--dataset_name", str(scenes), "--output_dir", str(output_dir), *OF_TASK[task], *options]
+    return [*SMALL, *model, "--dataset_name", str(data), "--output_dir", str(output_dir), *OF_TASK[task], *options]
 
 
-def run_task(task: str, scenes: Path, output_dir: Path, *options: str) -> None:
+def run_task(task: str, data: Path, output_dir: Path, *options: str) -> None:
     """Does what the script of a task does."""
-    run(TASKS[task], arguments_of(task, scenes, output_dir, *options), None, say=lambda _: None)
+    run(ALL_TASKS[task], arguments_of(task, data, output_dir, *options), None, say=lambda _: None)
 
 
-def train(task: str, scenes: Path, output_dir: Path, *options: str) -> dict[str, float]:
+def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, float]:
     """Trains by what the script does; returns its scores."""
-    run_task(task, scenes, output_dir, *options)
+    run_task(task, data, output_dir, *options)
     scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
     return scores
 
 
-def make_trainer(task: str, scenes: Path, output_dir: Path, *options: str) -> DenseTrainer:
+def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> ScoringTrainer:
     """The trainer of a script, in float64, with weights that are always the same and not the zeros of fresh ones."""
-    task_class = TASKS[task]
-    made = task_class(*parse_arguments(task_class.argument_types, arguments_of(task, scenes, output_dir, *options)))
+    task_class = ALL_TASKS[task]
+    made = task_class(*parse_arguments(task_class.argument_types, arguments_of(task, data, output_dir, *options)))
     made.load_data()
     trainer = made.make_trainer()
     draw_weights(trainer.model)
+    if task == "object_detection":
+        see_the_right(trainer.model)
     trainer.model.double()
-    trainer.data_collator = Float64Collator(trainer.processing_class)
+    trainer.data_collator = Float64Collator(trainer.data_collator)
     return trainer
 
 
-class Float64Collator(DensePredictionCollator):
+def see_the_right(model: HfViTForObjectDetection) -> None:
+    """Puts all boxes near the objects on the right, as boxes of random weights hit nothing."""
+    last = model.detection_head.box_predictor.layers[-1]
+    with torch.no_grad():
+        last.weight.mul_(0.05)
+        last.bias.copy_(torch.tensor([0.7, -0.2, -0.7, -0.1]))
+
+
+@dataclass
+class Float64Collator:
     """Pixels in float64, so that predictions are the same in whatever batches."""
 
+    collator: TargetCollator
+    keeps_targets: bool = False
+
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = super().__call__(examples)
+        batch = replace(self.collator, keeps_targets=self.keeps_targets)(examples)
         return {**batch, "pixel_values": batch["pixel_values"].double()}
 
 
-def scores_of(trainer: DenseTrainer) -> dict[str, float]:
+def scores_of(trainer: ScoringTrainer) -> dict[str, float]:
     """What an evaluation says, but for its speed."""
     names = ("loss", *trainer.scorer.metric.score_names)
     found = trainer.evaluate()
     return {name: found[f"eval_{name}"] for name in names}
 
 
-def scores_at_all_batch_sizes(scenes: Path, folder: Path) -> dict[str, dict[int, dict[str, float]]]:
-    """Scores of all tasks by batch size."""
+def scores_at_all_batch_sizes(data: dict[str, Path], folder: Path) -> dict[str, dict[int, dict[str, float]]]:
+    """Scores of tasks, each on its data, by batch size."""
     scores: dict[str, dict[int, dict[str, float]]] = {}
-    for task in TASKS:
-        trainer = make_trainer(task, scenes, folder)
+    for task, own in data.items():
+        trainer = make_trainer(task, own, folder)
         scores[task] = {}
         for batch_size in SCENES_BATCHES:
             trainer.args.per_device_eval_batch_size = batch_size

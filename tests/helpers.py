@@ -126,8 +126,8 @@ def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = N
     return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)
 
 
-# A batch of so many images, as a dictionary of what the model takes; the first dimension counts images.
-MakeBatch = Callable[[HfViTConfig, int], dict[str, Tensor]]
+# A batch of so many images, as a dictionary of what the model takes; the first dimension, or a list, counts images.
+MakeBatch = Callable[[HfViTConfig, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def objects(config: HfViTConfig, batch: int) -> dict[str, Any]:
 def padded(make_batch: MakeBatch) -> MakeBatch:
     """The same with padding in every image but the first, more of it in each."""
 
-    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
         mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
         for index in range(batch):
             mask[index, mask.shape[1] - index % 3 :] = False
@@ -274,6 +274,25 @@ TRAINING_CASES = {
         HfViTForDepthEstimation,
         padded(labelled(depth_maps)),
         {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
+    ),
+    "queries": TrainingCase(
+        HfViTForObjectDetection,
+        padded(objects),
+        {"detection_config": {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}, **ROTARY},
+    ),
+    "deformable": TrainingCase(
+        HfViTForObjectDetection,
+        padded(objects),
+        {
+            "detection_config": {
+                "num_queries": 4,
+                "num_layers": 2,
+                "hidden_size": 16,
+                "num_attention_heads": 2,
+                "num_groups": 2,
+            },
+            **ROTARY,
+        },
     ),
     "keypoints": TrainingCase(
         HfViTForKeypointDetection,

@@ -194,12 +194,7 @@ def test_backbone_opens_under_other_classes(tmp_path: Path) -> None:
         assert not any("encoder." in name or "embeddings." in name for name in info["missing_keys"])
     model, info = HfViTForObjectDetection.from_pretrained(tmp_path, output_loading_info=True, num_labels=7)
     assert not info["missing_keys"]
-    assert {name.split(".")[-4] for name, *_ in info["mismatched_keys"]} <= {
-        "detection_head",
-        "proposal_heads",
-        "0",
-        "1",
-    }
+    assert all(".class_head." in name for name, *_ in info["mismatched_keys"])
     assert model(torch.zeros(1, 3, 32, 32, dtype=torch.float64)).logits.shape == (1, 6, 7)
 
 
@@ -245,12 +240,6 @@ def test_images_are_those_of_the_source(size: dict[str, int], tmp_path: Path) ->
     expected, actual = (processor(image, return_tensors="pt")["pixel_values"] for processor in (theirs, ours))
     assert actual.shape == (1, 3, 48, 64)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-
-
-def test_images_of_several_sizes_are_refused(tmp_path: Path) -> None:
-    hf.DeformableDetrImageProcessor().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="DeformableDetrImageProcessor .*'do_pad': True"):
-        HfViTImageProcessor.from_pretrained(tmp_path)
 
 
 def test_script_converts_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -207,7 +207,8 @@ def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name
     assert_same_pixels(BACKENDS[backend](**options), photos, expected)
 
 
-@pytest.mark.parametrize("name", sorted(CLASS_DEFAULTS.keys() - {"Siglip2"}))
+# SigLIP 2 bounds the number of patches, and ViTPose crops where others resize.
+@pytest.mark.parametrize("name", sorted(CLASS_DEFAULTS.keys() - {"Siglip2", "VitPose"}))
 def test_keys_left_out_are_the_defaults_of_the_class(name):
     theirs = getattr(transformers, f"{name}ImageProcessor")()
     ours = image_processor_options({"image_processor_type": f"{name}ImageProcessor"}, model_type="vit")
@@ -242,6 +243,22 @@ def test_siglip2_becomes_a_square_of_as_many_patches():
     options = image_processor_options(file, model_type="siglip2")
     assert options["size"] == {"height": 224, "width": 224}
     assert {"patch_size", "max_num_patches"}.isdisjoint(options)
+
+
+def test_images_for_yolos_keep_their_proportions_and_are_padded():
+    file = {
+        "feature_extractor_type": "YolosFeatureExtractor",
+        "size": 512,
+        "max_size": 864,
+        "format": "coco_detection",
+    }
+    options = image_processor_options(file, model_type="yolos")
+    assert options["size"] == {"shortest_edge": 512, "longest_edge": 864}
+    assert (options["ensure_multiple_of"], options["do_pad"]) == (16, True)
+    processor = BACKENDS["pil"](**options, patch_size=16)
+    batch = processor([Image.new("RGB", size) for size in ((640, 480), (1000, 300))], return_tensors="pt")
+    assert batch.pixel_values.shape == (2, 3, 512, 864)
+    assert batch.patch_attention_mask.sum((1, 2)).tolist() == [32 * 43, 16 * 54]
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,26 @@
 """The deformable decoder: sampling beside a loop, padding, groups of queries, initialisation."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.image_transforms import center_to_corners_format
 
 from hf_vit import HfViTForObjectDetection
 from hf_vit.configuration_tasks_hf_vit import HfViTDetectionConfig
 from hf_vit.decoders_hf_vit import HfViTBatchNorm2d
 from hf_vit.outputs_hf_vit import DetectionPrediction
 from hf_vit.task_deformable import HfViTDeformableDecoder, deformable_attention
+from hf_vit.task_detection import box_overlaps
 
 from .helpers import objects, pixels, small_config
 from .references import assert_close, draw_weights
+from .test_detection_models import loss_and_gradients, padded_batch
+from .test_modeling import assert_same
+from .test_modeling import build as build_model
 
 
 OPTIONS: dict[str, Any] = {
@@ -187,6 +193,39 @@ def test_groups_of_queries_do_not_see_each_other() -> None:
     assert_same_predictions(decoder.eval()(levels), first)
 
 
+# The model
+
+
+def test_saved_model_is_the_same(tmp_path: Path) -> None:
+    model = build_model(HfViTForObjectDetection, "windows", detection_config={**OPTIONS, "projector_norm": "batch"})
+    model.save_pretrained(tmp_path)
+    reloaded, info = HfViTForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert_same(reloaded(pixels(model.config)), model(pixels(model.config)))
+
+
+def test_the_other_decoder_starts_fresh_and_is_reported(tmp_path: Path) -> None:
+    for options, other in ((OPTIONS, {"decoder": "queries", "num_queries": 5}), ({}, OPTIONS)):
+        build_model(HfViTForObjectDetection, detection_config=options or {"decoder": "queries"}).save_pretrained(
+            tmp_path
+        )
+        model, info = HfViTForObjectDetection.from_pretrained(
+            tmp_path, output_loading_info=True, detection_config=other
+        )
+        assert info["missing_keys"] == {name for name in model.state_dict() if not name.startswith("model.")}
+        assert not info["mismatched_keys"]
+
+
+def test_padding_and_splitting_change_no_loss_and_no_gradient() -> None:
+    options = {"position_embedding_type": "rotary", "window_size": 2, "global_attention_layers": [1]}
+    model = build_model(HfViTForObjectDetection, detection_config=OPTIONS, **options).double().train()
+    alone, together = padded_batch(model, torch.float64)
+    expected, actual = (loss_and_gradients(model, batches, 3) for batches in (alone, [together]))
+    for own, other, name in zip(actual, expected, ("loss", "gradients"), strict=True):
+        assert_close(own, other, 1e-9, name)
+
+
 # Training
 
 
@@ -217,7 +256,7 @@ def test_initialisation_is_that_of_the_design() -> None:
             assert not head.box_head.layers[-1].weight.any()
             assert not head.box_head.layers[-1].bias.any()
         assert not decoder.query_boxes.weight.any()
-        assert decoder.query_features.weight.std() == pytest.approx(1, rel=0.2)
+        assert decoder.query_features.weight.detach().std() == pytest.approx(1, rel=0.2)
         attention = decoder.blocks[0].deformable
         ring = attention.offsets.bias.detach().reshape(4, 2, 3, 2)  # heads, levels, points
         first = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
@@ -225,7 +264,7 @@ def test_initialisation_is_that_of_the_design() -> None:
             for level in range(2):
                 torch.testing.assert_close(ring[:, level, point], (point + 1) * first, rtol=0, atol=1e-6)
         assert not any(part.any() for part in (attention.offsets.weight, *attention.weights.parameters()))
-        assert attention.value.weight.std() == pytest.approx(math.sqrt(2 / 32), rel=0.25)
+        assert attention.value.weight.detach().std() == pytest.approx(math.sqrt(2 / 32), rel=0.25)
         assert not attention.value.bias.any()
 
 
@@ -234,10 +273,10 @@ def test_model_finds_the_objects_of_one_batch() -> None:
     options = {**OPTIONS, "num_queries": 6, "num_groups": 2, "scale_factors": (1,), "hidden_size": 32}
     model = HfViTForObjectDetection(small_config(detection_config=options, window_size=2, global_attention_layers=[1]))
     batch = objects(model.config, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=3e-3, total_steps=150)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=300)
     model.train()
-    for _ in range(150):
+    for _ in range(300):
         model(**batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -248,7 +287,8 @@ def test_model_finds_the_objects_of_one_batch() -> None:
         found = probabilities.amax(dim=1) > 0.5
         order, expected = (values[:, 0].argsort() for values in (boxes[found], target["boxes"]))
         assert torch.equal(probabilities[found].argmax(dim=1)[order], target["class_labels"][expected])
-        torch.testing.assert_close(boxes[found][order], target["boxes"][expected], rtol=0, atol=0.04)
+        overlaps, _ = box_overlaps(*map(center_to_corners_format, (boxes[found][order], target["boxes"][expected])))
+        assert (overlaps > 0.6).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

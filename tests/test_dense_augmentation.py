@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, dense_augmentation
-from hf_vit.training.dense_task import dense_processor
+from hf_vit.training.processors import whole_image_processor
 
 
 HEIGHT, WIDTH = 180, 240
@@ -125,7 +125,7 @@ def test_at_scale_one_images_are_as_large_as_in_evaluations(
     shape: tuple[int, int], size: tuple[int, int], keep_aspect_ratio: bool
 ) -> None:
     config = HfViTConfig(image_size=size, patch_size=2)
-    processor = dense_processor(HfViTImageProcessor(), config, keep_aspect_ratio)
+    processor = whole_image_processor(HfViTImageProcessor(), config, keep_aspect_ratio)
     rows, columns = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
     transform = dense_augmentation(size, **{**OFF, "keep_aspect_ratio": keep_aspect_ratio})
     image = torch.zeros(3, *shape, dtype=torch.uint8)

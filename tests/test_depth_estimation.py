@@ -12,8 +12,8 @@ from hf_vit.configuration_tasks_hf_vit import HfViTDepthConfig
 from hf_vit.metrics import DepthMetric
 from hf_vit.training import DepthScorer
 from hf_vit.training.dense_arguments import DepthModelArguments, DepthTrainingArguments
-from hf_vit.training.dense_report import score_trivial
 from hf_vit.training.models import load_model
+from hf_vit.training.scored_report import score_trivial
 
 from .dense_trainings import A_FEW_STEPS, CONFIG, make_trainer, scores_of, train, write_scenes
 
@@ -31,11 +31,11 @@ def test_the_trivial_predictor_is_the_mean_of_what_is_valid_at_each_pixel() -> N
     depths = [torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])]
     _, predict = DepthScorer(None, DepthMetric(max_depth=10.0), HfViTDepthConfig()).trivial(depths)
     mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # of all, where no image has depth
-    torch.testing.assert_close(predict((2, 2)), mean)
-    assert predict((4, 6)).shape == (4, 6)
+    torch.testing.assert_close(predict(depths[0]), mean)
+    assert predict(torch.ones(4, 6)).shape == (4, 6)
     options = HfViTDepthConfig(depth_estimation_type="relative")
     relative = DepthScorer(None, DepthMetric(max_depth=10.0, alignment="scale_shift"), options)
-    torch.testing.assert_close(relative.trivial(depths)[1]((2, 2)), 1 / mean)
+    torch.testing.assert_close(relative.trivial(depths)[1](depths[0]), 1 / mean)
 
 
 def test_the_trivial_predictor_learns_of_a_few_images_at_most(scenes: Path, tmp_path: Path) -> None:

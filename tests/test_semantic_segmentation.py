@@ -13,8 +13,8 @@ from transformers import Dinov2Config, Dinov2Model
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
 from hf_vit.training import SemanticScorer
 from hf_vit.training.dense_arguments import SemanticEvaluationArguments, SemanticModelArguments
-from hf_vit.training.dense_task import dense_processor
 from hf_vit.training.models import load_model
+from hf_vit.training.processors import whole_image_processor
 
 from .dense_trainings import (
     A_FEW_STEPS,
@@ -136,7 +136,7 @@ def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
     config = HfViTConfig(**BACKBONE)
     cropping = HfViTImageProcessor(size={"shortest_edge": 20}, do_center_crop=True, crop_size=16, image_mean=0.3)
     for keep_aspect_ratio, shape in ((True, (16, 32)), (False, (16, 16))):
-        processor = dense_processor(cropping, config, keep_aspect_ratio)
+        processor = whole_image_processor(cropping, config, keep_aspect_ratio)
         pixels = processor(torch.zeros(3, 30, 60, dtype=torch.uint8), return_tensors="pt")["pixel_values"]
         assert pixels.shape[-2:] == shape
         assert processor.image_mean == cropping.image_mean

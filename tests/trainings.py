@@ -88,6 +88,12 @@ def splits(name: str, processes: int) -> list[tuple[int, int]]:
     return [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
 
 
+def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A batch of what is in `MakeBatch`: tensors are stacked, dictionaries listed."""
+    batch = {key: [example[key] for example in examples] for key in examples[0]}
+    return {key: values if isinstance(values[0], dict) else torch.stack(values) for key, values in batch.items()}
+
+
 def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate: int) -> dict[str, Any]:
     """Takes two steps of SGD; returns the losses, gradients and weights."""
     case, recorder = TRAINING_CASES[name], GradientRecorder()
@@ -106,6 +112,7 @@ def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate:
                 gradient_accumulation_steps=accumulate,
             ),
             train_dataset=[{key: value[i] for key, value in batch.items()} for i in range(2 * GLOBAL_BATCH)],
+            data_collator=collate,
             callbacks=[recorder],
         )
         trainer.train()
@@ -241,12 +248,19 @@ def score_predictions(folder: Path, kind: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def score_scenes(folder: Path, scenes: str) -> None:
-    """Scores models of segmentation and depth in two processes, and trains one; each writes what it got."""
+def score_tasks(folder: Path, trained: str, *data: str) -> None:
+    """Scores models in two processes, and trains one; each writes what it got.
+
+    Args:
+        folder: Where to write.
+        trained: The task to train.
+        *data: Data of each task, as `task=path`.
+    """
     assert training_arguments(folder).world_size == 2
-    scores = scores_at_all_batch_sizes(Path(scenes), folder)
+    places = {task: Path(path) for task, path in (item.split("=") for item in data)}
+    scores = scores_at_all_batch_sizes(places, folder)
     (folder / f"process_{torch.distributed.get_rank()}.json").write_text(json.dumps(scores))
-    run_task("depth_estimation", Path(scenes), folder / "trained", *A_FEW_STEPS, "--per_device_train_batch_size", "2")
+    run_task(trained, places[trained], folder / "trained", *A_FEW_STEPS, "--per_device_train_batch_size", "2")
 
 
 # What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
@@ -322,7 +336,7 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 
 
 JOBS: dict[str, Callable[..., None]] = {
-    job.__name__: job for job in (compare_processes, score_predictions, score_scenes, train_and_die, train_to_the_end)
+    job.__name__: job for job in (compare_processes, score_predictions, score_tasks, train_and_die, train_to_the_end)
 }
 
 

@@ -39,6 +39,13 @@ BIT_DEFAULTS: Options = {
     "crop_size": 224,
     **OPENAI,
 }
+DETR_DEFAULTS: Options = {
+    "size": {"shortest_edge": 800, "longest_edge": 1333},
+    "default_to_square": False,
+    "resample": BILINEAR,
+    "do_pad": True,
+    **IMAGENET,
+}
 # What each class does beyond that, by its name without ending. `default_to_square` says what an int `size` means: a
 # square, or the shortest edge.
 CLASS_DEFAULTS: dict[str, Options] = {
@@ -64,13 +71,8 @@ CLASS_DEFAULTS: dict[str, Options] = {
         "resample": BILINEAR,
         **IMAGENET,
     },
-    "DeformableDetr": {
-        "size": {"shortest_edge": 800, "longest_edge": 1333},
-        "default_to_square": False,
-        "resample": BILINEAR,
-        "do_pad": True,
-        **IMAGENET,
-    },
+    "DeformableDetr": DETR_DEFAULTS,
+    "Yolos": DETR_DEFAULTS,
 }
 # The class of files that name none
 MODEL_CLASSES = {
@@ -97,6 +99,7 @@ MODEL_CLASSES = {
     "eomt": "Eomt",
     "eomt_dinov3": "Eomt",
     "lw_detr": "DeformableDetr",
+    "yolos": "Yolos",
 }
 
 # Options by the same names and with the same meaning there and here
@@ -193,7 +196,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 
     Pixels are within one grey level of the original's, but for a few (below 0.2 %) where bicubic overshoots and the
     original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
-    aspect ratio bounds only the number of patches: here images become the square of as many.
+    aspect ratio bounds only the number of patches: here images become the square of as many. YOLOS cuts
+    sides down to multiples of 16, which are the nearest ones here, and its models see the padding of a batch.
 
     Args:
         preprocessor_config: Its preprocessor_config.json, of any age.
@@ -215,8 +219,9 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         if options["normalize_factor"] == 200:  # by which it divides and multiplies
             del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
-    if name == "DeformableDetr" and "height" in options["size"]:  # images of one size need no padding
-        options.pop("do_pad")
+    padding: Options = {}
+    if name in ("DeformableDetr", "Yolos"):
+        padding = _take_padding(options)
     foreign = {key: value for key, value in options.items() if key not in HONOURED and value is not False}
     if foreign:
         raise ValueError(
@@ -234,7 +239,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     if not options.get("keep_aspect_ratio"):
         options.pop("keep_aspect_ratio", None)
     honoured = {key: options[key] for key in options if key in HONOURED}
-    return honoured | (_padded(options["size"]) if is_padded else {})
+    return honoured | padding | (_padded(options["size"]) if is_padded else {})
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
@@ -375,6 +380,15 @@ def _as_dict(size: Any, name: str, **options: Any) -> dict[str, int]:
     as_dict = to_size_dict(size, name, **options)
     assert as_dict is not None
     return dict(as_dict)
+
+
+def _take_padding(options: Options) -> Options:
+    """Takes out of options how DETR and its descendants pad the images of a batch, and returns it in our terms."""
+    size, longest, do_pad = options["size"], options.pop("max_size", 1333), options.pop("do_pad")
+    if isinstance(size, int):  # as the files of their first releases have it
+        options["size"] = {"shortest_edge": size, "longest_edge": longest}
+    has_one_size = not isinstance(size, int) and "height" in size
+    return {} if has_one_size else {"ensure_multiple_of": 16, "do_pad": do_pad}
 
 
 def _padded(size: dict[str, int]) -> Options:

@@ -8,7 +8,7 @@ import numpy as np
 from transformers.utils import logging
 
 from .object_table import ObjectTable, box_areas
-from .wording import in_lines
+from .wording import MAX_NAMED, in_lines
 
 
 logger = logging.get_logger(__name__)
@@ -16,7 +16,6 @@ logger = logging.get_logger(__name__)
 BoxErrors = Literal["raise", "clip", "drop"]
 # Pixels by which tools go beyond an image when they round, or count pixels from 1.
 ROUNDING = 1.0
-MAX_NAMED = 10
 MIN_BOXES = 10  # fewer say little about how boxes are written
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .wording import in_lines
+from .wording import MAX_NAMED, in_lines
 
 
 Entry = Mapping[str, Any]
-MAX_NAMED = 10
 
 
 def check_entries(entries: Sequence[Any], keys: Iterable[str], what: str, file: Path) -> None:

@@ -13,13 +13,12 @@ from .files import images_at
 from .image_headers import image_sizes
 from .keypoint_table import KeypointNames, KeypointTable
 from .object_table import ObjectTable, corners, table_of, whole_images
-from .wording import in_lines, listed
+from .wording import MAX_NAMED, in_lines, listed
 
 
 logger = logging.get_logger(__name__)
 
 Content = dict[str, Any]
-MAX_NAMED = 10
 
 
 def load_coco_objects(files: dict[str, Path]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:

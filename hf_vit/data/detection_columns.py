@@ -6,7 +6,7 @@ from typing import get_args
 
 import numpy as np
 import pyarrow as pa
-from datasets import ClassLabel, DatasetDict
+from datasets import ClassLabel, DatasetDict, Value
 
 from .box_checks import wrong_boxes
 from .object_classes import check_numbers, class_names_beside, numbered_words, without_class_names
@@ -18,7 +18,6 @@ from .wording import listed
 def load_detection_columns(
     splits: DatasetDict,
     folder: Path | None,
-    *,
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
     image_column_name: str | None = None,
@@ -81,9 +80,7 @@ def _labels(
     values = {split: found.values["label"] for split, found in objects.items()}
     if missing := [split for split, found in values.items() if found.null_count]:
         raise ValueError(f"Objects of {listed(missing)} have no class. Label them, or leave them out.")
-    if pa.types.is_string(values[next(iter(values))].type) or pa.types.is_large_string(
-        values[next(iter(values))].type
-    ):
+    if types[0] in (Value("string"), Value("large_string")):
         return numbered_words({split: found.to_pylist() for split, found in values.items()}, class_names)
     if isinstance(types[0], ClassLabel):
         without_class_names(class_names, f"The column of classes ({listed(types[0].names)})")

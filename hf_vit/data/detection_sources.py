@@ -39,8 +39,8 @@ def load_object_detection(
 
     `source` is, recognised by what is there and in this order:
 
-    - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects`, a list of
-      structs or a struct of lists with `bbox`, `category` and maybe `area` and `iscrowd`; or with these columns;
+    - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects` of `bbox`,
+      `category` and maybe `area` and `iscrowd`, or with columns of these names;
     - a folder in the format of COCO: `annotations/instances_train2017.json`, ..., `train/annotations.json`, ..., or
       `train/_annotations.coco.json`, ..., or such a file;
     - a folder in the format of YOLO with a file data.yaml, or this file, or a folder with `images/` and `labels/`,
@@ -48,8 +48,6 @@ def load_object_detection(
     - a folder in the format of Pascal VOC: `Annotations/`, `JPEGImages/` and maybe `ImageSets/Main/train.txt`, ..., or
       XML files beside images, also in `train/`, `valid/`, ... What is difficult counts as a crowd;
     - if no such path exists, the name of a dataset on the Hub, with columns as of parquet files.
-
-    Crowds are not trained on, but excuse what is found in them.
 
     Args:
         source: Path, or name on the Hub.
@@ -74,26 +72,26 @@ def load_object_detection(
         OSError: if the header of an image cannot be read.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    path = Path(source).expanduser()
-    if found := load_columns(source, dataset_config_name, dataset_revision):
-        on_hub = None if path.exists() or class_names else id2label_on_hub(source, dataset_revision)
-        tables, names = load_detection_columns(
-            found,
-            Path(on_hub).parent if on_hub else path,
-            bbox_format=bbox_format,
-            class_names=class_names,
-            image_column_name=image_column_name,
-            objects_column_name=objects_column_name,
-        )
+    if columns := load_columns(source, dataset_config_name, dataset_revision):
+        folder = _class_folder(source, dataset_revision, class_names)
+        column_names = (image_column_name, objects_column_name)
+        tables, classes = load_detection_columns(columns, folder, bbox_format, class_names, *column_names)
+    elif bbox_format is not None:
+        raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
     else:
-        if bbox_format is not None:
-            raise ValueError(
-                f"bbox_format={bbox_format!r} is for boxes in columns, but {path} has files. Leave it out."
-            )
-        tables, names = _load_files(path, class_names)
-    tables = checked_boxes(_with_boxes(tables, source), box_errors)
+        tables, classes = _load_files(Path(source).expanduser(), class_names)
+    tables = _with_boxes(checked_boxes(tables, box_errors), source)
     splits = DatasetDict({split: detection_rows(table) for split, table in tables.items()})
-    return TargetData(with_files(splits), detection_target, names)
+    return TargetData(with_files(splits), detection_target, classes)
+
+
+def _class_folder(source: str, revision: str | None, class_names: Sequence[str] | None) -> Path | None:
+    """Returns where a file may name classes that are numbers."""
+    path = Path(source).expanduser()
+    if path.exists() or class_names:
+        return path
+    file = id2label_on_hub(source, revision)
+    return Path(file).parent if file else None
 
 
 def _load_files(path: Path, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:

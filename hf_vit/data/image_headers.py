@@ -10,11 +10,10 @@ import numpy as np
 from datasets import Dataset, Image
 
 from ..image_inputs_hf_vit import header_size
-from .wording import in_lines
+from .wording import MAX_NAMED, in_lines
 
 
 READ_AHEAD = 64  # images of which the bytes are in memory at a time
-MAX_NAMED = 10
 
 
 def image_sizes(images: Dataset) -> np.ndarray:

@@ -11,7 +11,7 @@ from .wording import listed
 
 
 def load_keypoint_columns(
-    splits: DatasetDict, *, image_column_name: str | None = None, objects_column_name: str | None = None
+    splits: DatasetDict, image_column_name: str | None = None, objects_column_name: str | None = None
 ) -> tuple[dict[str, KeypointTable], KeypointNames]:
     """Reads the keypoints of datasets, and the headers of images if there are no columns `width` and `height`.
 

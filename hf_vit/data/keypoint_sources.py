@@ -42,11 +42,8 @@ def load_keypoint_detection(
 
     - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects` that has
       `keypoints` and maybe `bbox` and `area`;
-    - a folder in the format of COCO, `annotations/person_keypoints_train2017.json`, ... or `train/annotations.json`,
-      ..., or such a file;
-    - a table (.csv, .tsv, .jsonl) with a row for each object, or a folder with `train.csv`, ..., or with one table:
-      the path of the image relative to the table, `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ...,
-      maybe a box (`x_min`, `y_min`, `x_max`, `y_max`, or `bbox` with x, y, width, height) and `split`;
+    - a folder in the format of COCO, `annotations/person_keypoints_train2017.json` or `train/annotations.json`, ...;
+    - a table (.csv, .tsv, .jsonl) as of `load_landmarks`, or a folder with `train.csv`, ..., or with one table;
     - if no such path exists, the name of a dataset on the Hub, with columns as of parquet files.
 
     Places are in pixels, and the centre of pixel i is at i. Where no box is given, it is around the whole image.
@@ -73,26 +70,27 @@ def load_keypoint_detection(
         OSError: if the header of an image cannot be read.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    path = Path(source).expanduser()
-    if found := load_columns(source, dataset_config_name, dataset_revision):
-        tables, known = load_keypoint_columns(
-            found, image_column_name=image_column_name, objects_column_name=objects_column_name
-        )
+    if columns := load_columns(source, dataset_config_name, dataset_revision):
+        tables, known = load_keypoint_columns(columns, image_column_name, objects_column_name)
     else:
-        tables, known = _load_files(path, image_column_name)
-    tables = _with_labels(labelled_only(tables), source)
+        tables, known = _load_files(Path(source).expanduser(), image_column_name)
     if whole_image:
         tables = {split: _with_whole_images(table) for split, table in tables.items()}
-    tables = _checked(tables, box_errors)
-    images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
+    tables = _with_labels(_checked(tables, box_errors), source)
     return KeypointData(
-        DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()}),
+        _named_rows(tables),
         keypoint_target,
         known.names,
         flip_pairs=flip_pairs_of(known.names, flip_pairs),
         skeleton=known.skeleton,
         oks_sigmas=oks_sigmas_of(known.names),
     )
+
+
+def _named_rows(tables: Mapping[str, KeypointTable]) -> DatasetDict:
+    """Returns the rows of objects, each with the file of its image."""
+    images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
+    return DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()})
 
 
 def _load_files(path: Path, image_column: str | None) -> tuple[dict[str, KeypointTable], KeypointNames]:

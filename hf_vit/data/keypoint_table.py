@@ -10,12 +10,10 @@ from transformers.utils import logging
 
 from .box_checks import ROUNDING, object_sizes
 from .object_table import ObjectTable, beside, known_areas, list_of_four
-from .wording import in_lines
+from .wording import MAX_NAMED, in_lines
 
 
 logger = logging.get_logger(__name__)
-
-MAX_NAMED = 10
 
 
 @dataclass(frozen=True)

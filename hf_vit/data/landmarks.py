@@ -17,7 +17,7 @@ from .keypoint_table import KeypointNames, KeypointTable
 from .object_table import corners, table_of, whole_images
 from .splits import SPLITS
 from .table import check_exist, find_tables, list_tables, read_table, split_of
-from .wording import in_lines, listed
+from .wording import MAX_NAMED, in_lines, listed
 
 
 Row = Mapping[str, Any]
@@ -28,7 +28,6 @@ NAME_FIRST = re.compile(r"(.+)[ _.-]([xyv])", re.IGNORECASE)
 NAME_LAST = re.compile(r"([xyv])[ _.-]?(\d+)", re.IGNORECASE)
 CORNERS = (("x_min", "y_min", "x_max", "y_max"), ("xmin", "ymin", "xmax", "ymax"))
 BOX = "bbox"
-MAX_NAMED = 10
 
 
 def find_landmarks(path: Path) -> dict[str, Path]:

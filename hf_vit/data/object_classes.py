@@ -1,16 +1,12 @@
 """From the words or numbers that boxes are labelled with to the numbers of classes. Shapes: N objects."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from .class_list import NAME_FILES, read_class_file
-from .wording import in_lines, listed
-
-
-MAX_NAMED = 10
+from .wording import MAX_NAMED, in_lines, listed
 
 
 def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
@@ -40,7 +36,7 @@ def without_class_names(class_names: Sequence[str] | None, source: object) -> No
         raise ValueError(f"{source} names its classes itself. Leave class_names={listed(class_names)} out.")
 
 
-def check_numbers(numbers: np.ndarray, num_classes: int, describe: Any, source: object) -> None:
+def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int], str], source: object) -> None:
     """Raises `ValueError` if some objects are of no class.
 
     Args:

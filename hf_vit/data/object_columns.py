@@ -13,7 +13,7 @@ from datasets import Dataset, Image, LargeList, List
 
 from .columns import USUAL_NAMES, can_hold_images, choose_column
 from .image_headers import image_sizes
-from .wording import in_lines, listed
+from .wording import MAX_NAMED, in_lines, listed
 
 
 # How the fields of an object are called.
@@ -34,7 +34,6 @@ FIELDS = {
     "area": ("area", "areas"),
     "crowd": ("iscrowd", "is_crowd"),
 }
-MAX_NAMED = 10
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 # Of targets that are dictionaries
 TARGETS = (
     ("masks", "class_labels", "is_crowd"),
-    ("boxes", "class_labels", "is_crowd", "areas"),
+    ("boxes", "class_labels", "is_crowd", "areas", "size"),
     ("keypoints", "box", "area", "image_id"),
 )
 # What has a row for each object
@@ -138,14 +138,15 @@ def detection_target(row: Row) -> dict[str, Tensor]:
     """Reads the columns of `detection_rows`.
 
     Returns:
-        `boxes` (N, 4) float32, x1, y1, x2, y2 in pixels, `class_labels` (N,) int64, `is_crowd` (N,) bool and `areas`
-        (N,) float32 in square pixels.
+        `boxes` (N, 4) float32, x1, y1, x2, y2 in pixels, `class_labels` (N,) int64, `is_crowd` (N,) bool, `areas` (N,)
+        float32 in square pixels, and `size` (2,) int64, height and width of the image.
     """
     return {
         "boxes": torch.tensor(row["boxes"], dtype=torch.float32).reshape(-1, 4),
         "class_labels": torch.tensor(row["class_labels"], dtype=torch.int64),
         "is_crowd": torch.tensor(row["is_crowd"], dtype=torch.bool),
         "areas": torch.tensor(row["areas"], dtype=torch.float32),
+        "size": torch.tensor([row["height"], row["width"]]),
     }
 
 

@@ -16,7 +16,7 @@ from .image_headers import image_sizes
 from .object_classes import numbered_words
 from .object_table import ObjectTable, table_of
 from .splits import one_per_split, split_named
-from .wording import in_lines, listed
+from .wording import MAX_NAMED, in_lines, listed
 
 
 logger = logging.get_logger(__name__)
@@ -25,7 +25,6 @@ SUFFIX = ".xml"
 ANNOTATIONS = ("annotations", "annotation", "xmls", "labels")
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
 SPLIT_LISTS = ("train", "val", "test")
-MAX_NAMED = 10
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from itertools import islice
 
 
 MAX_LISTED = 20
+MAX_NAMED = 10  # of those whose lines are long
 
 
 def listed(items: Collection[object]) -> str:

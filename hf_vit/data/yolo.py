@@ -16,13 +16,12 @@ from .image_headers import image_sizes
 from .object_classes import check_numbers, class_names_beside, without_class_names
 from .object_table import ObjectTable, corners, table_of
 from .splits import SPLITS, one_per_split, split_named
-from .wording import in_lines, listed
+from .wording import MAX_NAMED, in_lines, listed
 
 
 YAML_SUFFIXES = (".yaml", ".yml")
 KEYS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
 IMAGES, LABELS = "images", "labels"
-MAX_NAMED = 10
 
 
 @dataclass(frozen=True)

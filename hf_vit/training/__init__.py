@@ -11,8 +11,6 @@ from .arguments import (
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .classification_evaluation import ImageClassificationEvaluation
 from .dense_evaluation import DepthEvaluation, SemanticEvaluation, UniversalEvaluation
-from .dense_scorer import DenseScorer
-from .dense_trainer import DenseTrainer
 from .depth_estimation import DepthEstimation, DepthScorer
 from .evaluation import evaluate
 from .hub import check_upload, list_upload, publish
@@ -22,11 +20,16 @@ from .image_classification import (
     make_trainer,
     write_report,
 )
+from .keypoint_detection import KeypointDetection, KeypointScorer
 from .load_data import load_scored_split, load_splits
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
+from .object_detection import DetectionScorer, ObjectDetection
+from .object_evaluation import DetectionEvaluation, KeypointEvaluation
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
+from .scorer import Scored, Scorer
+from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
 from .trainer import HfViTTrainer
@@ -37,17 +40,24 @@ from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSeg
 __all__ = [
     "AugmentationArguments",
     "DataArguments",
-    "DenseScorer",
-    "DenseTrainer",
     "DepthEstimation",
     "DepthEvaluation",
     "DepthScorer",
+    "DetectionEvaluation",
+    "DetectionScorer",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
     "ImageClassificationEvaluation",
+    "KeypointDetection",
+    "KeypointEvaluation",
+    "KeypointScorer",
     "MaskAnnealing",
     "ModelArguments",
+    "ObjectDetection",
+    "Scored",
+    "Scorer",
+    "ScoringTrainer",
     "SemanticEvaluation",
     "SemanticScorer",
     "SemanticSegmentation",

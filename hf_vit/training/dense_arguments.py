@@ -2,47 +2,18 @@
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from .arguments import (
-    LIBRARY,
-    HfViTTrainingArguments,
-    ImageDataArguments,
-    ModelArguments,
-    TrainedImagesArguments,
-)
+from .arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
+from .scored_arguments import ScoredTrainingArguments, TaskModelArguments, best_by, split_names
 
 
 # Where instances may overlap there is no map of segments, and so no PQ.
 PQ_OR_MASK_AP = "pq or mask_ap"
-LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog"}
 
 
 @dataclass
-class DenseModelArguments(ModelArguments):
-    """Which model to train, and with which head."""
-
-    task_config: ClassVar[str]  # the field of HfViTConfig that holds the options of the head
-
-    head: str | None = field(default=None, metadata={"help": "Which head the model has."})
-
-    def overrides(self) -> dict[str, Any]:
-        """Returns the fields of `config_overrides`, and with them `image_size` and `head`.
-
-        Raises:
-            ValueError: if one of these is given twice, or the fields are no JSON object.
-        """
-        fields = super().overrides()
-        options = fields.get(self.task_config) or {}
-        if self.head is None:
-            return fields
-        if "head" in options:
-            raise ValueError("--head is given twice: leave it out of --config_overrides.")
-        return {**fields, self.task_config: {**options, "head": self.head}}
-
-
-@dataclass
-class SemanticModelArguments(DenseModelArguments):
+class SemanticModelArguments(TaskModelArguments):
     """Which model to train for semantic segmentation."""
 
     task_config = "segmentation_config"
@@ -53,7 +24,7 @@ class SemanticModelArguments(DenseModelArguments):
 
 
 @dataclass
-class DepthModelArguments(DenseModelArguments):
+class DepthModelArguments(TaskModelArguments):
     """Which model to train for depth."""
 
     task_config = "depth_config"
@@ -61,11 +32,6 @@ class DepthModelArguments(DenseModelArguments):
     head: str | None = field(
         default=None, metadata={"help": "dpt, conv or linear; dpt, or that of the saved model, unless said."}
     )
-
-
-def split_names(names: str | None) -> list[str]:
-    """Returns names that are written with commas between them."""
-    return [name.strip() for name in names.split(",")] if names else []
 
 
 @dataclass
@@ -236,37 +202,22 @@ class DepthEvaluationArguments:
 
 
 @dataclass
-class DenseTrainingArguments(HfViTTrainingArguments):
-    """The library's arguments, with defaults that suit dense prediction."""
+class SemanticTrainingArguments(ScoredTrainingArguments):
+    """The library's arguments, with defaults that suit semantic segmentation."""
 
-    per_device_train_batch_size: int = field(default=16, metadata=LIBRARY["per_device_train_batch_size"].metadata)
-    per_device_eval_batch_size: int = field(default=16, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
-    metric_for_best_model: str | None = field(
-        default="mean_iou", metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
-    )
-
-    def __post_init__(self) -> None:
-        """Of errors, the least is the best."""
-        if str(self.metric_for_best_model).removeprefix("eval_") in LOWER_IS_BETTER:
-            self.greater_is_better = False
-        super().__post_init__()
+    metric_for_best_model: str | None = best_by("mean_iou")
 
 
 @dataclass
-class UniversalTrainingArguments(DenseTrainingArguments):
+class UniversalTrainingArguments(ScoredTrainingArguments):
     """The same, for universal segmentation."""
 
-    metric_for_best_model: str | None = field(
-        default=PQ_OR_MASK_AP,
-        metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata,
-    )
+    metric_for_best_model: str | None = best_by(PQ_OR_MASK_AP)
 
 
 @dataclass
-class DepthTrainingArguments(DenseTrainingArguments):
+class DepthTrainingArguments(ScoredTrainingArguments):
     """The same, for depth, which runs away at the rates that suit classes."""
 
     learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
-    metric_for_best_model: str | None = field(
-        default="abs_rel", metadata=HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
-    )
+    metric_for_best_model: str | None = best_by("abs_rel")

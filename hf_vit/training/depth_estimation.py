@@ -1,7 +1,7 @@
 """Training of monocular depth: how images are predicted, scored and drawn, and what a script is told."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
@@ -26,14 +26,14 @@ from .dense_arguments import (
     DepthModelArguments,
     DepthTrainingArguments,
 )
-from .dense_scorer import Batch, DenseScorer, Size
-from .dense_task import DenseTask
+from .dense_task import DenseTask, size_of
+from .scorer import Batch, Scored, Scorer
 
 
 Alignment = Literal["median", "scale_shift"]
 
 
-class DepthScorer(DenseScorer):
+class DepthScorer(Scorer):
     """Predicts and scores the depth of every pixel."""
 
     metric: DepthMetric
@@ -67,17 +67,17 @@ class DepthScorer(DenseScorer):
             "or, where they are right, --max_eval_depth and the max_depth of depth_config in --config_overrides."
         )
 
-    def predict(self, model: PreTrainedModel, batch: Batch, sizes: Sequence[Size]) -> list[tuple[Tensor, float]]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
         """Returns the depth map (H, W) and the loss of each image."""
-        mask = batch.get("patch_attention_mask")
+        mask, sizes = batch.get("patch_attention_mask"), [size_of(target) for target in batch["targets"]]
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         maps = self.processor.post_process_depth_estimation(outputs, sizes, patch_attention_mask=mask)
         return [
-            (result["predicted_depth"], float(depth_loss(predicted[None], labels[None], model.options)))
+            Scored(result["predicted_depth"], float(depth_loss(predicted[None], labels[None], model.options)))
             for result, predicted, labels in zip(maps, outputs.predicted_depth, batch["labels"], strict=True)
         ]
 
-    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Size], Tensor]]:
+    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Gives every pixel the mean depth that it has in training, where images are of one size; else resized."""
         total = count = torch.zeros(())
         for target in targets:
@@ -86,7 +86,7 @@ class DepthScorer(DenseScorer):
             total, count = total + depth, count + (depth > 0)
         mean = (total / count).where(count > 0, total.sum() / count.sum())
         mean = 1 / mean if self.is_relative else mean
-        return "mean of the training depth at each pixel", lambda size: _resized(mean, size)
+        return "mean of the training depth at each pixel", lambda target: _resized(mean, size_of(target))
 
     def draw(
         self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
@@ -112,7 +112,7 @@ class DepthScorer(DenseScorer):
         )
 
 
-def _resized(depth: Tensor, size: Size) -> Tensor:
+def _resized(depth: Tensor, size: tuple[int, int]) -> Tensor:
     """Returns a depth map (h, w) as (H, W)."""
     return F.interpolate(depth[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
 

@@ -46,12 +46,13 @@ class Evaluation(ABC):
     """What a script scores: its arguments, model, data and report."""
 
     argument_types: ClassVar[tuple[type, ...]]  # of the constructor
+    examples: ClassVar[str] = "images"  # what is scored one by one
 
     args: EvaluationArguments
 
     @abstractmethod
     def prepare(self) -> tuple[str, int]:
-        """Opens and checks model and data and returns which split is scored, and the number of its images."""
+        """Opens and checks model and data and returns which split is scored, and the number of its examples."""
 
     @abstractmethod
     def score(self) -> dict[str, float]:
@@ -78,6 +79,9 @@ def evaluate(
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     scores = evaluation.score()
     if evaluation.args.process_index == 0:
-        say(f"{count:,} {split} images: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        say(
+            f"{count:,} {split} {evaluation.examples}: "
+            + ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        )
         say(f"The scores, and pictures of them: {evaluation.args.output_dir}")
     PartialState().destroy_process_group()  # else several processes can abort while they exit

@@ -140,7 +140,7 @@ class ImageClassification(TrainingTask):
         model, processor = load_classifier(self.model, self.names)
         return make_trainer(model, processor, self.splits, self.augmentation, self.args)
 
-    def count_images(self) -> dict[str, int]:
+    def count_examples(self) -> dict[str, int]:
         """Returns the number of images of each split."""
         return {name: len(images) for name, images in self.splits.items()}
 

@@ -41,6 +41,7 @@ class TrainingRecord:
         is_chosen_on_scored: Whether that step was chosen by its score on the very images that are scored.
         base_model: The saved model that the training started from, if any.
         units: Units of the scores that have one.
+        parts: Scores of each class or the like by name, by what they are.
         pictures: File names of pictures beside the card, by caption.
         arguments: The file beside the card that holds all arguments of the training.
         location: Where the model is opened from: a folder, or a name on the Hub.
@@ -65,6 +66,7 @@ class TrainingRecord:
     is_chosen_on_scored: bool = False
     base_model: str | None = None
     units: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     pictures: dict[str, str] = field(default_factory=dict)
     arguments: str = "training_args.json"
     location: str = "path/to/this/folder"

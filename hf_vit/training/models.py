@@ -1,6 +1,6 @@
 """The model that a training starts from: a new one, or a saved or published one that learns the classes at hand."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from huggingface_hub.errors import StrictDataclassError
@@ -18,15 +18,30 @@ from .arguments import ModelArguments
 
 logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
+# Options of heads by the field of `HfViTConfig` that holds them
+HeadOptions = Mapping[str, Mapping[str, Any]]
 
 # How the names of the weights of heads begin.
-HEADS = ("segmentation_head.", "universal_segmentation_head.", "depth_head.")
+HEADS = (
+    "segmentation_head.",
+    "universal_segmentation_head.",
+    "depth_head.",
+    "detection_head.",
+    "keypoint_head.",
+)
 # What in the head of any task has a number for each class. The rest of a head is of use for other classes too.
-CLASS_WEIGHTS = ("classifier.", ".class_tokens", ".mask_norm.")
+CLASS_WEIGHTS = (
+    "classifier.",
+    ".class_tokens",
+    ".mask_norm.",
+    ".class_head.",
+    "keypoint_head.classic.predictor.",
+    "keypoint_head.simple.predictor.",
+)
 
 
 def load_model(
-    model_class: type[Model], args: ModelArguments, names: Sequence[str] = ()
+    model_class: type[Model], args: ModelArguments, names: Sequence[str] = (), facts: HeadOptions | None = None
 ) -> tuple[Model, BaseImageProcessor]:
     """Returns the model to train and its image processor.
 
@@ -35,24 +50,37 @@ def load_model(
         args: A saved model, of this class or any other, or the size of a new one.
         names: The class names of the data, if it has classes. A saved model that knows others gets fresh weights for
             them.
+        facts: What the data tell of options of heads. What `args` say of the same goes before.
 
     Raises:
         OSError: if there is no such saved model.
         ValueError: if it is of another kind, or an option does not fit.
     """
     try:
-        return (new_model if args.model_name_or_path is None else tune)(model_class, args, list(names))
+        make = new_model if args.model_name_or_path is None else tune
+        return make(model_class, args, list(names), facts or {})
     except StrictDataclassError as error:
         raise ValueError(f"The configuration does not fit: {error}") from error
 
 
-def new_model(model_class: type[Model], args: ModelArguments, names: list[str]) -> tuple[Model, BaseImageProcessor]:
+def new_model(
+    model_class: type[Model], args: ModelArguments, names: list[str], facts: HeadOptions
+) -> tuple[Model, BaseImageProcessor]:
     """Returns a model with fresh weights and its image processor."""
-    config = HfViTConfig.from_preset(args.preset or "small", **(args.overrides() | name_labels(names)))
+    overrides = args.overrides()
+    fields = overrides | with_facts({}, facts, overrides) | name_labels(names)
+    config = HfViTConfig.from_preset(args.preset or "small", **fields)
     return model_class(config), HfViTImageProcessor.for_model(config)
 
 
-def tune(model_class: type[Model], args: ModelArguments, names: list[str]) -> tuple[Model, BaseImageProcessor]:
+def with_facts(saved: Mapping[str, Any], facts: HeadOptions, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields of a configuration with what the data tell of options of heads, unless it is given otherwise."""
+    return {task: {**(saved.get(task) or {}), **options, **(given.get(task) or {})} for task, options in facts.items()}
+
+
+def tune(
+    model_class: type[Model], args: ModelArguments, names: list[str], facts: HeadOptions
+) -> tuple[Model, BaseImageProcessor]:
     """Returns a saved model, with fresh weights for the classes if it knows others, and its image processor."""
     assert args.model_name_or_path is not None
     overrides = args.overrides()
@@ -63,8 +91,9 @@ def tune(model_class: type[Model], args: ModelArguments, names: list[str]) -> tu
             f"The saved model knows the classes {shorten(known)}. It gets a fresh classifier for {shorten(names)}."
         )
         left_out += CLASS_WEIGHTS
-    if left_out:
-        config = HfViTConfig.from_dict({**model.config.to_dict(), **name_labels(names)})
+    if left_out or facts:
+        saved = model.config.to_dict()
+        config = HfViTConfig.from_dict({**saved, **with_facts(saved, facts, overrides), **name_labels(names)})
         weights = {
             name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
         }

@@ -18,27 +18,36 @@ def scored_split(splits: Sequence[str]) -> str:
 
 
 def describe_data(
-    dataset_name: str, license: str, sizes: dict[str, int], split: str, names: Sequence[str] = ()
+    dataset_name: str,
+    license: str,
+    sizes: dict[str, int],
+    split: str,
+    names: Sequence[str] = (),
+    *,
+    examples: str = "images",
+    parts: str = "in {} classes",
 ) -> DataRecord:
     """Says of the data what its place and its splits tell.
 
     Args:
         dataset_name: Path, or name on the Hub.
         license: License of the data.
-        sizes: Number of images by split.
+        sizes: Number of examples by split.
         split: The split that is scored.
         names: Names of the classes, if there are classes.
+        examples: What an example is.
+        parts: What has the names, with a place for their number.
     """
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
     place = Path(dataset_name)
     name = place.resolve().name if place.exists() else dataset_name
-    classes = f", in {len(names)} classes ({shorten(names)})" if names else ""
+    classes = f", {parts.format(len(names))} ({shorten(names)})" if names else ""
     return DataRecord(
         name=name,
         identifier=name,
         license=license,
         description=f"{name}: {counts}{classes}.",
-        test=f"the {sizes[split]:,} {split} images",
+        test=f"the {sizes[split]:,} {split} {examples}",
         split=split,
     )
 

@@ -17,20 +17,20 @@ from ..task_segmentation import segmentation_loss, window_of
 from ..visualize import draw_segmentation
 from .dense_arguments import (
     DenseAugmentationArguments,
-    DenseTrainingArguments,
     SemanticDataArguments,
     SemanticEvaluationArguments,
     SemanticModelArguments,
+    SemanticTrainingArguments,
 )
-from .dense_scorer import Batch, DenseScorer, Size, own_part
-from .dense_task import DenseTask
+from .dense_task import DenseTask, size_of
 from .record import describe_weights
+from .scorer import Batch, Scored, Scorer
 
 
 LOOK_ONCE = SemanticEvaluationArguments()
 
 
-class SemanticScorer(DenseScorer):
+class SemanticScorer(Scorer):
     """Predicts and scores the class of every pixel."""
 
     class_score = "IoU"
@@ -52,10 +52,11 @@ class SemanticScorer(DenseScorer):
         super().__init__(processor, SemanticSegmentationMetric(names))
         self.evaluation = evaluation
 
-    def predict(self, model: PreTrainedModel, batch: Batch, sizes: Sequence[Size]) -> list[tuple[Tensor, float]]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
         """Returns the map (H, W) and the loss of each image."""
+        sizes = [size_of(target) for target in batch["targets"]]
         if self.evaluation != LOOK_ONCE:
-            return [self._look_closely(model, *own_part(batch, index), size) for index, size in enumerate(sizes)]
+            return [self._look_closely(model, *_own_part(batch, index), size) for index, size in enumerate(sizes)]
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         maps = self.processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
@@ -63,16 +64,14 @@ class SemanticScorer(DenseScorer):
             float(segmentation_loss(logits[None], labels[None], model.options))
             for logits, labels in zip(outputs.logits, batch["labels"], strict=True)
         ]
-        return list(zip(maps, losses, strict=True))
+        return [Scored(*pair) for pair in zip(maps, losses, strict=True)]
 
-    def _look_closely(
-        self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: Size
-    ) -> tuple[Tensor, float]:
+    def _look_closely(self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: tuple[int, int]) -> Scored:
         """Segments one image (1, C, H, W) in windows and copies."""
         window, scales = self.evaluation.eval_window_size, tuple(self.evaluation.eval_scales)
         outputs = model.segment(pixels, window, scales=scales, flip=self.evaluation.eval_flip)
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
-        return segmentation, float(segmentation_loss(outputs.logits, labels, model.options))
+        return Scored(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns the scores of each class."""
@@ -89,13 +88,13 @@ class SemanticScorer(DenseScorer):
             "1, --reduce_labels."
         )
 
-    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Size], Tensor]]:
+    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Gives every pixel the commonest class."""
         counts = torch.zeros(256, dtype=torch.int64)
         for target in targets:
             counts += target.flatten().bincount(minlength=256)
         commonest = int(counts[: len(self.metric.names)].argmax())
-        return f"{self.metric.names[commonest]} everywhere", lambda size: torch.full(size, commonest)
+        return f"{self.metric.names[commonest]} everywhere", lambda target: torch.full(size_of(target), commonest)
 
     def draw(
         self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
@@ -120,6 +119,17 @@ class SemanticScorer(DenseScorer):
         )
 
 
+def _own_part(batch: Batch, index: int) -> tuple[Tensor, Tensor]:
+    """Returns the pixels (1, C, h, w) and labels (1, h, w) of an image in a batch, without padding."""
+    pixels, labels = batch["pixel_values"][index : index + 1], batch["labels"][index : index + 1]
+    if (mask := batch.get("patch_attention_mask")) is None:
+        return pixels, labels
+    height, width = (
+        int(mask[index].any(dim=1 - side).sum()) * (pixels.shape[side - 2] // mask.shape[side - 2]) for side in (0, 1)
+    )
+    return pixels[..., :height, :width], labels[..., :height, :width]
+
+
 @dataclass
 class SemanticSegmentation(DenseTask):
     """Training of semantic segmentation by a script; see `DenseTask`.
@@ -132,7 +142,7 @@ class SemanticSegmentation(DenseTask):
         SemanticModelArguments,
         SemanticDataArguments,
         DenseAugmentationArguments,
-        DenseTrainingArguments,
+        SemanticTrainingArguments,
         SemanticEvaluationArguments,
     )
     model_class = HfViTForSemanticSegmentation

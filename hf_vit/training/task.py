@@ -26,6 +26,7 @@ class TrainingTask(ABC):
     """
 
     argument_types: ClassVar[tuple[type, ...]]  # of the constructor
+    examples: ClassVar[str] = "images"  # what it learns from one by one
 
     model: ModelArguments
     args: HfViTTrainingArguments
@@ -39,8 +40,8 @@ class TrainingTask(ABC):
         """Returns the trainer of a new or a saved model."""
 
     @abstractmethod
-    def count_images(self) -> dict[str, int]:
-        """Returns the number of images of each split."""
+    def count_examples(self) -> dict[str, int]:
+        """Returns the number of examples of each split."""
 
     @abstractmethod
     def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
@@ -81,8 +82,9 @@ def run(
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     is_first = trainer.is_world_process_zero()
     if is_first:
-        sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_images().items())
-        say(f"Images: {sizes}. Model: {trainer.model.num_parameters():,} parameters. Output: {args.output_dir}")
+        sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
+        size = f"{trainer.model.num_parameters():,} parameters"
+        say(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()

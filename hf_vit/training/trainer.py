@@ -19,9 +19,11 @@ logger = logging.get_logger(__name__)
 
 
 class HfViTTrainer(SafeTrainer):
-    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in three ways.
+    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways.
 
     Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
+
+    Losses of object detection are divided by the number of objects of all batches of a step on all processes.
 
     An evaluation sees all images, even with `dataloader_drop_last`.
 
@@ -50,6 +52,14 @@ class HfViTTrainer(SafeTrainer):
                 logger.warning(f"Early stopping has ended this training at step {step}: no more steps are made.")
                 self.args.max_steps = step
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Counts what the loss of a step is divided by; of detection, whose labels the library cannot count, too."""
+        if not batch_samples or not isinstance(batch_samples[0].get("labels"), list):
+            return super()._get_num_items_in_batch(batch_samples, device)
+        classes = [torch.cat([target["class_labels"] for target in batch["labels"]]) for batch in batch_samples]
+        count = super()._get_num_items_in_batch([{"labels": labels} for labels in classes], device)
+        return None if count is None else count.clamp_min(1)
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:
         """Returns a loader that drops images in training only, with a random generator of its own.

@@ -1,6 +1,6 @@
 """Training of universal segmentation: how images are predicted, scored and drawn, and what a script is told."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -27,9 +27,9 @@ from .dense_arguments import (
     UniversalDataArguments,
     UniversalTrainingArguments,
 )
-from .dense_scorer import Batch, DenseScorer, Size
-from .dense_task import DenseTask
+from .dense_task import DenseTask, size_of
 from .record import describe_weights
+from .scorer import Batch, Scored, Scorer
 from .universal_metric import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
 
 
@@ -37,7 +37,7 @@ from .universal_metric import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
 MIN_INSTANCE_SCORE = 0.05
 
 
-class UniversalScorer(DenseScorer):
+class UniversalScorer(Scorer):
     """Predicts and scores segments, instances and classes of pixels."""
 
     metric: UniversalMetric
@@ -47,13 +47,12 @@ class UniversalScorer(DenseScorer):
         super().__init__(processor, metric)
         self.class_score = "PQ" if PANOPTIC in metric.parts else "AP"
 
-    def predict(
-        self, model: PreTrainedModel, batch: Batch, sizes: Sequence[Size]
-    ) -> list[tuple[dict[str, Any], float]]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
         """Returns what the parts of the metric score, and the loss of each image."""
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         found: dict[str, list[Any]] = {}
+        sizes = [size_of(target) for target in batch["targets"]]
         same = {"target_sizes": sizes, "patch_attention_mask": mask}
         if PANOPTIC in self.metric.parts:
             found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **same)
@@ -65,7 +64,7 @@ class UniversalScorer(DenseScorer):
             )
             found[INSTANCE] = [_listed(result) for result in instances]
         predictions = [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
-        return list(zip(predictions, self._losses(model, outputs, batch), strict=True))
+        return [Scored(*pair) for pair in zip(predictions, self._losses(model, outputs, batch), strict=True)]
 
     def _losses(self, model: PreTrainedModel, outputs: Any, batch: Batch) -> list[float]:
         """Returns the loss of each image alone, of the last block."""
@@ -98,7 +97,7 @@ class UniversalScorer(DenseScorer):
         """Says that there are no masks."""
         return "no pixel of any is of a mask. Check the masks or annotations."
 
-    def trivial(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[Size], dict[str, Any]]]:
+    def trivial(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
         """Makes one segment of the whole image, of the class with the most pixels."""
         names = self.metric.names
         counts = torch.zeros(len(names), dtype=torch.int64)
@@ -106,7 +105,8 @@ class UniversalScorer(DenseScorer):
             counts.index_add_(0, target["class_labels"], target["masks"].sum(dim=(1, 2)))
         commonest = int(counts.argmax())
 
-        def predict(size: Size) -> dict[str, Any]:
+        def predict(target: dict[str, Any]) -> dict[str, Any]:
+            size = size_of(target)
             return {
                 PANOPTIC: {
                     "segmentation": torch.zeros(size, dtype=torch.int64),

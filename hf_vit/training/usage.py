@@ -50,4 +50,25 @@ result["depth"].save("depth.png")  # the lowest value is black, the highest whit
 (result,) = image_processor.post_process_depth_estimation(outputs, target_sizes=sizes)
 print(result["predicted_depth"])  # (height, width)""",
     ),
+    "HfViTForObjectDetection": Usage(
+        name="detect",
+        stock="""for found in detect("image.png", threshold=0.3):
+    print(found["label"], found["score"], found["box"])""",
+        own="""sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_object_detection(outputs, threshold=0.3, target_sizes=sizes)
+for label, score, box in zip(result["labels"], result["scores"], result["boxes"]):
+    print(model.config.id2label[int(label)], float(score), box.tolist())  # x1, y1, x2, y2
+print(len(result["boxes"]), "objects")""",
+    ),
+    "HfViTForKeypointDetection": Usage(
+        name="find_keypoints",
+        stock="""# The whole image is one object; for others give boxes=[(x1, y1, x2, y2), ...]
+for found in find_keypoints("image.png"):
+    for label, place, score in zip(found["labels"], found["keypoints"], found["scores"]):
+        print(label, place, score)""",
+        own="""sizes = [(image.height, image.width)]
+((result,),) = image_processor.post_process_keypoint_detection(outputs, target_sizes=sizes)
+for label, place, score in zip(result["labels"], result["keypoints"], result["scores"]):
+    print(model.config.id2label[int(label)], place.tolist(), float(score))""",
+    ),
 }

@@ -1,8 +1,8 @@
 """LW-DETR of transformers (https://arxiv.org/abs/2406.03459): a ViT with windows and a deformable decoder.
 
-Its windows are a number on each side of an image, ours a number of patches: 4 on each side of 640 pixels are 10 patches
-of 16. At the size that the checkpoint's image processor makes, both are the same. At others there they grow with the
-image, and here there are more of them, which costs less and keeps what a window sees as it was in training.
+Its windows are counted on each side of an image, ours measured in patches: 4 on each side of 640 pixels are 10 patches
+of 16. At the size that the checkpoint's image processor makes, both are the same. For larger images its windows grow,
+and here there are more of them, which costs less and leaves what a window sees as it was in training.
 """
 
 from functools import partial

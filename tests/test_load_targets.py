@@ -10,7 +10,7 @@ from PIL import Image
 from hf_vit.data import TargetData, load_semantic_segmentation
 from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.dense_arguments import SemanticDataArguments
-from hf_vit.training.load_dense import load_dense
+from hf_vit.training.load_targets import load_targets
 
 from .dense_trainings import NUM_TRAIN, write_scenes
 
@@ -23,7 +23,7 @@ def scenes(tmp_path: Path) -> Path:
 def load(scenes: Path, **options: object) -> TargetData:
     args = HfViTTrainingArguments(output_dir=str(scenes / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
     data_args = SemanticDataArguments(dataset_name=str(scenes), **options)
-    return load_dense(lambda: load_semantic_segmentation(str(scenes)), data_args, args)
+    return load_targets(lambda: load_semantic_segmentation(str(scenes)), data_args, args)
 
 
 def sizes(data: TargetData) -> dict[str, int]:

@@ -1,12 +1,12 @@
-"""What an evaluation of dense predictions needs to know of its task."""
+"""What an evaluation needs to know of a task whose images are scored one by one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from os import PathLike
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from PIL.Image import Image
-from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data import TargetDataset
@@ -14,18 +14,32 @@ from ..metrics import StreamedMetric
 
 
 Batch = dict[str, Any]
-Size = tuple[int, int]
 
 
-class DenseScorer(ABC):
+class Scored(NamedTuple):
+    """What came out for one image.
+
+    Args:
+        prediction: As the metric takes it.
+        loss: Sum of the losses of what is in the image.
+        weight: What the sums of all images are divided by, all together: number of images, of objects, ...
+    """
+
+    prediction: Any
+    loss: float
+    weight: float = 1.0
+
+
+class Scorer(ABC):
     """Predicts, scores and draws images of one task.
 
     Args:
-        processor: Its `post_process_*` makes predictions of the size of the image, as a user gets them.
+        processor: Its `post_process_*` makes predictions in the pixels of the image, as a user gets them.
         metric: Scores a prediction beside its target.
     """
 
-    class_score = ""  # which of `per_class` to draw
+    parts = "classes"  # of which `per_class` gives scores
+    class_score = ""  # which of these scores to draw
 
     def __init__(self, processor: BaseImageProcessor, metric: StreamedMetric) -> None:
         """Begins."""
@@ -33,16 +47,15 @@ class DenseScorer(ABC):
         self.metric = metric
 
     @abstractmethod
-    def predict(self, model: PreTrainedModel, batch: Batch, sizes: Sequence[Size]) -> list[tuple[Any, float]]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
         """Predicts the images of a batch.
 
         Args:
             model: In evaluation mode.
-            batch: What the collator has made, on the device of the model.
-            sizes: Height and width in pixels of each prediction.
+            batch: What the collator has made, with targets, on the device of the model.
 
         Returns:
-            For each image the prediction as `metric` takes it, and the loss of that image alone.
+            For each image the prediction and the loss of that image alone.
         """
 
     def per_class(self) -> dict[str, dict[str, float]]:
@@ -58,19 +71,28 @@ class DenseScorer(ABC):
         """Says of targets without any truth what they lack, and what to do about it."""
 
     @abstractmethod
-    def trivial(self, targets: Iterable[Any]) -> tuple[str, Callable[[Size], Any]]:
+    def trivial(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:
         """Makes the best predictor that does not look at images.
 
         Args:
             targets: Those of all training images.
 
         Returns:
-            What to call it, and a function from the size of an image to the prediction.
+            What to call it, and a function to the prediction from the target, of which it takes no more than a user
+            gives beside the image: its size or box.
         """
 
     @abstractmethod
     def draw(self, images: list[Image], predictions: list[Any], targets: list[Any], file: str | PathLike[str]) -> None:
         """Draws images beside their targets and predictions."""
+
+    def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
+        """Draws what else the scores tell into files of a folder that begin with the name of the split.
+
+        Returns:
+            The file names by their captions.
+        """
+        return {}
 
     @abstractmethod
     def describe_evaluation(self) -> str:
@@ -81,24 +103,7 @@ class DenseScorer(ABC):
         """Says what a model with these scores is not good for."""
 
 
-def check_truth(scorer: DenseScorer, split: str, examples: TargetDataset) -> None:
+def check_truth(scorer: Scorer, split: str, examples: TargetDataset) -> None:
     """Raises `ValueError` if there is nothing to learn from or to be scored on in a whole split."""
     if not any(scorer.has_truth(target) for target in examples.read_targets()):
         raise ValueError(f"No {split} image has any truth: {scorer.describe_lack(examples.read_targets())}")
-
-
-def own_part(batch: Batch, index: int) -> tuple[Tensor, Tensor]:
-    """Returns the pixels (1, C, h, w) and labels (1, h, w) of an image in a batch, without padding."""
-    pixels, labels = batch["pixel_values"][index : index + 1], batch["labels"][index : index + 1]
-    if (mask := batch.get("patch_attention_mask")) is None:
-        return pixels, labels
-    height, width = (
-        int(mask[index].any(dim=1 - side).sum()) * (pixels.shape[side - 2] // mask.shape[side - 2]) for side in (0, 1)
-    )
-    return pixels[..., :height, :width], labels[..., :height, :width]
-
-
-def size_of(target: Any) -> Size:
-    """Returns the height and width of a target: a map (H, W), or a dictionary with `masks` (M, H, W)."""
-    height, width = (target["masks"] if isinstance(target, dict) else target).shape[-2:]
-    return height, width

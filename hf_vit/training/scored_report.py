@@ -1,4 +1,4 @@
-"""What is left of a trained model for segmentation or depth beside its weights: scores, pictures and the card."""
+"""What is left of a trained model with a `Scorer` beside its weights: scores, pictures and the card."""
 
 import json
 import math
@@ -11,17 +11,17 @@ from accelerate.utils import gather_object
 
 from ..data import DataRecord, TargetData, TargetDataset
 from ..visualize import draw_class_scores, draw_curves
-from .dense_scorer import DenseScorer, size_of
-from .dense_trainer import DenseTrainer, draw_examples
 from .model_card import TrainingRecord, write_model_card
 from .record import describe_training, scored_split
+from .scorer import Scorer
+from .scoring_trainer import ScoringTrainer, draw_examples
 
 
 MAX_TRIVIAL = 5000
 
 
-def write_dense_report(
-    trainer: DenseTrainer,
+def write_scored_report(
+    trainer: ScoringTrainer,
     data: TargetData,
     describe: Callable[[str], DataRecord],
     recipe: dict[str, str],
@@ -44,6 +44,7 @@ def write_dense_report(
     split = scored_split(list(data.splits))
     folder, scorer, examples = Path(trainer.args.output_dir), trainer.scorer, data.examples(split)
     scores, pictures = score_split(trainer, split, examples)
+    parts = {scorer.parts: in_columns(scorer.per_class())}
     name, baseline = score_trivial(trainer, data.examples("train"), examples)
     if not trainer.is_world_process_zero():
         return scores
@@ -54,6 +55,7 @@ def write_dense_report(
         metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
         units=scorer.metric.units,
         baselines={name: baseline},
+        parts=parts,
         pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
         limits=scorer.describe_limits(),
         recipe={**recipe, "evaluation": scorer.describe_evaluation()},
@@ -64,7 +66,9 @@ def write_dense_report(
     return scores
 
 
-def score_split(trainer: DenseTrainer, split: str, examples: TargetDataset) -> tuple[dict[str, float], dict[str, str]]:
+def score_split(
+    trainer: ScoringTrainer, split: str, examples: TargetDataset
+) -> tuple[dict[str, float], dict[str, str]]:
     """Scores a model on a split, on all processes, and writes scores and pictures into the output folder.
 
     Args:
@@ -78,13 +82,14 @@ def score_split(trainer: DenseTrainer, split: str, examples: TargetDataset) -> t
     folder, scorer = Path(trainer.args.output_dir), trainer.scorer
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
     scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.score_names)}
-    is_first = trainer.is_world_process_zero()
-    draw_examples(scorer, trainer.model, examples, folder / f"{split}_examples.png", is_first)
+    draw_examples(trainer, examples, folder / f"{split}_examples.png")
     pictures = {"Image, truth and prediction": f"{split}_examples.png"}
-    return scores, pictures | (write_scores(folder, split, scores, scorer) if is_first else {})
+    if trainer.is_world_process_zero():
+        pictures |= write_scores(folder, split, scores, scorer) | scorer.draw_scores(folder, split)
+    return scores, pictures
 
 
-def write_scores(folder: Path, split: str, scores: dict[str, float], scorer: DenseScorer) -> dict[str, str]:
+def write_scores(folder: Path, split: str, scores: dict[str, float], scorer: Scorer) -> dict[str, str]:
     """Writes `{split}_scores.json` and, where there are classes, their scores as JSON and as a picture.
 
     Returns:
@@ -95,12 +100,18 @@ def write_scores(folder: Path, split: str, scores: dict[str, float], scorer: Den
     if not classes:
         return {}
     write_json(
-        folder / f"{split}_classes.json",
+        folder / f"{split}_{scorer.parts}.json",
         {name: {score: known(value) for score, value in values.items()} for name, values in classes.items()},
     )
     label, values = scorer.class_score, {name: values[scorer.class_score.lower()] for name, values in classes.items()}
-    draw_class_scores(values, folder / f"{split}_classes.png", label)
-    return {f"{label} of each class": f"{split}_classes.png"}
+    draw_class_scores(values, folder / f"{split}_{scorer.parts}.png", label)
+    return {f"{label} of the {scorer.parts}": f"{split}_{scorer.parts}.png"}
+
+
+def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns scores of each class that are the same ones for all, NaN where a class has none."""
+    columns = dict.fromkeys(score for scores in classes.values() for score in scores)
+    return {name: {score: scores.get(score, math.nan) for score in columns} for name, scores in classes.items()}
 
 
 def write_json(file: Path, content: Any) -> None:
@@ -114,7 +125,7 @@ def known(value: float) -> float | None:
 
 
 def score_trivial(
-    trainer: DenseTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_TRIVIAL
+    trainer: ScoringTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_TRIVIAL
 ) -> tuple[str, dict[str, float]]:
     """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards.
 
@@ -136,7 +147,7 @@ def score_trivial(
         train = train.select(np.linspace(0, count - 1, most).round().astype(int).tolist())
     name, predict = scorer.trivial(train.read_targets(shows))
     share = scored.select(range(args.process_index, len(scored), args.world_size))
-    records = [scorer.metric.record(predict(size_of(target)), target) for target in share.read_targets(shows)]
+    records = [scorer.metric.record(predict(target), target) for target in share.read_targets(shows)]
     scorer.metric.reset()
     scorer.metric.update(gather_object(records))
     return f"{name} (of {most:,} training images)" if count > most else name, scorer.metric.compute()

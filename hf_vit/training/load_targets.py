@@ -1,4 +1,4 @@
-"""The data of a training or a scoring for segmentation or depth: opened once for all processes, checked, and split."""
+"""Images with targets for a training or a scoring: opened once for all processes, checked, and split."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from .arguments import HfViTTrainingArguments, ImageDataArguments, TrainedImages
 from .load_data import FindFaults, check_known, choose_split, prepare_splits, scored_images
 
 
-def load_dense(
+def load_targets(
     load: Callable[[], TargetData], args: TrainedImagesArguments, training_args: HfViTTrainingArguments
 ) -> TargetData:
     """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
@@ -36,7 +36,7 @@ def load_dense(
     )
 
 
-def load_scored_dense(
+def load_scored_targets(
     load: Callable[[], TargetData],
     args: ImageDataArguments,
     split: str | None,
@@ -50,7 +50,7 @@ def load_scored_dense(
         args: Which data, and what to do about examples that are wrong.
         split: Name of the split; by default "test", else "validation", else, with a warning, "train".
         label2id: The model's number of each class name.
-        training_args: As in `load_dense`.
+        training_args: As in `load_targets`.
 
     Returns:
         The name of the split, and data with this split alone.

@@ -1,4 +1,4 @@
-"""The Trainer of dense prediction, whose evaluations look at one batch at a time and keep none of it."""
+"""The Trainer of tasks with a `Scorer`, whose evaluations look at one batch at a time and keep none of it."""
 
 import math
 from dataclasses import replace
@@ -9,58 +9,65 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data import DensePredictionCollator, TargetDataset
-from .dense_scorer import DenseScorer, size_of
+from ..data import DensePredictionCollator, KeypointDetectionCollator, ObjectDetectionCollator, TargetDataset
+from .scorer import Scorer
 from .trainer import HfViTTrainer
 
 
 MAX_PICTURED = 6
+TargetCollator = DensePredictionCollator | ObjectDetectionCollator | KeypointDetectionCollator
 
 
-class DenseTrainer(HfViTTrainer):
-    """`HfViTTrainer`, whose scores are those of predictions at the size of the images.
+class ScoringTrainer(HfViTTrainer):
+    """`HfViTTrainer`, whose scores are those of predictions in the pixels of the images.
 
     Every process makes a small record of each image it has predicted, and the records of all are brought together
     batch by batch. So the scores depend on neither processes nor batches, and memory does not grow with the images.
 
-    The collator must be a `DensePredictionCollator`, and the data a `TargetDataset`, for training in an
-    `AugmentedDataset`.
+    The collator must have `keeps_targets`, and the data be a `TargetDataset`, for training in an `AugmentedDataset`.
     """
 
-    data_collator: DensePredictionCollator
+    data_collator: TargetCollator
 
-    def __init__(self, *args: Any, scorer: DenseScorer, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, scorer: Scorer, **kwargs: Any) -> None:
         """Takes the arguments of `transformers.Trainer`.
 
         Args:
             *args: Passed on.
             scorer: Predicts and scores the images of an evaluation.
             **kwargs: Passed on.
+
+        Raises:
+            ValueError: if one process has several GPUs, between which the library would divide tensors alone.
         """
         super().__init__(*args, **kwargs)
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"This process has {self.args.n_gpu} GPUs, and targets are not divided between them. Start a process "
+                f"for each, torchrun --nproc_per_node {self.args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
+            )
         self.scorer = scorer
-        self._losses: list[float] = []
+        self._losses: list[tuple[float, float]] = []
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[None, None, None]:
         """Scores a batch; returns nothing that the library would collect."""
         inputs = self._prepare_inputs(inputs)
-        targets = inputs["targets"]
         with torch.no_grad():
-            results = self.scorer.predict(model, inputs, [size_of(target) for target in targets])
+            results = self.scorer.predict(model, inputs)
         metric = self.scorer.metric
         records = [
-            (metric.record(prediction, target), loss)
-            for (prediction, loss), target in zip(results, targets, strict=True)
+            (metric.record(result.prediction, target), result.loss, result.weight)
+            for result, target in zip(results, inputs["targets"], strict=True)
         ]
         # Without those images that several processes see twice to fill their last batch.
         gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
-        metric.update([record for record, _ in gathered])
-        self._losses += [loss for _, loss in gathered]
+        metric.update([record for record, _, _ in gathered])
+        self._losses += [(loss, weight) for _, loss, weight in gathered]
         return None, None, None
 
     def evaluation_loop(
@@ -71,11 +78,12 @@ class DenseTrainer(HfViTTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Scores all images: the scores of the metric, and `loss`, the mean over images."""
+        """Scores all images: the scores of the metric, and `loss`, the sum over images by the sum of their weights."""
         self.scorer.metric.reset()
         self._losses = []
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        scores = {"loss": math.fsum(self._losses) / len(self._losses), **self.scorer.metric.compute()}
+        losses, weights = zip(*self._losses, strict=True)
+        scores = {"loss": math.fsum(losses) / max(math.fsum(weights), 1.0), **self.scorer.metric.compute()}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
 
@@ -89,50 +97,41 @@ class DenseTrainer(HfViTTrainer):
             self.data_collator = collator
 
 
-def draw_examples(
-    scorer: DenseScorer, model: PreTrainedModel, examples: TargetDataset, file: Path, is_first: bool
-) -> None:
+def draw_examples(trainer: ScoringTrainer, examples: TargetDataset, file: Path) -> None:
     """Predicts a few images, spread evenly over a data set, and draws them beside their targets.
 
     Args:
-        scorer: Predicts and draws.
-        model: In evaluation mode.
+        trainer: Has the model and the scorer. All its processes predict, as a model may be spread over them, and the
+            first one draws.
         examples: The data set.
         file: Where to save the picture.
-        is_first: Whether this process draws. All predict, as a model may be spread over them.
     """
+    scorer, model = trainer.scorer, trainer.model
     indices = np.linspace(0, len(examples) - 1, min(MAX_PICTURED, len(examples))).round().astype(int).tolist()
     chosen = [examples[index] for index in indices]
-    batch = DensePredictionCollator(scorer.processor, keeps_targets=True)(chosen)
-    targets = batch["targets"]
+    batch = replace(trainer.data_collator, keeps_targets=True)(chosen)
     with torch.no_grad():
-        results = scorer.predict(model, send_to_device(batch, model.device), [size_of(target) for target in targets])
-    if is_first:
+        results = scorer.predict(model.eval(), send_to_device(batch, model.device))
+    if trainer.is_world_process_zero():
         file.parent.mkdir(parents=True, exist_ok=True)
-        scorer.draw([example["image"] for example in chosen], [result for result, _ in results], targets, file)
+        images, predictions = [example["image"] for example in chosen], [result.prediction for result in results]
+        scorer.draw(images, predictions, batch["targets"], file)
 
 
 class EvaluationPictures(TrainerCallback):
     """Draws the same few validation images at every evaluation, as `pictures/step-000100.png` of the output folder."""
 
-    def __init__(self, scorer: DenseScorer, examples: TargetDataset) -> None:
+    def __init__(self, trainer: ScoringTrainer) -> None:
         """Begins.
 
         Args:
-            scorer: Predicts and draws.
-            examples: The validation images.
+            trainer: Has the model, the scorer and the validation images.
         """
-        self.scorer = scorer
-        self.examples = examples
+        self.trainer = trainer
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: PreTrainedModel,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Draws."""
         file = Path(args.output_dir) / "pictures" / f"step-{state.global_step:06d}.png"
-        draw_examples(self.scorer, model, self.examples, file, state.is_world_process_zero)
+        draw_examples(self.trainer, self.trainer.eval_dataset, file)

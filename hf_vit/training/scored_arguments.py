@@ -1,0 +1,55 @@
+"""What the training scripts of tasks with a `Scorer` can be told beside what all training scripts can."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from .arguments import LIBRARY, HfViTTrainingArguments, ModelArguments
+
+
+LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
+
+
+@dataclass
+class TaskModelArguments(ModelArguments):
+    """Which model to train, with options of its head that have a name of their own."""
+
+    task_config: ClassVar[str]  # the field of HfViTConfig that holds the options of the head
+    task_options: ClassVar[tuple[str, ...]] = ("head",)  # those of them that are fields here
+
+    def overrides(self) -> dict[str, Any]:
+        """Returns the fields of `config_overrides`, and with them `image_size` and the options of the head.
+
+        Raises:
+            ValueError: if one of these is given twice, or the fields are no JSON object.
+        """
+        fields = super().overrides()
+        options = fields.get(self.task_config) or {}
+        given = {name: vars(self)[name] for name in self.task_options if vars(self)[name] is not None}
+        if twice := sorted(given.keys() & options.keys()):
+            raise ValueError(f"--{twice[0]} is given twice: leave it out of --config_overrides.")
+        return {**fields, self.task_config: {**options, **given}} if given else fields
+
+
+def split_names(names: str | None) -> list[str]:
+    """Returns names that are written with commas between them."""
+    return [name.strip() for name in names.split(",")] if names else []
+
+
+def best_by(default: str) -> Any:
+    """Returns the field of training arguments that says which score chooses the best model."""
+    metadata = HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class ScoredTrainingArguments(HfViTTrainingArguments):
+    """The library's arguments, with defaults that suit targets of more than a class."""
+
+    per_device_train_batch_size: int = field(default=16, metadata=LIBRARY["per_device_train_batch_size"].metadata)
+    per_device_eval_batch_size: int = field(default=16, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+
+    def __post_init__(self) -> None:
+        """Of errors, the least is the best."""
+        if str(self.metric_for_best_model).removeprefix("eval_") in LOWER_IS_BETTER:
+            self.greater_is_better = False
+        super().__post_init__()
