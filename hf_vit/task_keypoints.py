@@ -9,7 +9,6 @@ keypoints, D hidden size.
 """
 
 import math
-import re
 from collections.abc import Sequence
 
 import torch
@@ -34,10 +33,6 @@ LOWEST, HIGHEST = 0.001, 50.0  # values of a heatmap whose logarithm is taken
 BORDER = 3  # how far from the border the blur still meets what is beyond it
 FARTHEST = 2.0  # how many pixels of the heatmap the place may be from the largest value
 REACH = 3  # standard deviations beyond which nothing is left of a Gaussian
-
-# Which side of the body a name is of
-LEFT = re.compile(r"left|(?<![a-z])l(?![a-z])")
-MIRRORED = {"left": "right", "l": "r"}
 
 
 class HfViTKeypointPredictor(HfViTHeadConv2d):
@@ -152,22 +147,6 @@ def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
                 f"{name} has {len(values)} numbers, but there are num_labels={num_keypoints} keypoints. Give one "
                 "number for each."
             )
-
-
-def find_flip_pairs(names: Sequence[str]) -> list[list[int]]:
-    """Returns the pairs of keypoints that a mirror image swaps, as numbers, going by their names.
-
-    Args:
-        names: Such as "left_eye", "L_Eye" or "lefteye", where the other side has "right", or "r" as a word of its
-            own.
-    """
-    numbers = {name.lower(): number for number, name in enumerate(names)}
-    pairs = []
-    for name, number in numbers.items():
-        other = LEFT.sub(lambda match: MIRRORED[match[0]], name)
-        if other != name and other in numbers:
-            pairs.append([number, numbers[other]])
-    return pairs
 
 
 def encode_keypoints(

@@ -111,6 +111,19 @@ def test_names_lines_and_pairs_of_keypoints_come_along(tmp_path: Path) -> None:
     assert (config.keypoint_config.head, config.keypoint_config.scale_factor) == ("simple", 2)
 
 
+def test_other_keypoints_get_a_fresh_last_layer_of_the_same_head(tmp_path: Path) -> None:
+    save_source("simple", tmp_path)
+    theirs = {"flip_pairs": [[0, 3]], "skeleton": []}
+    model, info = HfViTForKeypointDetection.from_pretrained(
+        tmp_path, num_labels=4, keypoint_config=theirs, output_loading_info=True
+    )
+    layer = "keypoint_head.simple.predictor"
+    assert {key for key, *_ in info["mismatched_keys"]} == {f"{layer}.weight", f"{layer}.bias"}
+    assert model.config.keypoint_config.to_dict() == {"head": "simple", "scale_factor": 2, "flip_pairs": [[0, 3]]}
+    with pytest.raises(ValueError, match=r"flip_pairs has \[1, 2\], but num_labels=2 .* Change flip_pairs"):
+        HfViTForKeypointDetection.from_pretrained(tmp_path, num_labels=2)
+
+
 def test_opens_as_other_models_too_and_at_other_sizes(tmp_path: Path) -> None:
     source = save_source("classic", tmp_path)
     images = draw_images(torch.float32)

@@ -17,7 +17,6 @@ from hf_vit.geometry_hf_vit import apply_geometry
 from hf_vit.task_keypoints import (
     decode_heatmaps,
     encode_keypoints,
-    find_flip_pairs,
     flip_heatmaps,
     keypoint_loss,
 )
@@ -169,21 +168,6 @@ def test_prediction_with_the_mirror_image_leaves_padding_out() -> None:
     alone = model.predict_flipped(images[:1, :, :24, :16]).heatmaps
     assert_close(heatmaps[:1, :, :6, :4], alone, 1e-6, "the padded one")
     assert_close(heatmaps[1:], model.predict_flipped(images[1:]).heatmaps, 1e-6, "the whole one")
-
-
-@pytest.mark.parametrize(
-    ("names", "pairs"),
-    [
-        (["nose", "left_eye", "right_eye", "left_ear"], [[1, 2]]),
-        (["R_Knee", "L_Knee", "Pelvis"], [[1, 0]]),
-        (["leftear", "tail", "rightear"], [[0, 2]]),
-        (["Left Heel L", "Right Heel R"], [[0, 1]]),
-        (["lip", "rip", "eye_l", "eye_r"], [[2, 3]]),
-        ([], []),
-    ],
-)
-def test_names_tell_what_a_mirror_image_swaps(names: list[str], pairs: list[list[int]]) -> None:
-    assert find_flip_pairs(names) == pairs
 
 
 # Loss

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.initialization import no_init_weights
 
 from ..configuration_hf_vit import PROPERTIES, HfViTConfig
+from ..configuration_tasks_hf_vit import TASK_CONFIGS
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
@@ -90,14 +91,22 @@ def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any
 
 
 def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
-    """Returns `config` with other fields; labels and stages that say the same in two ways give way together."""
+    """Returns `config` with other fields, and options of a task one by one.
+
+    Labels and stages that say the same in two ways give way together.
+    """
     replaced: set[str] = set()
     if "id2label" in overrides or overrides.get("num_labels", config.num_labels) != config.num_labels:
         replaced |= {"id2label", "label2id"}
     if not overrides.keys().isdisjoint({"out_features", "out_indices"}):
         replaced |= {"out_features", "out_indices"}
     kept = {name: value for name, value in config.to_dict().items() if name not in replaced}
-    return HfViTConfig.from_dict({**kept, **overrides})
+    options = {
+        name: {**kept.get(name, {}), **overrides[name]}
+        for name in TASK_CONFIGS.keys() & overrides.keys()
+        if isinstance(overrides[name], dict)
+    }
+    return HfViTConfig.from_dict({**kept, **overrides, **options})
 
 
 def convert_checkpoint(source: Source, **given: Any) -> Converted:

@@ -5,7 +5,6 @@ from typing import Any
 from torch import Tensor
 
 from ...configuration_hf_vit import HfViTConfig
-from ...task_keypoints import find_flip_pairs
 from ..family import Config, Family, Shapes, architecture_fields, label_fields
 from ..key_map import Joined, KeyMap, Made
 from .vit import ATTENTION
@@ -83,11 +82,12 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 def options(config: Config) -> dict[str, Any]:
     """Returns the options of the head, and what the names of the keypoints tell."""
-    names = {int(number): name for number, name in (config.get("id2label") or {}).items()}
+    numbers = {name: int(number) for number, name in (config.get("id2label") or {}).items()}
+    others = {name: f"R{name[1:]}" for name in numbers if name.startswith("L_")}  # L_Eye, R_Eye
     return {
         "head": "simple" if config.get("use_simple_decoder", True) else "classic",
         "scale_factor": config.get("scale_factor", 4),
-        "flip_pairs": find_flip_pairs([names[number] for number in sorted(names)]),
+        "flip_pairs": [[numbers[name], numbers[other]] for name, other in others.items() if other in numbers],
         "skeleton": config.get("edges") or [],
     }
 
