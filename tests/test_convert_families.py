@@ -391,6 +391,8 @@ MULTIMODAL = (
     "initializer_factor",
     "tie_word_embeddings",
 )
+# Of matching and losses
+MATCHING = ("class_cost", "bbox_cost", "giou_cost", "eos_coefficient", "auxiliary_loss")
 # Fields of the sources that change no output of ours: of other parts, of training, or told by the weights.
 FIELDS_WITHOUT_EFFECT = {
     "vit": ("encoder_stride",),
@@ -417,6 +419,19 @@ FIELDS_WITHOUT_EFFECT = {
     ),
     "depth_anything": ("patch_size", "reassemble_hidden_size", "initializer_range"),
     "dinov3_vit": ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"),
+    "yolos": ("use_mid_position_embeddings", *MATCHING),
+    "lw_detr": (
+        *MATCHING,
+        "class_loss_coefficient",
+        "dice_loss_coefficient",
+        "focal_alpha",
+        "init_std",
+        "disable_custom_kernels",
+        # made of others
+        "projector_in_channels",
+        "projector_out_channels",
+        "num_feature_levels",
+    ),
     "vitpose": ("initializer_range",),
     "vitpose_backbone": ("num_experts", "part_features"),
     **dict.fromkeys(("clip", "clip_vision_model"), MULTIMODAL),

@@ -27,7 +27,7 @@ def backend(request):
 
 @pytest.fixture(scope="module")
 def photo():
-    return load_sample_image("china.jpg")[:300, :400]
+    return load_sample_image("china.jpg")[:300, :400].copy()
 
 
 def as_coco(boxes):

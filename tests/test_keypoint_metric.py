@@ -8,8 +8,9 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval, Params
 
+from hf_vit.data.keypoint_names import COCO_SIGMAS
 from hf_vit.metrics import KeypointMetric
-from hf_vit.metrics.keypoint_detection import COCO_SIGMAS, default_oks_sigmas
+from hf_vit.metrics.keypoint_detection import default_oks_sigmas
 
 from .object_helpers import KEYPOINTS, OKS_SIGMAS, pose
 

@@ -1,18 +1,21 @@
-"""The data of a training for segmentation or depth: checked, held out, drawn."""
+"""The data of a training with targets: checked, held out, drawn, numbered as a model does."""
 
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from datasets import DatasetDict
 from PIL import Image
 
-from hf_vit.data import TargetData, load_semantic_segmentation
+from hf_vit.data import TargetData, load_keypoint_detection, load_semantic_segmentation
 from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.dense_arguments import SemanticDataArguments
-from hf_vit.training.load_targets import load_targets
+from hf_vit.training.load_targets import load_targets, with_model_classes
 
 from .dense_trainings import NUM_TRAIN, write_scenes
+from .object_trainings import write_figures
 
 
 @pytest.fixture
@@ -49,3 +52,22 @@ def test_without_validation_a_share_is_held_out_and_always_the_same(scenes: Path
 
 def test_a_trial_takes_a_few(scenes: Path) -> None:
     assert sizes(load(scenes, max_train_samples=3, max_eval_samples=2)) == {"train": 3, "validation": 2}
+
+
+def test_keypoints_are_those_of_the_model_by_their_names(tmp_path: Path) -> None:
+    data = load_keypoint_detection(str(write_figures(tmp_path / "figures")))
+    assert data.names == ("top", "left_foot", "right_foot")
+    model = {"tail": 0, "right_foot": 1, "top": 2, "left_foot": 3}
+    (given, *_), (target, *_) = (
+        list(own.examples("validation").read_targets()) for own in (data, with_model_classes(data, model))
+    )
+    assert torch.equal(target["keypoints"][[2, 3, 1]], given["keypoints"])
+    assert not target["keypoints"][0].any()
+    assert torch.equal(target["box"], given["box"])
+
+
+def test_there_may_be_more_classes_than_a_mask_has_values() -> None:
+    names = [f"class {number}" for number in range(300)]
+    data = TargetData(DatasetDict(), lambda row: {"class_labels": torch.tensor([0, 299])}, tuple(names))
+    model = {name: 299 - number for number, name in enumerate(names)}
+    assert with_model_classes(data, model).read_target({})["class_labels"].tolist() == [299, 0]

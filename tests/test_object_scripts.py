@@ -45,8 +45,10 @@ def read(folder: Path, what: str = "scores") -> dict:
     return json.loads((folder / f"validation_{what}.json").read_text())
 
 
-def as_numbers(scores: dict) -> dict[str, float]:
-    return {name: np.nan if value is None else value for name, value in scores.items()}
+def flat(scores: dict) -> dict[str, float]:
+    """Scores, also those of each class, in one dictionary, NaN where there is none."""
+    listed = ((name, value if isinstance(value, dict) else {"": value}) for name, value in scores.items())
+    return {f"{name} {key}": np.nan if v is None else v for name, values in listed for key, v in values.items()}
 
 
 @pytest.mark.parametrize("task", OBJECT_TASKS)
@@ -85,24 +87,39 @@ def test_a_training_is_taken_up_where_it_was(task: str, workplace: Path, tmp_pat
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+def assert_scores_are_those_of_the_training(folder: Path, task: str, workplace: Path) -> None:
+    for what in ("scores", PARTS[task][0]):
+        ours, expected = (flat(read(place, what)) for place in (folder, workplace / task))
+        assert ours == pytest.approx(expected, rel=1e-5, nan_ok=True)
+
+
+def scoring(task: str, workplace: Path, output_dir: Path, batch_size: int) -> list[str]:
+    """A command line of the script that scores."""
+    options = ["--use_cpu", "--disable_tqdm", "true", "--per_device_eval_batch_size", str(batch_size)]
+    options += ["--model_name_or_path", str(workplace / task), "--dataset_name", str(workplace / "data" / task)]
+    return [*options, "--output_dir", str(output_dir)]
+
+
 @pytest.mark.parametrize("task", OBJECT_TASKS)
-def test_evaluation_writes_what_the_training_did(task: str, processes: int, workplace: Path, tmp_path: Path) -> None:
-    launcher = [] if processes == 1 else ["-m", *TORCHRUN, str(processes)]
-    command = [sys.executable, *launcher, f"scripts/evaluate_{task}.py", "--use_cpu", "--disable_tqdm", "true"]
-    command += ["--model_name_or_path", str(workplace / task), "--dataset_name", str(workplace / "data" / task)]
-    command += ["--per_device_eval_batch_size", str(processes), "--output_dir", str(tmp_path)]
+def test_evaluation_writes_what_the_training_did(
+    task: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_script(f"evaluate_{task}").main(scoring(task, workplace, tmp_path, batch_size=1))
+    count = {"object_detection": "5 validation images", "keypoint_detection": "7 validation objects"}[task]
+    assert f"{count}: loss " in capsys.readouterr().out
+    assert_scores_are_those_of_the_training(tmp_path, task, workplace)
+
+
+@pytest.mark.parametrize("task", OBJECT_TASKS)
+def test_two_processes_score_as_one(task: str, workplace: Path, tmp_path: Path) -> None:
+    script = str(ROOT / "scripts" / f"evaluate_{task}.py")
+    command = [sys.executable, "-m", *TORCHRUN, "2", script, *scoring(task, workplace, tmp_path, batch_size=2)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     finished = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert finished.returncode == 0, finished.stderr
-    assert " validation " in finished.stdout
-    for what in ("scores", PARTS[task][0]):
-        ours, expected = read(tmp_path, what), read(workplace / task, what)
-        for name, values in expected.items():
-            got, wanted = ({"": value} if not isinstance(value, dict) else value for value in (ours[name], values))
-            assert as_numbers(got) == pytest.approx(as_numbers(wanted), rel=1e-5, nan_ok=True)
+    assert_scores_are_those_of_the_training(tmp_path, task, workplace)
 
 
 OPENED = """

@@ -140,7 +140,7 @@ def keypoint_rows(table: KeypointTable, images: Dataset) -> Dataset:
     offsets = np.arange(0, (len(objects) + 1) * num_keypoints, num_keypoints, dtype=np.int32)
     sizes = object_sizes(objects)
     return beside(
-        images.select(objects.image_numbers),
+        _repeated(images, objects.image_numbers),
         {
             "keypoints": pa.ListArray.from_arrays(offsets, triples),
             "box": list_of_four(objects.boxes),
@@ -150,3 +150,11 @@ def keypoint_rows(table: KeypointTable, images: Dataset) -> Dataset:
             "height": sizes[:, 1],
         },
     )
+
+
+def _repeated(images: Dataset, numbers: np.ndarray) -> Dataset:
+    """Returns the rows of these numbers, of which some may be there several times."""
+    encoded = images.select_columns("image").with_format("arrow")[:].flatten()["image.bytes"]
+    if encoded.null_count < len(encoded):
+        return images.select(numbers)  # what lies on disk stays there
+    return Dataset(images.with_format("arrow")[:].take(numbers), info=images.info)

@@ -11,23 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..data.keypoint_names import oks_sigmas_of
 from .coco import CocoMetric, Record, corner_and_size, finite_array, ranked
 from .streamed import as_array, mean_of_known
 
 
-# How exactly people place them (https://cocodataset.org/#keypoints-eval)
-COCO_SIGMAS = {
-    "nose": 0.026,
-    **dict.fromkeys(("left_eye", "right_eye"), 0.025),
-    **dict.fromkeys(("left_ear", "right_ear"), 0.035),
-    **dict.fromkeys(("left_shoulder", "right_shoulder"), 0.079),
-    **dict.fromkeys(("left_elbow", "right_elbow"), 0.072),
-    **dict.fromkeys(("left_wrist", "right_wrist"), 0.062),
-    **dict.fromkeys(("left_hip", "right_hip"), 0.107),
-    **dict.fromkeys(("left_knee", "right_knee"), 0.087),
-    **dict.fromkeys(("left_ankle", "right_ankle"), 0.089),
-}
-OTHER_SIGMA = 0.05  # of each keypoint of anything else
+OTHER_SIGMA = 0.05  # of each keypoint that is none of COCO's
 CATEGORY = 0  # all objects are of one class
 ERRORS = ("pck", "nme")
 
@@ -172,5 +161,4 @@ class KeypointMetric(CocoMetric):
 
 def default_oks_sigmas(names: Sequence[str]) -> list[float]:
     """Returns COCO's where the names are those of its 17 keypoints, in any order, else 0.05 each."""
-    known = COCO_SIGMAS if set(names) == set(COCO_SIGMAS) else {}
-    return [known.get(name, OTHER_SIGMA) for name in names]
+    return list(oks_sigmas_of(names) or [OTHER_SIGMA] * len(names))

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset, DatasetDict
 from torch import Tensor
 
-from ..data import TargetData, TargetDataset, check_dense
+from ..data import KeypointData, TargetData, TargetDataset, check_dense
 from ..data.target_dataset import ReadTarget
 from ..image_targets_hf_vit import IGNORED_LABEL
 from .arguments import HfViTTrainingArguments, ImageDataArguments, TrainedImagesArguments
@@ -69,16 +69,21 @@ def load_scored_targets(
 
 
 def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetData:
-    """Returns data whose targets number the classes as a model does, which knows them all."""
+    """Returns data whose targets number the classes or keypoints as a model does, which knows them all."""
     if not data.names:
         return data
-    numbers = torch.full((IGNORED_LABEL + 1,), IGNORED_LABEL)
-    numbers[: len(data.names)] = torch.tensor([label2id[name] for name in data.names])
+    known = torch.tensor([label2id[name] for name in data.names])
+    names = tuple(sorted(label2id, key=label2id.__getitem__))
+    if isinstance(data, KeypointData):
+        read_target = partial(_reordered, read_target=data.read_target, numbers=known, count=len(names))
+        return replace(data, read_target=read_target, names=names, flip_pairs=(), skeleton=(), oks_sigmas=None)
+    numbers = torch.full((max(IGNORED_LABEL + 1, len(known)),), IGNORED_LABEL)
+    numbers[: len(known)] = known
     return replace(
         data,
         read_target=partial(_renumbered, read_target=data.read_target, numbers=numbers),
-        names=tuple(sorted(label2id, key=label2id.__getitem__)),
-        thing_ids=tuple(numbers[list(data.thing_ids)].tolist()),
+        names=names,
+        thing_ids=tuple(known[list(data.thing_ids)].tolist()),
     )
 
 
@@ -88,6 +93,14 @@ def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -
         name: numbers[values] if name in ("segmentation_map", "class_labels") else values
         for name, values in read_target(row).items()
     }
+
+
+def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, count: int) -> dict[str, Any]:
+    """Reads a target and puts its keypoints at their numbers among those of a model; the others are not labelled."""
+    target = read_target(row)
+    keypoints = torch.zeros(count, 3)
+    keypoints[numbers] = target["keypoints"]
+    return {**target, "keypoints": keypoints}
 
 
 def _open(load: Callable[[], TargetData], training_args: HfViTTrainingArguments) -> TargetData:

@@ -134,7 +134,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
             f"The backbone_config has model_type={backbone['model_type']!r}; of LW-DETR, only 'lw_detr_vit' is known "
             "here. Open it with transformers."
         )
-    size = config["image_processor"].get("size") or {}
+    size = config.get("image_processor", {}).get("size") or {}
     image_size = [size["height"], size["width"]] if {"height", "width"} <= size.keys() else backbone["image_size"]
     fields = architecture_fields({**backbone, "image_size": image_size}, image_size=256)
     has_positions = backbone.get("use_absolute_position_embeddings", True)
@@ -196,7 +196,7 @@ def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
         "hidden_size": width,
         "num_attention_heads": heads,
         "num_points": theirs["decoder_n_points"],
-        "scale_factors": config["projector_scale_factors"],
+        "scale_factors": config.get("projector_scale_factors") or [1.0],
         "out_indices": out_indices,
         "projector_norm": "batch",
         "num_groups": theirs["group_detr"],
