@@ -270,26 +270,26 @@ def test_initialisation_is_that_of_the_design() -> None:
 
 def test_model_finds_the_objects_of_one_batch() -> None:
     torch.manual_seed(0)
-    options = {**OPTIONS, "num_queries": 6, "num_groups": 2, "scale_factors": (1,), "hidden_size": 32}
+    options = {**OPTIONS, "num_queries": 8, "num_groups": 3, "scale_factors": (1,), "hidden_size": 32}
     model = HfViTForObjectDetection(small_config(detection_config=options, window_size=2, global_attention_layers=[1]))
-    batch = objects(model.config, 4)
+    batch = objects(model.config, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=500)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=400)
     model.train()
-    for _ in range(500):
+    for _ in range(400):
         model(**batch).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
     outputs = model.eval()(**batch)
-    assert outputs.logits.shape == (4, 6, 5)
+    assert outputs.logits.shape == (3, 8, 5)
     for probabilities, boxes, target in zip(outputs.probabilities, outputs.pred_boxes, batch["labels"], strict=True):
-        found = probabilities.amax(dim=1).topk(len(target["boxes"])).indices
+        found = probabilities.amax(dim=1) > 0.5
         order, expected = (values[:, 0].argsort() for values in (boxes[found], target["boxes"]))
         assert torch.equal(probabilities[found].argmax(dim=1)[order], target["class_labels"][expected])
         overlaps, _ = box_overlaps(*map(center_to_corners_format, (boxes[found][order], target["boxes"][expected])))
-        assert (overlaps > 0.5).all()
+        assert (overlaps > 0.9).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
