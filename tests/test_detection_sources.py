@@ -313,7 +313,7 @@ def test_areas_and_crowds_of_coco_are_kept(tmp_path: Path) -> None:
     learned = without_crowds(example)
     assert {len(learned[name]) for name in ("boxes", "class_labels", "areas")} == {2}
     assert 50.5 not in learned["areas"].tolist()
-    assert set(target_of(example)) == {"boxes", "class_labels", "is_crowd", "areas"}
+    assert set(target_of(example)) == {"boxes", "class_labels", "is_crowd", "areas", "size"}
 
 
 def test_sizes_that_are_not_given_are_read_from_the_headers_of_upright_images(tmp_path: Path) -> None:
