@@ -45,3 +45,11 @@ def test_benchmark_of_dense_models_runs_both_libraries(tmp_path: Path) -> None:
     rows = run("benchmark_dense", options, tmp_path / "table.json")["rows"]
     assert [row[:2] for row in rows] == [["semantic", "SegFormer-b2"], ["panoptic", "EoMT"], ["depth", "DPT"]]
     assert all(value > 0 for row in rows for value in row[2:])
+
+
+def test_benchmark_of_detection_runs_both_libraries(tmp_path: Path) -> None:
+    options = "--image_size 128 --num_labels 3 --num_queries 5 --rounds 1 --min_seconds 0.01"
+    rows = run("benchmark_detection", options, tmp_path / "table.json")["rows"]
+    expected = [["queries", "YOLOS"], ["deformable", "LW-DETR"], ["deformable", "RF-DETR"]]
+    assert [row[:2] for row in rows] == expected
+    assert all(value > 0 for row in rows for value in row[2:])
