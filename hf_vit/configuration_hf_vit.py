@@ -153,9 +153,9 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     """
 
     model_type = "hf_vit"
-    # What the Trainer leaves out of the predictions it gathers.
     # Whether the pipelines of our own are registered. The package sets it, and needs no code of a checkpoint for them.
     _has_pipelines: ClassVar[bool] = False
+    # What the Trainer leaves out of the predictions it gathers.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "hidden_states",
         "attentions",

@@ -123,11 +123,13 @@ def _with_boxes(inputs: Any, boxes: Any) -> Any:
 
 
 def _corners(boxes: Any) -> Any:
-    """Returns boxes with the named ones among them as rows of numbers."""
+    """Returns boxes with the named ones among them as rows of numbers, also as detectors wrap them."""
     if not isinstance(boxes, list | tuple):
         return boxes
     rows = []
     for index, box in enumerate(boxes):
+        if isinstance(box, Mapping) and "box" in box:
+            box = box["box"]
         if isinstance(box, Mapping) and set(CORNERS) - box.keys():
             raise ValueError(f"boxes[{index}] is {dict(box)}, but needs {', '.join(CORNERS)}.")
         rows.append([box[corner] for corner in CORNERS] if isinstance(box, Mapping) else box)

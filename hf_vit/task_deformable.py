@@ -270,7 +270,10 @@ def places_to_start(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tenso
 
 
 class HfViTDeformableDecoder(nn.Module):
-    """Projector, choice of places, layers of queries, and what they say."""
+    """Projector, choice of places, layers of queries, and what they say.
+
+    Every layer looks around the box that its query started with and refines that one, as in LW-DETR.
+    """
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
         """Builds the decoder.

@@ -220,8 +220,8 @@ def prediction_losses(
         else:
             own_class_loss = iou_aware_loss(own_logits, queries, classes[objects], iou.detach())
         sums.append(torch.stack((own_class_loss, (chosen - wanted).abs().sum(), (1 - generalized).sum())))
-    # A sum over no box has no gradient; this one is zero, for every weight to have one.
-    nothing = boxes.sum() * 0
+    # A sum over no box has no gradient; this one is zero, for every weight to have one, however far off a box is.
+    nothing = (boxes * 0).nan_to_num().sum()
     class_sum, box_sum, giou_sum = torch.stack(sums).sum(dim=0)
     return class_sum, box_sum + nothing, giou_sum
 

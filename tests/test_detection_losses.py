@@ -84,6 +84,14 @@ def test_boxes_without_area_give_finite_losses_and_gradients() -> None:
     assert points.grad.isfinite().all()
 
 
+def test_a_box_that_is_far_off_leaves_the_loss_of_the_others() -> None:
+    prediction, labels = draw("iou_aware")
+    far = prediction.boxes.detach().clone()
+    far[0, 0] = math.inf
+    sums = prediction_losses(prediction.logits, far, labels, options("iou_aware"))
+    assert torch.stack(sums).isfinite().all()
+
+
 @all_losses
 def test_matching_is_the_cheapest_of_all(class_loss: str) -> None:
     prediction, labels = draw(class_loss)

@@ -128,7 +128,8 @@ def test_the_mirror_image_is_looked_at_on_request(folder: Path, pipe: Any) -> No
 def test_boxes_may_be_those_of_object_detection(folder: Path, pipe: Any) -> None:
     named = [dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)) for box in BOXES]
     wanted = pipe(photo(folder), boxes=BOXES)
-    for boxes in (named, [named[0], BOXES[1], tuple(BOXES[2])], np.array(BOXES), torch.tensor(BOXES)):
+    wrapped = [{"score": 0.9, "label": "person", "box": box} for box in named]
+    for boxes in (named, wrapped, [named[0], BOXES[1], tuple(BOXES[2])], np.array(BOXES), torch.tensor(BOXES)):
         assert_same(pipe(photo(folder), boxes=boxes), wanted)
 
 

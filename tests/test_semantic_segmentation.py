@@ -142,6 +142,17 @@ def test_images_lose_nothing_and_keep_their_proportions_if_asked() -> None:
         assert processor.image_mean == cropping.image_mean
 
 
+def test_images_lose_nothing_whatever_the_processor_of_the_start_did() -> None:
+    config = HfViTConfig(**BACKBONE)
+    for options in ({"do_affine_crop": True}, {"do_pad": True, "hide_padding": False, "pad_size": (16, 16)}):
+        start = HfViTImageProcessor(size=(16, 16), patch_size=8, **options)
+        batch = whole_image_processor(start, config, keep_aspect_ratio=True)(
+            torch.zeros(3, 30, 60, dtype=torch.uint8), return_tensors="pt"
+        )
+        assert batch["pixel_values"].shape[-2:] == (16, 32)
+        assert batch["patch_attention_mask"].all()
+
+
 # What is refused, in one line
 
 

@@ -28,7 +28,10 @@ def whole_image_processor(
         "size": size,
         "do_resize": True,
         "do_center_crop": False,
+        "do_affine_crop": False,
         "do_pad": keep_aspect_ratio,
+        "pad_size": None,
+        "hide_padding": True,
         "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
         **more,
     }
