@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import json
 import logging
 import math
@@ -749,7 +750,8 @@ def test_classes_carry_what_the_library_reads() -> None:
     for model_class in MODEL_CLASSES:
         assert issubclass(model_class, HfViTPreTrainedModel)
         assert model_class.main_input_name == "pixel_values"
-        assert model_class.accepts_loss_kwargs is False
+        takes_count = "num_items_in_batch" in inspect.signature(model_class.forward).parameters
+        assert model_class.accepts_loss_kwargs is takes_count
         assert model_class._supports_sdpa
         assert model_class._supports_flash_attn
         assert model_class._supports_flex_attn
