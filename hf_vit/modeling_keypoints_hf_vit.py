@@ -105,11 +105,15 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
             raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
 
         def look(images: Tensor) -> Tensor:
-            mirrored = self(images.flip(-1), return_dict=True).heatmaps
-            return (self(images, return_dict=True).heatmaps + flip_heatmaps(mirrored, self.options.flip_pairs)) / 2
+            return (self(images, return_dict=True).heatmaps + self.mirrored_heatmaps(images)) / 2
 
         mask, patch = patch_attention_mask, to_pair(self.config.patch_size)
         if mask is not None:
             mask = mask.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)  # (B, H, W)
         heatmaps = each_image_alone(lambda own, _: look(own[0]), [pixel_values], [], mask)
         return HfViTKeypointDetectionOutput(heatmaps=heatmaps)
+
+    def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
+        """Returns what the mirror images of images (B, C, H, W) say of them, (B, K, s·h, s·w)."""
+        mirrored: Tensor = self(pixel_values.flip(-1), return_dict=True).heatmaps
+        return flip_heatmaps(mirrored, self.options.flip_pairs)
