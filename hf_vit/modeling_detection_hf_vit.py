@@ -49,6 +49,11 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         self.post_init()
         self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
 
+    @staticmethod
+    def count_items(labels: list[dict[str, Tensor]]) -> int:
+        """Returns the number of boxes in labels."""
+        return sum(len(target["class_labels"]) for target in labels)
+
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,

@@ -19,8 +19,11 @@ from .task_keypoints import HfViTKeypointHead, flip_heatmaps, keypoint_loss
 class HfViTForKeypointDetection(HfViTForDensePrediction):
     """Says where the keypoints of the one object on an image are, which `config.id2label` names.
 
-    The design is that of ViTPose, https://arxiv.org/abs/2204.12484.
+    The design is that of ViTPose, https://arxiv.org/abs/2204.12484. Its loss is a sum over images, divided by their
+    number in the whole global batch where the Trainer says it.
     """
+
+    accepts_loss_kwargs = True
 
     def __init__(self, config: HfViTConfig) -> None:
         """Builds a model with fresh weights."""
@@ -32,6 +35,11 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         self.keypoint_head = HfViTKeypointHead(config, self.options)
         self.post_init()
 
+    @staticmethod
+    def count_items(labels: Tensor) -> int:
+        """Returns the number of images in labels."""
+        return len(labels)
+
     @can_return_tuple
     def forward(
         self,
@@ -39,6 +47,7 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         labels: Tensor | None = None,
         patch_attention_mask: Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTKeypointDetectionOutput:
         """Runs the model.
@@ -49,6 +58,8 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
                 labelled), 1 (hidden) or 2 (visible).
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            num_items_in_batch: Number of images that the loss is divided by, such as those of all batches of a step on
+                all processes; by default those of this batch.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -62,9 +73,12 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         )
         assert pixel_values is not None  # refused above
         heatmaps = self.keypoint_head(maps, patch_attention_mask)
-        size = (pixel_values.shape[-2], pixel_values.shape[-1])
+        loss = None
+        if labels is not None:
+            size = (pixel_values.shape[-2], pixel_values.shape[-1])
+            loss = keypoint_loss(heatmaps, labels, size, self.options, patch_attention_mask, num_items_in_batch)
         return HfViTKeypointDetectionOutput(
-            loss=None if labels is None else keypoint_loss(heatmaps, labels, size, self.options, patch_attention_mask),
+            loss=loss,
             heatmaps=heatmaps,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
@@ -91,11 +105,15 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
             raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
 
         def look(images: Tensor) -> Tensor:
-            mirrored = self(images.flip(-1), return_dict=True).heatmaps
-            return (self(images, return_dict=True).heatmaps + flip_heatmaps(mirrored, self.options.flip_pairs)) / 2
+            return (self(images, return_dict=True).heatmaps + self.mirrored_heatmaps(images)) / 2
 
         mask, patch = patch_attention_mask, to_pair(self.config.patch_size)
         if mask is not None:
             mask = mask.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)  # (B, H, W)
         heatmaps = each_image_alone(lambda own, _: look(own[0]), [pixel_values], [], mask)
         return HfViTKeypointDetectionOutput(heatmaps=heatmaps)
+
+    def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
+        """Returns what the mirror images of images (B, C, H, W) say of them, (B, K, s·h, s·w)."""
+        mirrored: Tensor = self(pixel_values.flip(-1), return_dict=True).heatmaps
+        return flip_heatmaps(mirrored, self.options.flip_pairs)

@@ -49,7 +49,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
-    # Our losses are means over the batch, which the Trainer has to divide by its accumulation steps.
+    # Most losses are means over the batch, which the Trainer has to divide by its accumulation steps. The others take
+    # `num_items_in_batch`, which it adds up by `count_items`.
     accepts_loss_kwargs = False
     # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
     _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None

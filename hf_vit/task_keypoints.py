@@ -260,8 +260,11 @@ def keypoint_loss(
     image_size: tuple[int, int],
     options: HfViTKeypointConfig,
     mask: Tensor | None = None,
+    num_images: Tensor | int | None = None,
 ) -> Tensor:
-    """Mean over the images of a batch of their losses, so that it does not depend on how a batch is split.
+    """Sum over images of their losses, divided by their number.
+
+    So with `num_images` of a global batch the sum over its parts does not depend on how it is split.
 
     The loss of an image is the mean over its keypoints of the mean squared difference of the heatmaps, times the
     weight of the keypoint; 0 for those that are not labelled or out of reach.
@@ -272,6 +275,7 @@ def keypoint_loss(
         image_size: Height and width of the batch in pixels.
         options: Width of the Gaussians and weights of the keypoints.
         mask: (B, h, w) bool, False for padding; None if there is none.
+        num_images: What the sum is divided by, by default B.
 
     Returns:
         Scalar.
@@ -282,8 +286,9 @@ def keypoint_loss(
     check_labels(heatmaps, labels)
     heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
     labels = labels.to(heatmaps.dtype)
+    num_images = len(labels) if num_images is None else num_images
     if mask is None:
-        return image_losses(heatmaps, labels, image_size, options).mean()
+        return image_losses(heatmaps, labels, image_size, options).sum() / num_images
     finer, patch = heatmaps.shape[-2] // mask.shape[1], [image_size[i] // mask.shape[1 + i] for i in range(2)]
     losses = [
         image_losses(
@@ -294,7 +299,7 @@ def keypoint_loss(
         )
         for own, label, (rows, columns) in zip(heatmaps, labels, own_grids(mask), strict=True)
     ]
-    return torch.cat(losses).mean()
+    return torch.cat(losses).sum() / num_images
 
 
 def image_losses(

@@ -208,18 +208,25 @@ def boxes(generator: Generator, count: int) -> Tensor:
     return torch.cat((sizes / 2 + (1 - sizes) * torch.rand(count, 2, generator=generator), sizes), dim=1)
 
 
-def objects(config: HfViTConfig, batch: int) -> dict[str, Any]:
-    """Every image has another number of objects, the first one none."""
-    generator = torch.Generator().manual_seed(batch)
-    counts = [index % 4 for index in range(batch)]
-    labels = [
-        {
-            "class_labels": torch.randint(config.num_labels, (count,), generator=generator),
-            "boxes": boxes(generator, count),
-        }
-        for count in counts
-    ]
-    return {"pixel_values": pixels(config, batch), "labels": labels}
+def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
+    """Images of which the one with a number has so many objects."""
+
+    def make_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(batch)
+        labels = [
+            {
+                "class_labels": torch.randint(config.num_labels, (count,), generator=generator),
+                "boxes": boxes(generator, count),
+            }
+            for count in map(count_of, range(batch))
+        ]
+        return {"pixel_values": pixels(config, batch), "labels": labels}
+
+    return make_batch
+
+
+objects = with_boxes(lambda number: number % 4)  # the first image has none
+lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # all in one image, and so in one process
 
 
 def padded(make_batch: MakeBatch) -> MakeBatch:
@@ -242,8 +249,17 @@ class WithPointsOnALattice(HfViTForUniversalSegmentation):
         return super().train(False)
 
 
+class WithoutCount(HfViTForObjectDetection):
+    """Is not told how many objects all processes have, as in a training without our Trainer."""
+
+    accepts_loss_kwargs = False
+
+
 # For images of several sizes a position table is resampled in float32 by design, and its gradients are summed in it.
 ROTARY = {"position_embedding_type": "rotary"}
+
+DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
+QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}
 
 # Every class that trains, with every kind of target it takes.
 TRAINING_CASES = {
@@ -275,24 +291,22 @@ TRAINING_CASES = {
         padded(labelled(depth_maps)),
         {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
     ),
-    "queries": TrainingCase(
-        HfViTForObjectDetection,
-        padded(objects),
-        {"detection_config": {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}, **ROTARY},
+    "queries": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": QUERIES, **ROTARY}),
+    "queries_of_one_image": TrainingCase(
+        HfViTForObjectDetection, padded(lonely_objects), {"detection_config": QUERIES, **ROTARY}
     ),
-    "deformable": TrainingCase(
+    "queries_without_count": TrainingCase(
+        WithoutCount, padded(objects), {"detection_config": QUERIES, **ROTARY}, accumulates=False
+    ),
+    "deformable": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": DEFORMABLE, **ROTARY}),
+    "deformable_of_one_image": TrainingCase(
+        WithoutCount, padded(lonely_objects), {"detection_config": DEFORMABLE, **ROTARY}, accumulates=False
+    ),
+    "deformable_batch_norm": TrainingCase(
         HfViTForObjectDetection,
         padded(objects),
-        {
-            "detection_config": {
-                "num_queries": 4,
-                "num_layers": 2,
-                "hidden_size": 16,
-                "num_attention_heads": 2,
-                "num_groups": 2,
-            },
-            **ROTARY,
-        },
+        {"detection_config": {**DEFORMABLE, "projector_norm": "batch"}, **ROTARY},
+        accumulates=False,
     ),
     "keypoints": TrainingCase(
         HfViTForKeypointDetection,

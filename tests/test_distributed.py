@@ -59,6 +59,14 @@ def test_gradients_are_those_of_one_batch(
             assert_same_training(result, at_once, TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("name", ["queries", "deformable", "keypoints"])
+def test_unequal_batches_of_a_step_count_by_what_is_in_them(name: str, tmp_path: Path) -> None:
+    at_once, in_parts = (train_case(tmp_path, name, "float64", *split, num_images=5) for split in ((5, 1), (2, 3)))
+    assert len(at_once["gradients"]) == len(in_parts["gradients"]) == 1
+    for key in ("losses", "gradients"):
+        assert_close(in_parts[key], at_once[key], TOLERANCES["float64"], key)
+
+
 def test_two_processes_train_on_the_augmented_images_of_one(
     two_processes: list[dict[str, Any]], tmp_path: Path
 ) -> None:

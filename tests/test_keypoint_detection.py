@@ -42,6 +42,7 @@ def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path
     ]
     flipped, plain = map(scores_of, trainers)
     assert flipped["nme"] != plain["nme"]
+    assert flipped["loss"] == plain["loss"]  # beside that of training, in one diagram
     batch = trainers[0].data_collator([trainers[0].eval_dataset[0]])
     heatmaps = trainers[0].model.eval().predict_flipped(batch["pixel_values"]).heatmaps
     mirrored = trainers[0].model.predict_flipped(batch["pixel_values"].flip(-1)).heatmaps

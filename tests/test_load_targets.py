@@ -1,6 +1,7 @@
 """The data of a training with targets: checked, held out, drawn, numbered as a model does."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ from hf_vit.training import HfViTTrainingArguments
 from hf_vit.training.dense_arguments import SemanticDataArguments
 from hf_vit.training.load_targets import load_targets, with_model_classes
 
-from .dense_trainings import NUM_TRAIN, write_scenes
-from .object_trainings import write_figures
+from .dense_trainings import NUM_TRAIN, make_trainer, write_scenes
+from .object_trainings import write_figures, write_objects
 
 
 @pytest.fixture
@@ -39,6 +40,27 @@ def test_wrong_pairs_are_named_or_left_out_if_asked(scenes: Path) -> None:
     with pytest.raises(ValueError, match=r"(?s)2 of 13 images cannot be trained on:.*labels 9.*has 5 x 5 pixels, but"):
         load(scenes)
     assert sizes(load(scenes, skip_unreadable=True)) == {"train": NUM_TRAIN - 1, "validation": 4}
+
+
+@pytest.mark.parametrize(
+    ("task", "write"), [("object_detection", write_objects), ("keypoint_detection", write_figures)]
+)
+def test_images_of_another_size_than_their_annotations_say_are_named_before_training(
+    task: str, write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    data = write(tmp_path / "data")
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter to the right
+    Image.new("RGB", (44, 40)).save(data / "train" / "images" / "0.png", exif=turned)
+    Image.new("RGB", (50, 43)).save(data / "train" / "images" / "7.png")
+    named = (
+        r"(?s)cannot be trained on:.*0\.png is 40 wide and 44 high, but its annotations say 44 and 40.*"
+        r"7\.png is 50 wide and 43 high"
+    )
+    with pytest.raises(ValueError, match=named):
+        make_trainer(task, data, tmp_path)
+    kept = make_trainer(task, data, tmp_path, "--skip_unreadable", "true").train_dataset
+    assert {"0.png", "7.png"}.isdisjoint(Path(kept[index]["file"]).name for index in range(len(kept)))
 
 
 def test_without_validation_a_share_is_held_out_and_always_the_same(scenes: Path) -> None:

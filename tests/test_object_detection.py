@@ -1,5 +1,6 @@
 """Training of object detection: trivial predictor, sizes of batches, other classes, losses over objects."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hf_vit.training import DetectionScorer
 from hf_vit.training.arguments import ModelArguments
 from hf_vit.training.models import load_model
 
-from .dense_trainings import make_trainer
+from .dense_trainings import CONFIG, make_trainer
 from .helpers import TRAINING_CASES, small_config
 from .object_trainings import CLASSES, write_objects
 from .references import draw_weights
@@ -75,6 +76,18 @@ def test_the_evaluation_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path
     with torch.no_grad():
         whole = trainer.model.eval()(batch["pixel_values"], batch["labels"])  # divided by the boxes of the batch
     assert found == pytest.approx(float(whole.loss), rel=1e-9)
+
+
+def test_images_with_more_objects_than_queries_are_warned_of(objects: Path, tmp_path: Path, caplog: Any) -> None:
+    def messages(num_queries: int) -> list[str]:
+        caplog.clear()
+        options = json.dumps({**CONFIG, "detection_config": {"decoder": "queries", "num_queries": num_queries}})
+        make_trainer("object_detection", objects, tmp_path, "--config_overrides", options)
+        return [message for message in caplog.messages if "num_queries" in message]
+
+    assert not messages(2)
+    (message,) = messages(1)
+    assert message.startswith("3 of 13 images have more objects than num_queries=1, up to 2,")  # crowds are none
 
 
 @pytest.mark.parametrize("case", ["queries", "deformable"])

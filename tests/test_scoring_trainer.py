@@ -31,8 +31,7 @@ from .distributed import finish, start
 from .object_trainings import write_figures, write_objects
 
 
-# The loss of keypoints is that of the model as it is trained, without mirror images; images of any size are padded.
-OPTIONS = {"keypoint_detection": ["--flip_test", "false"], "object_detection": ["--keep_aspect_ratio", "true"]}
+OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # images of any size are padded
 
 
 @pytest.fixture(scope="module")

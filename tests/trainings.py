@@ -94,12 +94,14 @@ def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
     return {key: values if isinstance(values[0], dict) else torch.stack(values) for key, values in batch.items()}
 
 
-def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate: int) -> dict[str, Any]:
-    """Takes two steps of SGD; returns the losses, gradients and weights."""
+def train_case(
+    folder: Path, name: str, dtype: str, batch_size: int, accumulate: int, num_images: int = 2 * GLOBAL_BATCH
+) -> dict[str, Any]:
+    """Takes two steps of SGD, or as many as there are images; returns the losses, gradients and weights."""
     case, recorder = TRAINING_CASES[name], GradientRecorder()
     with default_dtype(DTYPES[dtype]):
         config = small_config(**case.overrides)
-        batch = case.make_batch(config, 2 * GLOBAL_BATCH)
+        batch = case.make_batch(config, num_images)
         trainer = HfViTTrainer(
             model=build(case.model_class, config),
             args=training_arguments(
@@ -111,7 +113,7 @@ def train_case(folder: Path, name: str, dtype: str, batch_size: int, accumulate:
                 per_device_train_batch_size=batch_size,
                 gradient_accumulation_steps=accumulate,
             ),
-            train_dataset=[{key: value[i] for key, value in batch.items()} for i in range(2 * GLOBAL_BATCH)],
+            train_dataset=[{key: value[i] for key, value in batch.items()} for i in range(num_images)],
             data_collator=collate,
             callbacks=[recorder],
         )

@@ -16,8 +16,9 @@ logger = logging.get_logger(__name__)
 def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
     """Reads every image with its target, as training will.
 
-    Found are files that cannot be read, an image and a target of different sizes, labels or colours of no class, and
-    targets of a wrong type. Depth maps without a valid pixel are warned of.
+    Found are files that cannot be read, an image and a target of different sizes, images of another size than the
+    annotations of their objects say, labels or colours of no class, and targets of a wrong type. Depth maps without a
+    valid pixel are warned of.
 
     Args:
         dataset: What will be trained on. On several processes, each may check a shard of its rows.

@@ -65,7 +65,8 @@ def load_object_detection(
 
     Returns:
         Splits with the columns `image`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, `height` and `file`,
-        and the names of the classes. No image is decoded.
+        and the names of the classes. No image is decoded: `check_dense` does, and
+        finds those of another size than the data say.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.

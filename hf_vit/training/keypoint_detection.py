@@ -63,12 +63,14 @@ class KeypointScorer(Scorer):
         self.flip_test = flip_test
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
-        """Returns the keypoints and the loss of each object."""
+        """Returns the keypoints and the loss of each object, which as in training knows of no mirror image."""
         pixels = batch["pixel_values"]
-        outputs = model.predict_flipped(pixels) if self.flip_test else model(pixels)
+        outputs = model(pixels)
+        losses = image_losses(outputs.heatmaps, batch["labels"], tuple(pixels.shape[-2:]), model.options)
+        if self.flip_test:
+            outputs.heatmaps = (outputs.heatmaps + model.mirrored_heatmaps(pixels)) / 2
         boxes = [target["box"][None] for target in batch["targets"]]
         found = self.processor.post_process_keypoint_detection(outputs, boxes)
-        losses = image_losses(outputs.heatmaps, batch["labels"], tuple(pixels.shape[-2:]), model.options)
         return [
             Scored({"keypoints": pose["keypoints"], "scores": pose["scores"]}, loss)
             for (pose,), loss in zip(found, losses.tolist(), strict=True)

@@ -13,6 +13,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
+from transformers.utils import logging
 
 from ..configuration_hf_vit import HfViTConfig, to_pair
 from ..data import (
@@ -37,7 +38,10 @@ from .processors import describe_whole_images, whole_image_processor
 from .record import describe_weights
 from .scored_task import ScoredTask
 from .scorer import Batch, Scored, Scorer
+from .scoring_trainer import ScoringTrainer
 
+
+logger = logging.get_logger(__name__)
 
 Target = dict[str, Tensor]
 Prediction = dict[str, Tensor]
@@ -139,6 +143,20 @@ def corners_of(size: Tensor) -> Tensor:
     return torch.stack((width, height, width, height))
 
 
+def warn_of_full_images(data: TargetData, num_queries: int) -> None:
+    """Warns of images with more objects than a model finds, crowds aside: the others are neither learned nor found."""
+    counts = [crowds.count(False) for rows in data.splits.values() for crowds in rows["is_crowd"][:]]
+    if num_full := sum(count > num_queries for count in counts):
+        logger.warning(
+            "%d of %d images have more objects than num_queries=%d, up to %d, and no more than that are learned and "
+            "found in any. Raise num_queries, which is in detection_config.",
+            num_full,
+            len(counts),
+            num_queries,
+            max(counts),
+        )
+
+
 @dataclass
 class ObjectDetection(ScoredTask):
     """Training of object detection by a script; see `ScoredTask`."""
@@ -160,6 +178,12 @@ class ObjectDetection(ScoredTask):
     def open_data(self) -> TargetData:
         """Opens images and boxes."""
         return load_object_detection(self.data.dataset_name, **self.data.source_options())
+
+    def make_trainer(self) -> ScoringTrainer:
+        """Returns the trainer, and warns if the model has not enough queries; see `ScoredTask`."""
+        trainer = super().make_trainer()
+        warn_of_full_images(self.loaded, trainer.model.options.num_queries)
+        return trainer
 
     def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
         """Returns an image processor that leaves nothing of an image out."""

@@ -23,7 +23,8 @@ class HfViTTrainer(SafeTrainer):
 
     Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
 
-    Losses of object detection are divided by the number of objects of all batches of a step on all processes.
+    Losses of object detection and of keypoints are divided by the number of objects, or of images, of all batches of a
+    step on all processes.
 
     An evaluation sees all images, even with `dataloader_drop_last`.
 
@@ -54,11 +55,12 @@ class HfViTTrainer(SafeTrainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """Counts what the loss of a step is divided by; of detection, whose labels the library cannot count, too."""
-        if not batch_samples or not isinstance(batch_samples[0].get("labels"), list):
+        """Counts what the loss of a step is divided by, at least 1, as the model counts its labels."""
+        if not self.model_accepts_loss_kwargs or not all("labels" in batch for batch in batch_samples):
             return super()._get_num_items_in_batch(batch_samples, device)
-        classes = [torch.cat([target["class_labels"] for target in batch["labels"]]) for batch in batch_samples]
-        count = super()._get_num_items_in_batch([{"labels": labels} for labels in classes], device)
+        # The library adds up numbers of entries, of all processes.
+        items = [torch.zeros(self.model.count_items(batch["labels"])) for batch in batch_samples]
+        count = super()._get_num_items_in_batch([{"labels": labels} for labels in items], device)
         return None if count is None else count.clamp_min(1)
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:
