@@ -206,10 +206,9 @@ def test_saved_model_is_the_same(tmp_path: Path) -> None:
 
 
 def test_the_other_decoder_starts_fresh_and_is_reported(tmp_path: Path) -> None:
-    for options, other in ((OPTIONS, {"decoder": "queries", "num_queries": 5}), ({}, OPTIONS)):
-        build_model(HfViTForObjectDetection, detection_config=options or {"decoder": "queries"}).save_pretrained(
-            tmp_path
-        )
+    queries = {"decoder": "queries", "num_queries": 5, "num_blocks": 2}
+    for options, other in ((OPTIONS, queries), (queries, OPTIONS)):
+        build_model(HfViTForObjectDetection, detection_config=options).save_pretrained(tmp_path)
         model, info = HfViTForObjectDetection.from_pretrained(
             tmp_path, output_loading_info=True, detection_config=other
         )
