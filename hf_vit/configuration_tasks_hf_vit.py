@@ -288,6 +288,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         num_points: Number of points that a head looks at on each level.
         scale_factors: Resolution of each level of the pyramid relative to the patches: 2, 1, 0.5 or 0.25.
         out_indices: Numbers of the blocks whose tokens the projector sees, spread evenly over the encoder by default.
+            Blocks behind the last of them neither run nor learn.
         projector_norm: Norm of the projector: "batch" (LW-DETR) or "layer" (RF-DETR,
             https://github.com/roboflow/rf-detr), which does not look at other images.
         num_groups: How many sets of queries learn side by side in training (Group DETR,
