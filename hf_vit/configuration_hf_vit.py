@@ -268,7 +268,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Builds the configuration from a dictionary, refusing one of another model type.
 
-        Options of a task that are given as arguments replace those of the dictionary one by one.
+        Options of a task that are given as arguments replace those of the dictionary one by one, but those of another
+        decoder of objects all at once.
         """
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
@@ -285,7 +286,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             config_dict = {key: config_dict[key] for key in config_dict if key not in ("id2label", "label2id")}
         for name in TASK_CONFIGS:
             if isinstance(kwargs.get(name), dict):
-                kwargs[name] = {**(config_dict.get(name) or {}), **kwargs[name]}
+                kwargs[name] = TASK_CONFIGS[name].merge(config_dict.get(name) or {}, kwargs[name])
         return super().from_dict(config_dict, **kwargs)
 
     def save_pretrained(

@@ -31,6 +31,11 @@ class HfViTTaskConfig:
         """Returns the options that a field of `HfViTConfig` holds; `None` means the defaults."""
         return cls.make(options or {}) if options is None or isinstance(options, dict) else options
 
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with those that are given in their places."""
+        return {**saved, **given}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, as they come back from JSON: tuples as lists."""
         given, defaults = (
@@ -246,6 +251,21 @@ class HfViTDepthConfig(HfViTTaskConfig):
             raise ValueError(f"gradient_loss_weight={self.gradient_loss_weight} must not be negative.")
 
 
+# What of detection has a part in one decoder only
+DECODER_OPTIONS = {
+    "queries": ("num_blocks", "use_mid_position_embeddings"),
+    "deformable": (
+        "hidden_size",
+        "num_attention_heads",
+        "num_points",
+        "scale_factors",
+        "out_indices",
+        "projector_norm",
+        "num_groups",
+    ),
+}
+
+
 @strict
 @dataclass
 class HfViTDetectionConfig(HfViTTaskConfig):
@@ -268,6 +288,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         num_points: Number of points that a head looks at on each level.
         scale_factors: Resolution of each level of the pyramid relative to the patches: 2, 1, 0.5 or 0.25.
         out_indices: Numbers of the blocks whose tokens the projector sees, spread evenly over the encoder by default.
+            Blocks behind the last of them neither run nor learn.
         projector_norm: Norm of the projector: "batch" (LW-DETR) or "layer" (RF-DETR,
             https://github.com/roboflow/rf-detr), which does not look at other images.
         num_groups: How many sets of queries learn side by side in training (Group DETR,
@@ -295,8 +316,15 @@ class HfViTDetectionConfig(HfViTTaskConfig):
     bbox_weight: float | int = 5.0
     giou_weight: float | int = 2.0
 
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with given ones in their places; those of another decoder are left behind."""
+        decoder = saved.get("decoder", cls.decoder)
+        return super().merge(saved if given.get("decoder", decoder) == decoder else {}, given)
+
     def check(self) -> None:
         """Raises `ValueError` where the values do not fit together."""
+        self._check_decoder()
         counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
         check_positive({name: vars(self)[name] for name in counts})
         check_weights({name: vars(self)[name] for name in ("bbox_weight", "giou_weight")})
@@ -317,6 +345,17 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             raise ValueError(f"scale_factors={list(self.scale_factors)} must be one or more of 2, 1, 0.5 and 0.25.")
         if self.decoder == "deformable" and self.class_loss == "cross_entropy":
             raise ValueError("decoder='deformable' has no class for no object. Set class_loss 'focal' or 'iou_aware'.")
+
+    def _check_decoder(self) -> None:
+        other = "queries" if self.decoder == "deformable" else "deformable"
+        defaults = {field.name: with_lists(field.default) for field in fields(self)}
+        for name in DECODER_OPTIONS[other]:
+            value = with_lists(vars(self)[name])
+            if value != defaults[name]:
+                raise ValueError(
+                    f"{name}={value} is an option of decoder={other!r} and does nothing for {self.decoder!r}. Leave "
+                    f"it out, or set decoder={other!r}."
+                )
 
 
 @strict

@@ -5,6 +5,7 @@ to what the model sees of the image. Shapes: N objects; H W pixels of an image.
 """
 
 from collections.abc import Iterable, Mapping
+from operator import index as index_of
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,12 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
                 f"{place} has the bbox {entry['bbox']} of negative size. It must be [left, top, width, height]."
             )
         boxes.append([left, top, left + width, top + height])
-        classes.append(entry["category_id"])
+        try:
+            classes.append(index_of(entry["category_id"]))
+        except TypeError as error:
+            raise TypeError(
+                f"{place} has the category_id {entry['category_id']!r}, but class numbers are whole. Give an integer."
+            ) from error
     return read_boxes(boxes, f"{name}['annotations']"), read_classes(
         classes, len(boxes), f"The category_id of {name}", name
     )

@@ -138,10 +138,16 @@ def _origin_and_scale(regions: Tensor, size: tuple[int, int]) -> tuple[Tensor, T
 
 
 def place_keypoints(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns keypoints (N, K, 3) of images in pixels of crops of `size`; those not labelled become zeros."""
-    visibility = keypoints[..., 2:]
-    placed = torch.cat((into_crops(keypoints[..., :2], regions.to(keypoints.device), size), visibility), dim=-1)
-    return placed * (visibility > 0)
+    """Returns keypoints (N, K, 3) of images in pixels of crops of `size`; see `keep_inside`."""
+    places = into_crops(keypoints[..., :2], regions.to(keypoints.device), size)
+    return keep_inside(torch.cat((places, keypoints[..., 2:]), dim=-1), size)
+
+
+def keep_inside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns keypoints (..., 3) in pixels of crops of `size`, all zeros where one is not labelled or on no pixel."""
+    places, last = keypoints[..., :2], keypoints.new_tensor([size[1], size[0]]) - 0.5
+    is_left = (keypoints[..., 2] > 0) & ((places >= -0.5) & (places <= last)).all(dim=-1)
+    return torch.where(is_left[..., None], keypoints, 0)
 
 
 def cut_out(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:

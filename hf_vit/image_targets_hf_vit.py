@@ -285,7 +285,12 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
         TypeError: if they are no whole numbers.
         ValueError: if they are not as many, or negative.
     """
-    numbers = torch.as_tensor(classes)
+    try:
+        numbers = torch.as_tensor(classes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} is {classes!r}, but class numbers are whole. Give integers; config.label2id has those of names."
+        ) from error
     if numbers.shape != (count,):
         raise ValueError(
             f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Give one class number each."

@@ -154,8 +154,12 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         patch_attention_mask: Tensor | None,
         **kwargs: Any,
     ) -> tuple[list[DetectionPrediction], Tensor]:
-        """The same of a decoder behind the encoder, which sees the patches of several blocks."""
-        model = self.model
+        """The same of a decoder behind the encoder, which sees the patches of several blocks.
+
+        Blocks that it does not see run only for what is asked of them, and no result depends on them: under DDP a
+        weight with a part in the outputs has to have one in the loss.
+        """
+        model, config = self.model, self.config
         hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
         assert pixel_values is not None  # refused above
         grid = model.embeddings.patch_embeddings.grid(pixel_values)
@@ -167,14 +171,18 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
             windows=model.windows(hidden_states, grid, patch_attention_mask, output_attentions),
             output_attentions=output_attentions,
         )
+        wants_states = kwargs.get("output_hidden_states")
+        wants_states = config.output_hidden_states if wants_states is None else wants_states
+        num_blocks = config.num_hidden_layers if wants_states or output_attentions else max(head.out_indices)
         states = [hidden_states]
-        for block in range(self.config.num_hidden_layers):
+        for block in range(num_blocks):
             states.append(run(states[-1], start=block, stop=block + 1))
-        levels = [states[number][:, self.config.num_prefix_tokens :] for number in head.out_indices]
-        if self.config.apply_layernorm:
-            levels = [model.norm(level) for level in levels]
-        predictions = head([to_maps(level, grid) for level in levels], patch_attention_mask)
-        return predictions if self.training else predictions[-1:], model.norm(states[-1])
+        seen = {number: states[number] for number in head.out_indices}
+        if config.apply_layernorm:
+            seen = {number: model.norm(state) for number, state in seen.items()}
+        maps = [to_maps(seen[number][:, config.num_prefix_tokens :], grid) for number in head.out_indices]
+        predictions = head(maps, patch_attention_mask)
+        return predictions if self.training else predictions[-1:], seen[max(seen)]
 
 
 # The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.

@@ -89,7 +89,8 @@ class HfViTObjectDetectionOutput(ModelOutput):
         pred_boxes: (B, Q, 4), centre x, centre y, width and height relative to the image without its padding.
         probabilities: (B, Q, num_labels), how likely each query is an object of each class.
         auxiliary_outputs: In training what earlier layers say, dictionaries of `logits` and `pred_boxes`.
-        last_hidden_state: (B, L, D) after the final norm.
+        last_hidden_state: (B, L, D) after the final norm; of the deformable decoder what it sees of the last of its
+            blocks, under `config.apply_layernorm`.
         hidden_states: On request, before the first block and after each one.
         attentions: On request, (B, heads, L, L) of each block.
     """

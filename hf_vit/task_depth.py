@@ -134,9 +134,9 @@ class HfViTDPTDepthHead(nn.Module):
         fused = maps[0]
         for index, fusion in enumerate(self.fusions):
             is_last = index == len(maps) - 1
-            size = doubled(fused) if self.doubles_resolution or is_last else maps[index + 1].shape[-2:]
+            size = double_size(fused) if self.doubles_resolution or is_last else maps[index + 1].shape[-2:]
             fused = fusion(fused, maps[index] if index else None, size)
-        size = doubled(fused)
+        size = double_size(fused)
         if not self.doubles_resolution:
             patch = to_pair(self.config.patch_size)
             size = levels[0].shape[-2] * patch[0], levels[0].shape[-1] * patch[1]
@@ -149,7 +149,7 @@ class HfViTDPTDepthHead(nn.Module):
         return F.interpolate(self(levels, prefixes), size=(height, width), mode="bilinear", align_corners=True)
 
 
-def doubled(maps: Tensor) -> tuple[int, int]:
+def double_size(maps: Tensor) -> tuple[int, int]:
     """Twice the height and width of maps (B, C, h, w)."""
     return 2 * maps.shape[-2], 2 * maps.shape[-1]
 

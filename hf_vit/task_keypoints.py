@@ -78,7 +78,7 @@ class HfViTDeconvolution(nn.Module):
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, C, h, w) to (B, C', 2·h, 2·w); `mask` is (B, h, w) bool, False for padding, or None."""
         maps = each_image_alone(lambda own, _: self.conv(own[0]), [maps], [], mask)
-        return self.norm(maps, None if mask is None else doubled(mask)).relu()
+        return self.norm(maps, None if mask is None else double_mask(mask)).relu()
 
 
 class HfViTClassicKeypointHead(nn.Module):
@@ -94,10 +94,10 @@ class HfViTClassicKeypointHead(nn.Module):
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, D, h, w) to (B, K, 4·h, 4·w); `mask` is (B, h, w) bool, False for padding, or None."""
         maps = self.up1(maps, mask)  # (B, C, 2·h, 2·w)
-        return self.predictor(self.up2(maps, None if mask is None else doubled(mask)))
+        return self.predictor(self.up2(maps, None if mask is None else double_mask(mask)))
 
 
-def doubled(mask: Tensor) -> Tensor:
+def double_mask(mask: Tensor) -> Tensor:
     """A mask (B, h, w) at twice the resolution."""
     return mask.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
 
@@ -247,10 +247,15 @@ def flip_heatmaps(heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tens
         heatmaps: Of the mirror images.
         flip_pairs: Pairs of keypoints (numbers) that a mirror image swaps.
     """
-    order = list(range(heatmaps.shape[1]))
+    return heatmaps[:, mirrored_order(heatmaps.shape[1], flip_pairs)].flip(-1)
+
+
+def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> list[int]:
+    """Returns which keypoint takes the place of each in a mirror image, which swaps pairs of them (numbers)."""
+    order = list(range(num_keypoints))
     for first, second in flip_pairs:
         order[first], order[second] = second, first
-    return heatmaps[:, order].flip(-1)
+    return order
 
 
 @in_full_precision

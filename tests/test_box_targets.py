@@ -149,6 +149,11 @@ def without(key):
         ({"boxes": [BOXES], "class_labels": [[1, 2]]}, ValueError, r"shape \(2,\), but boxes\[0\] has 3 entries"),
         ({"boxes": [BOXES], "class_labels": [[1, 2, -1]]}, ValueError, r"class_labels\[0\] has the number -1"),
         ({"boxes": [BOXES], "class_labels": [[1.5, 2, 1]]}, TypeError, "but class numbers are whole"),
+        (
+            {"boxes": [BOXES], "class_labels": [["a", "b", "c"]]},
+            TypeError,
+            r"class_labels\[0\] is \['a', 'b', 'c'\], but",
+        ),
         ({"boxes": [[[1, 2, 3]]], "class_labels": [[0]]}, ValueError, r"boxes\[0\] has the shape \(1, 3\)"),
         ({"boxes": BOXES[:1], "class_labels": [[0]]}, ValueError, r"boxes\[0\] has the shape \(4,\), but must be"),
         (
@@ -164,6 +169,11 @@ def without(key):
         ({"annotations": without("category_id")}, ValueError, r"\[1\] has no 'category_id', but only bbox"),
         ({"annotations": annotations([[9, 2, 3, 5]], [0])}, ValueError, r"bbox \[9, 2, -6, 3\] of negative size"),
         ({"annotations": annotations(bbox=[1, 2, 3])}, ValueError, r"\[0\] has the bbox \[1, 2, 3\], but must be"),
+        (
+            {"annotations": annotations(category_id=1.0)},
+            TypeError,
+            r"\['annotations'\]\[0\] has the category_id 1.0, but class numbers are whole",
+        ),
         ({"annotations": annotations(category_id=-1)}, ValueError, "category_id .* has the number -1"),
         ({"annotations": annotations(), "boxes": [BOXES]}, ValueError, "boxes and annotations are given"),
         ({"object_boxes": [BOXES]}, ValueError, "object_boxes are given, of which only do_affine_crop=True"),

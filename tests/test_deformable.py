@@ -206,10 +206,9 @@ def test_saved_model_is_the_same(tmp_path: Path) -> None:
 
 
 def test_the_other_decoder_starts_fresh_and_is_reported(tmp_path: Path) -> None:
-    for options, other in ((OPTIONS, {"decoder": "queries", "num_queries": 5}), ({}, OPTIONS)):
-        build_model(HfViTForObjectDetection, detection_config=options or {"decoder": "queries"}).save_pretrained(
-            tmp_path
-        )
+    queries = {"decoder": "queries", "num_queries": 5, "num_blocks": 2}
+    for options, other in ((OPTIONS, queries), (queries, OPTIONS)):
+        build_model(HfViTForObjectDetection, detection_config=options).save_pretrained(tmp_path)
         model, info = HfViTForObjectDetection.from_pretrained(
             tmp_path, output_loading_info=True, detection_config=other
         )
@@ -224,6 +223,36 @@ def test_padding_and_splitting_change_no_loss_and_no_gradient() -> None:
     expected, actual = (loss_and_gradients(model, batches, 3) for batches in (alone, [together]))
     for own, other, name in zip(actual, expected, ("loss", "gradients"), strict=True):
         assert_close(own, other, 1e-9, name)
+
+
+def test_blocks_that_the_decoder_does_not_see_have_no_part_in_a_result() -> None:
+    options = {"detection_config": {**OPTIONS, "out_indices": [2, 0]}, "num_hidden_layers": 4}
+    for apply_layernorm in (True, False):
+        model = build_model(HfViTForObjectDetection, **options, apply_layernorm=apply_layernorm).train()
+        outputs = model(pixels(model.config))
+
+        def with_gradient(values: list[Tensor], model: Any = model) -> set[str]:
+            model.zero_grad()
+            torch.stack([value.square().sum() for value in values]).sum().backward(retain_graph=True)
+            return {name for name, p in model.named_parameters() if p.grad is not None}
+
+        predicted = [part for entry in outputs.auxiliary_outputs for part in entry.values()]
+        predicted += [outputs.logits, outputs.pred_boxes]
+        of_loss = with_gradient(predicted)
+        assert with_gradient([outputs.last_hidden_state]) <= of_loss
+        assert not any(name.startswith(("model.encoder.layers.2.", "model.encoder.layers.3.")) for name in of_loss)
+        assert any(name.startswith("model.norm.") for name in of_loss) is apply_layernorm
+        model.eval()
+        images = pixels(model.config)
+        asked = model(images, output_hidden_states=True)
+        assert len(asked.hidden_states) == 5
+        state = asked.hidden_states[2]
+        assert torch.equal(asked.last_hidden_state, model.model.norm(state) if apply_layernorm else state)
+        assert torch.equal(asked.last_hidden_state, model(images).last_hidden_state)
+        model.model.encoder.layers[2] = model.model.encoder.layers[3] = (
+            nn.Identity()
+        )  # which takes no rotary positions
+        model(images)
 
 
 # Training

@@ -165,6 +165,15 @@ def test_sure_keypoints_alone_are_returned_on_request(backend):
         assert torch.equal(sure[name], every[name][1:3])
 
 
+def test_keypoints_outside_of_the_crop_count_as_not_labelled(backend):
+    """As in training, for the losses of both to be of the same points."""
+    points = [[10, 20, 2], [40.2, 60, 1], [40.5, 60, 2], [25, 19, 2], [25, 40, 0]]
+    given = {"object_boxes": [[[10, 20, 40, 60]]], "keypoints": [[points]], "return_tensors": "pt"}
+    labels = backend(**CROPS, box_padding=1)(noise(90, 120, 3), **given).labels[0]
+    assert labels[:, 2].tolist() == [2, 1, 0, 0, 0]
+    assert not labels[2:].any()
+
+
 def test_crops_that_are_made_already_keep_their_keypoints(backend):
     points = keypoints(2)
     options = {"do_affine_crop": False, "do_resize": False, "return_tensors": "pt"}

@@ -90,13 +90,42 @@ def test_images_with_more_objects_than_queries_are_warned_of(objects: Path, tmp_
     assert message.startswith("3 of 13 images have more objects than num_queries=1, up to 2,")  # crowds are none
 
 
-@pytest.mark.parametrize("case", ["queries", "deformable"])
-def test_other_classes_get_fresh_weights_and_boxes_keep_theirs(case: str, tmp_path: Path) -> None:
+def save_trained(case: str, folder: Path) -> HfViTForObjectDetection:
+    """A saved model of two classes, with its image processor."""
     labels = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
     model = HfViTForObjectDetection(small_config(**TRAINING_CASES[case].overrides, num_labels=2, **labels))
     draw_weights(model)
-    model.save_pretrained(tmp_path)
-    HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path)
+    model.save_pretrained(folder)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "fresh"),
+    [
+        ("queries", {"num_queries": 9}, {"queries.weight"}),
+        ("deformable", {"num_queries": 3}, {"query_features.weight", "query_boxes.weight"}),
+        ("deformable", {"num_groups": 1}, {"query_features.weight", "query_boxes.weight"}),
+    ],
+)
+def test_other_queries_are_fresh_and_the_rest_of_the_head_stays(
+    case: str, options: dict[str, int], fresh: set[str], tmp_path: Path
+) -> None:
+    model = save_trained(case, tmp_path)
+    arguments = ModelArguments(
+        model_name_or_path=str(tmp_path), config_overrides=json.dumps({"detection_config": options})
+    )
+    tuned, _ = load_model(HfViTForObjectDetection, arguments)
+    before, after = model.state_dict(), tuned.state_dict()
+    assert {name for name in after if not torch.equal(before[name], after[name])} == {
+        f"detection_head.{name}" for name in fresh
+    }
+    assert all(after[f"detection_head.{name}"].isfinite().all() for name in fresh)
+
+
+@pytest.mark.parametrize("case", ["queries", "deformable"])
+def test_other_classes_get_fresh_weights_and_boxes_keep_theirs(case: str, tmp_path: Path) -> None:
+    model = save_trained(case, tmp_path)
     tuned, _ = load_model(HfViTForObjectDetection, ModelArguments(model_name_or_path=str(tmp_path)), CLASSES)
     assert list(tuned.config.id2label.values()) == CLASSES
     before, after = model.state_dict(), tuned.state_dict()

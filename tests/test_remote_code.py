@@ -19,6 +19,7 @@ from hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
     HfViTForKeypointDetection,
+    HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTImageProcessor,
@@ -198,17 +199,29 @@ def test_multi_label_and_value_models_in_the_pipeline(tmp_path: Path) -> None:
     check_output(run_without_package(code, tmp_path / "work", str(tmp_path), str(images)))
 
 
-DENSE_CLASSES = {
+DECODERS = {
+    "queries": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
+    "deformable": {
+        "decoder": "deformable",
+        "num_queries": 4,
+        "num_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_groups": 2,
+    },
+}
+HEADS = {
     "semantic": HfViTForSemanticSegmentation,
     "universal": HfViTForUniversalSegmentation,
     "depth": HfViTForDepthEstimation,
     "keypoints": HfViTForKeypointDetection,
+    **dict.fromkeys(DECODERS, HfViTForObjectDetection),
 }
-OPEN_DENSE = """
+OPEN_HEADS = """
 from PIL import Image
 from transformers import (
-    AutoModelForDepthEstimation, AutoModelForKeypointDetection, AutoModelForSemanticSegmentation,
-    AutoModelForUniversalSegmentation, pipeline
+    AutoModelForDepthEstimation, AutoModelForKeypointDetection, AutoModelForObjectDetection,
+    AutoModelForSemanticSegmentation, AutoModelForUniversalSegmentation, pipeline
 )
 folder, photo_name = sys.argv[1:]
 photo, remote = Image.open(photo_name), {"trust_remote_code": True}
@@ -217,15 +230,21 @@ classes = {
     "universal": AutoModelForUniversalSegmentation,
     "depth": AutoModelForDepthEstimation,
     "keypoints": AutoModelForKeypointDetection,
+    "queries": AutoModelForObjectDetection,
+    "deformable": AutoModelForObjectDetection,
 }
 saved = torch.load(f"{folder}/data.pt", weights_only=True)
 for name, auto_class in classes.items():
     model = auto_class.from_pretrained(f"{folder}/{name}", **remote).eval()
     assert type(model).__module__.startswith("transformers_modules"), type(model)
     assert torch.equal(model(saved["images"])[0], saved[name])
-    # Each opens as each other too, with a new head.
-    for other in classes.values():
-        other.from_pretrained(f"{folder}/{name}", **remote)
+    # Each opens as each other too, with a new head, be it of the same task.
+    for other, auto_class in classes.items():
+        options = {"detection_config": saved["decoders"][other]} if other in saved["decoders"] else {}
+        opened, info = auto_class.from_pretrained(f"{folder}/{name}", output_loading_info=True, **options, **remote)
+        assert not any(key.startswith("model.") for key in info["missing_keys"]), info
+        assert bool(info["missing_keys"]) == (other != name), (name, other, info)
+        opened.eval()(saved["images"])
 
 def pixels(mask):
     return torch.tensor(list(mask.tobytes())).reshape(mask.size[::-1]) > 0
@@ -250,15 +269,20 @@ estimate = pipeline("depth-estimation", model=f"{folder}/depth", **remote)
 for found in (estimate(photo), estimate([photo_name] * 3, batch_size=2)[2]):
     torch.testing.assert_close(found["predicted_depth"], saved["metres"])
     assert found["depth"].size == (50, 40)
+for name in saved["decoders"]:
+    detect = pipeline("object-detection", model=f"{folder}/{name}", threshold=0.0, **remote)
+    for found in (detect(photo), detect([photo_name] * 3, batch_size=2)[2]):
+        torch.testing.assert_close(torch.tensor([entry["score"] for entry in found]), saved[f"{name}_scores"])
 print("opened")
 """
 
 
-def test_dense_models_open_without_the_package_in_the_stock_pipelines(folder: Path, tmp_path: Path) -> None:
+def test_models_of_every_task_open_without_the_package_in_the_stock_pipelines(folder: Path, tmp_path: Path) -> None:
     photo = folder.parents[1] / "photo.png"
-    saved = {"images": pixels(small_config())}
-    for name, model_class in DENSE_CLASSES.items():
-        model = model_class(small_config())
+    saved = {"images": pixels(small_config()), "decoders": DECODERS}
+    for name, model_class in HEADS.items():
+        options = {"detection_config": DECODERS[name]} if name in DECODERS else {}
+        model = model_class(small_config(**options))
         draw_weights(model)
         model.eval().save_pretrained(tmp_path / name)
         processor = HfViTImageProcessor.for_model(model.config)
@@ -270,8 +294,13 @@ def test_dense_models_open_without_the_package_in_the_stock_pipelines(folder: Pa
                 metres = processor.post_process_depth_estimation(outputs, [(40, 50)])[0]["predicted_depth"]
                 assert 0 <= metres.min() < 5 < metres.max() <= 10
                 saved["metres"] = metres
+            if name in DECODERS:
+                outputs = model(**processor(Image.open(photo), return_tensors="pt"))
+                found = processor.post_process_object_detection(outputs, 0.0, [(40, 50)])[0]
+                assert len(found["scores"]) == DECODERS[name]["num_queries"]
+                saved[f"{name}_scores"] = found["scores"]
     torch.save(saved, tmp_path / "data.pt")
-    check_output(run_without_package(OPEN_DENSE, tmp_path / "work", str(tmp_path), str(photo)))
+    check_output(run_without_package(OPEN_HEADS, tmp_path / "work", str(tmp_path), str(photo)))
 
 
 @pytest.mark.parametrize("model_class", [HfViTForSemanticSegmentation, HfViTForUniversalSegmentation])

@@ -1,4 +1,4 @@
-"""Evaluation of dense predictions: image by image, whatever the batches and processes, and nothing is kept."""
+"""Evaluation of dense predictions and of objects: one by one, whatever the batches, and nothing is kept."""
 
 import gc
 import json

@@ -102,7 +102,7 @@ def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
         replaced |= {"out_features", "out_indices"}
     kept = {name: value for name, value in config.to_dict().items() if name not in replaced}
     options = {
-        name: {**kept.get(name, {}), **overrides[name]}
+        name: TASK_CONFIGS[name].merge(kept.get(name, {}), overrides[name])
         for name in TASK_CONFIGS.keys() & overrides.keys()
         if isinstance(overrides[name], dict)
     }

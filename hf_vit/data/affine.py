@@ -7,7 +7,7 @@ Shapes: C channels, H W pixels of an image, h w pixels of a crop, K keypoints.
 import torch
 from torch import Tensor
 
-from ..image_crops_hf_vit import crop_regions, sample_pixels
+from ..image_crops_hf_vit import crop_regions, keep_inside, sample_pixels
 
 
 def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
@@ -51,10 +51,7 @@ def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> 
     Returns:
         (K, 3) in pixels of the crop, all zeros for keypoints without label and those on no pixel of the crop.
     """
-    points = apply_matrix(keypoints[:, :2], matrix)
-    last = torch.tensor((size[1], size[0])) - 0.5
-    is_left = (keypoints[:, 2] > 0) & ((points >= -0.5) & (points <= last)).all(dim=1)  # (K,)
-    return torch.where(is_left[:, None], torch.cat((points, keypoints[:, 2:]), dim=1), 0)
+    return keep_inside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 
 def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..task_keypoints import mirrored_order
 from .affine import crop_keypoints, crop_matrix, warp
 from .augmentation_inputs import (
     check_photometric,
@@ -104,7 +105,7 @@ class _KeypointAugmentation:
         matrix = self._draw_change() @ _square(crop_matrix(example["box"], self.size, self.box_padding))
         if torch.rand(()) < self.horizontal_flip:
             matrix = torch.tensor([[-1.0, 0, self.size[1] - 1], [0, 1, 0], [0, 0, 1]], dtype=matrix.dtype) @ matrix
-            keypoints = keypoints[self._mirrored(len(keypoints))]
+            keypoints = keypoints[mirrored_order(len(keypoints), self.flip_pairs)]
         image = warp(image, matrix[:2], self.size)  # (C, h, w)
         keypoints = crop_keypoints(keypoints, matrix[:2], self.size)
         if torch.rand(()) < self.photometric:
@@ -122,13 +123,6 @@ class _KeypointAugmentation:
         centre = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
         offset = centre + torch.tensor(shift, dtype=torch.float64) - linear @ centre
         return _square(torch.cat((linear, offset[:, None]), dim=1))
-
-    def _mirrored(self, count: int) -> list[int]:
-        """Returns which keypoint takes the place of each."""
-        order = list(range(count))
-        for first, second in self.flip_pairs:
-            order[first], order[second] = second, first
-        return order
 
 
 def _square(matrix: Tensor) -> Tensor:

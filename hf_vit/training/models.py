@@ -38,6 +38,8 @@ CLASS_WEIGHTS = (
     "keypoint_head.classic.predictor.",
     "keypoint_head.simple.predictor.",
 )
+# What in the head of any task has a number for each query. The rest of a head is of use for other queries too.
+QUERY_WEIGHTS = (".queries.", ".mid_query_embeddings", ".query_features.", ".query_boxes.", ".proposal_heads.")
 
 
 def load_model(
@@ -135,7 +137,13 @@ def open_with_options(
     check_weights(model, encoder, name_or_path, has_new_labels=False)
     saved = (model.state_dict().keys() - set(info["missing_keys"])) | set(info["unexpected_keys"])
     has_saved_head = any(name.startswith(HEADS) for name in saved)
-    if not has_saved_head or not any(name.startswith(HEADS) for name in changed):
+    of_head = [name for name in changed if name.startswith(HEADS)]
+    if not has_saved_head or not of_head:
+        return model, ()
+    if all(any(part in name for part in QUERY_WEIGHTS) for name in of_head):
+        logger.warning(
+            f"The saved model has other queries than {options}. It gets fresh ones; the rest of its head stays."
+        )
         return model, ()
     logger.warning(f"The head of the saved model does not fit {options}. It gets a fresh one.")
     return model, HEADS

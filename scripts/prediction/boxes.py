@@ -16,7 +16,7 @@ SIDES = ("xmin", "ymin", "xmax", "ymax")
 BRIGHT = 140  # luma of colours on which black is read more easily than white
 
 
-def read_boxes(file: Path, files: list[Path]) -> dict[Path, list[Box]]:
+def read_box_file(file: Path, files: list[Path]) -> dict[Path, list[Box]]:
     """Returns the boxes of each image from the lines that this script prints for objects.
 
     Args:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from .boxes import read_boxes
+from .boxes import read_box_file
 from .classification import Classification
 from .depth import DepthEstimation
 from .keypoints import KeypointDetection
@@ -36,7 +36,7 @@ def open_model(args: argparse.Namespace, files: list[Path]) -> Task:
     if "ForObjectDetection" in name:
         return ObjectDetection(args.model, threshold=threshold)
     if "ForKeypointDetection" in name:
-        boxes = {} if args.boxes is None else read_boxes(args.boxes, files)
+        boxes = {} if args.boxes is None else read_box_file(args.boxes, files)
         return KeypointDetection(args.model, boxes, threshold=args.threshold, batch_size=args.batch_size)
     raise ValueError(
         f"{args.model} was saved as {name}, which neither names images, nor segments them, nor estimates depth, nor "
