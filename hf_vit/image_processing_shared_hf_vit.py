@@ -208,7 +208,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
             masks of which no pixel is left; for boxes `labels`, of each image `{"class_labels" (N,) int64, "boxes"
             (N, 4) float32}`, centre x, centre y, width and height relative to the image without its padding, without
             objects that a crop cuts away. With `do_affine_crop`, `pixel_values` (sum of N, C, h, w) and for keypoints
-            `labels` (sum of N, K, 3) in pixels of the crops. Without `return_tensors`, lists.
+            `labels` (sum of N, K, 3) in pixels of the crops, all zeros for those not labelled or outside. Without
+            `return_tensors`, lists.
 
         Raises:
             OSError: if a file cannot be opened or decoded.
