@@ -10,6 +10,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..modeling_detection_hf_vit import HfViTForObjectDetection
+from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
 from .safe_trainer import SafeTrainer
@@ -56,7 +58,8 @@ class HfViTTrainer(SafeTrainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Counts what the loss of a step is divided by, at least 1, as the model counts its labels."""
-        if not self.model_accepts_loss_kwargs or not all("labels" in batch for batch in batch_samples):
+        counts = isinstance(self.model, HfViTForObjectDetection | HfViTForKeypointDetection)
+        if not counts or not all("labels" in batch for batch in batch_samples):
             return super()._get_num_items_in_batch(batch_samples, device)
         # The library adds up numbers of entries, of all processes.
         items = [torch.zeros(self.model.count_items(batch["labels"])) for batch in batch_samples]
