@@ -63,8 +63,7 @@ def load_keypoint_detection(
 
     Returns:
         Splits with the columns `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`, and what
-        is known of the keypoints. No image is decoded: `check_dense` does, and
-        finds those of another size than the data say.
+        is known of the keypoints. No image is decoded: `check_dense` does, and finds those of another size.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
