@@ -3,7 +3,6 @@
 Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, Q queries.
 """
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -106,42 +105,22 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[list[DetectionPrediction], Tensor]:
         """Returns what is predicted after the last block, before that in training only, and the last tokens."""
-        head, model, config = self.detection_head, self.model, self.config
+        head, model = self.detection_head, self.model
         if isinstance(head, HfViTDeformableDecoder):
             return self._predict_from_levels(head, pixel_values, patch_attention_mask, **kwargs)
-        hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
-        assert pixel_values is not None  # refused above
-        output_attentions = model.wants_attentions(**kwargs)
-        visible = partial(
-            model.attention_mask, patch_attention_mask=patch_attention_mask, output_attentions=output_attentions
-        )
-        grid = model.embeddings.patch_embeddings.grid(pixel_values)
-        windows = partial(
-            model.windows, grid=grid, patch_attention_mask=patch_attention_mask, output_attentions=output_attentions
-        )
-        run = partial(model.encoder, rotary=rotary, output_attentions=output_attentions)
-        start = config.num_hidden_layers - head.num_blocks
-        hidden_states = run(
-            hidden_states, attention_mask=visible(hidden_states), windows=windows(hidden_states), stop=start
-        )  # (B, P + N, D)
+        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
+        start = self.config.num_hidden_layers - head.num_blocks
+        hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
         hidden_states = head.join_queries(hidden_states)  # (B, L, D)
-        attention_mask, own_windows = visible(hidden_states), windows(hidden_states)
+        masks = blocks.masks(hidden_states)
         states = []
-        for block, positions in enumerate(head.mid_positions(grid, patch_attention_mask), start=start):
-            hidden_states = run(
-                hidden_states, attention_mask=attention_mask, windows=own_windows, start=block, stop=block + 1
-            )
+        for block, positions in enumerate(head.mid_positions(blocks.grid, patch_attention_mask), start=start):
+            hidden_states = blocks.run(hidden_states, block, block + 1, **masks)
             states.append(hidden_states)
             hidden_states = hidden_states if positions is None else hidden_states + positions
+        whole = {"attention_mask": masks["attention_mask"]}
         for layer in range(len(head.layers.layers)):
-            hidden_states = head.layers(
-                hidden_states,
-                rotary=rotary,
-                attention_mask=attention_mask,
-                start=layer,
-                stop=layer + 1,
-                output_attentions=output_attentions,
-            )
+            hidden_states = blocks.run(hidden_states, layer, layer + 1, head.layers, **whole)
             states.append(hidden_states)
         hidden_states = model.norm(hidden_states)
         earlier = [head(model.norm(state)) for state in states[:-1]] if self.training else []
@@ -160,27 +139,18 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         weight with a part in the outputs has to have one in the loss.
         """
         model, config = self.model, self.config
-        hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
-        assert pixel_values is not None  # refused above
-        grid = model.embeddings.patch_embeddings.grid(pixel_values)
-        output_attentions = model.wants_attentions(**kwargs)
-        run = partial(
-            model.encoder,
-            rotary=rotary,
-            attention_mask=model.attention_mask(hidden_states, patch_attention_mask, output_attentions),
-            windows=model.windows(hidden_states, grid, patch_attention_mask, output_attentions),
-            output_attentions=output_attentions,
-        )
+        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
+        masks = blocks.masks(hidden_states)
         wants_states = kwargs.get("output_hidden_states")
         wants_states = config.output_hidden_states if wants_states is None else wants_states
-        num_blocks = config.num_hidden_layers if wants_states or output_attentions else max(head.out_indices)
+        num_blocks = config.num_hidden_layers if wants_states or blocks.output_attentions else max(head.out_indices)
         states = [hidden_states]
         for block in range(num_blocks):
-            states.append(run(states[-1], start=block, stop=block + 1))
+            states.append(blocks.run(states[-1], block, block + 1, **masks))
         seen = {number: states[number] for number in head.out_indices}
         if config.apply_layernorm:
             seen = {number: model.norm(state) for number, state in seen.items()}
-        maps = [to_maps(seen[number][:, config.num_prefix_tokens :], grid) for number in head.out_indices]
+        maps = [to_maps(seen[number][:, config.num_prefix_tokens :], blocks.grid) for number in head.out_indices]
         predictions = head(maps, patch_attention_mask)
         return predictions if self.training else predictions[-1:], seen[max(seen)]
 

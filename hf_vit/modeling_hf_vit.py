@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P pre
 registers), L = P + N, D hidden size.
 """
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -245,6 +245,88 @@ class HfViTModel(HfViTPreTrainedModel):
         if self.config.norm_after_pooling:
             pooled = self.norm(pooled)
         return pooled if self.pooler is None else self.pooler(pooled)
+
+    def begin(
+        self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, "HfViTBlockRunner"]:
+        """Begins a run range by range, for heads that need what is between blocks, or change it.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            patch_attention_mask: (B, h, w) bool or None.
+            **kwargs: `output_attentions`, as in `forward`.
+
+        Returns:
+            What goes into the first block, (B, P + N, D), and what runs the blocks.
+        """
+        hidden_states, rotary = self.embed(pixel_values, None, patch_attention_mask)
+        assert pixel_values is not None  # refused above
+        grid = self.embeddings.patch_embeddings.grid(pixel_values)
+        return hidden_states, HfViTBlockRunner(
+            self, grid, rotary, patch_attention_mask, self.wants_attentions(**kwargs)
+        )
+
+
+@dataclass(frozen=True)
+class HfViTBlockRunner:
+    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.begin`.
+
+    Args:
+        model: The model.
+        grid: Rows and columns (h, w) of patches.
+        rotary: Rotary positions of prefix and patches.
+        patch_attention_mask: (B, h, w) bool or None.
+        output_attentions: Whether attention weights are recorded.
+    """
+
+    model: HfViTModel
+    grid: Grid
+    rotary: Rotary | None
+    patch_attention_mask: Tensor | None
+    output_attentions: bool
+
+    def attention_mask(self, hidden_states: Tensor) -> Any:
+        """Hides padded patches from tokens (B, L, D), L counting queries at the end too."""
+        return self.model.attention_mask(hidden_states, self.patch_attention_mask, self.output_attentions)
+
+    def masks(self, hidden_states: Tensor) -> dict[str, Any]:
+        """Returns the mask of tokens (B, L, D) and that of blocks within windows, as `run` takes them."""
+        visible = self.patch_attention_mask, self.output_attentions
+        return {
+            "attention_mask": self.attention_mask(hidden_states),
+            "windows": self.model.windows(hidden_states, self.grid, *visible),
+        }
+
+    def run(
+        self,
+        hidden_states: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        encoder: HfViTEncoder | None = None,
+        **masks: Any,
+    ) -> Tensor:
+        """Runs the blocks from `start` up to but without `stop` of the model, or of another `encoder` behind it.
+
+        Args:
+            hidden_states: (B, L, D).
+            start: First block.
+            stop: End of the range, as in a slice.
+            encoder: Other blocks.
+            **masks: What `masks` returns.
+
+        Returns:
+            (B, L, D).
+        """
+        encoder = self.model.encoder if encoder is None else encoder
+        tokens: Tensor = encoder(
+            hidden_states,
+            rotary=self.rotary,
+            start=start,
+            stop=stop,
+            output_attentions=self.output_attentions,
+            **masks,
+        )
+        return tokens
 
 
 class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
@@ -617,31 +699,25 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Returns masks and classes after the last block, before that those that are needed, and the last tokens."""
         head, model, num_blocks = self.universal_segmentation_head, self.model, self.options.num_blocks
-        hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)
-        assert pixel_values is not None  # refused above
-        grid = model.embeddings.patch_embeddings.grid(pixel_values)
-        output_attentions = model.wants_attentions(**kwargs)
-        run = partial(model.encoder, rotary=rotary, output_attentions=output_attentions)
-        unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
-        windows = model.windows(hidden_states, grid, patch_attention_mask, output_attentions)
+        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
         start = self.config.num_hidden_layers - num_blocks
-        hidden_states = run(hidden_states, attention_mask=unmasked, windows=windows, stop=start)  # (B, P + N, D)
+        hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
         hidden_states = head.join_queries(hidden_states)  # (B, L, D)
-        unmasked = model.attention_mask(hidden_states, patch_attention_mask, output_attentions)
+        unmasked = blocks.attention_mask(hidden_states)
         predictions = []
         for block, is_masked in enumerate(head.masked_blocks):
             attention_mask = unmasked
             if is_masked or self.training:
-                predictions.append(head(model.norm(hidden_states), grid, patch_attention_mask))
+                predictions.append(head(model.norm(hidden_states), blocks.grid, patch_attention_mask))
             if is_masked:
-                self._check_attention(output_attentions)
+                self._check_attention(blocks.output_attentions)
                 attention_mask = head.attention_mask(
-                    predictions[-1][0], block, grid, self.config.num_prefix_tokens, patch_attention_mask
+                    predictions[-1][0], block, blocks.grid, self.config.num_prefix_tokens, patch_attention_mask
                 )
             number = start + block
-            hidden_states = run(hidden_states, attention_mask=attention_mask, start=number, stop=number + 1)
+            hidden_states = blocks.run(hidden_states, number, number + 1, attention_mask=attention_mask)
         hidden_states = model.norm(hidden_states)
-        return [*predictions, head(hidden_states, grid, patch_attention_mask)], hidden_states
+        return [*predictions, head(hidden_states, blocks.grid, patch_attention_mask)], hidden_states
 
     def _check_attention(self, output_attentions: bool) -> None:
         """Raises `ValueError` if the attention implementation takes no mask for each query."""
