@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers.image_transforms import center_to_corners_format
 
-from hf_vit import HfViTConfig, HfViTForObjectDetection, HfViTModel
-from hf_vit.task_detection import box_overlaps
+from hf_vit import HfViTForObjectDetection, HfViTModel
 
 from .helpers import boxes, pixels
 from .references import assert_close
@@ -186,54 +184,6 @@ def test_half_precision_is_close(decoder: str, dtype: torch.dtype) -> None:
         for name in ("logits", "pred_boxes", "loss"):
             assert_close(actual[name].float(), expected[name], 0.2, name)
         assert actual.loss.dtype == torch.float32
-
-
-def painted(count: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Images of coloured rectangles, the class of each its colour, one of the images empty."""
-    generator = torch.Generator().manual_seed(0)
-    images, labels = torch.zeros(count, 3, 64, 64), []
-    for index in range(count):
-        own = {"class_labels": torch.randint(3, (index,), generator=generator), "boxes": boxes(generator, index)}
-        for label, box in zip(own["class_labels"], center_to_corners_format(own["boxes"]), strict=True):
-            left, top, right, bottom = (64 * box).round().int().tolist()
-            images[index, label, top:bottom, left:right] = 1
-        labels.append(own)
-    return images, labels
-
-
-@pytest.mark.parametrize("decoder", ["all_blocks", "behind_the_encoder"])
-def test_overfits_one_batch(decoder: str) -> None:
-    torch.manual_seed(0)
-    model = HfViTForObjectDetection(
-        HfViTConfig(
-            hidden_size=64,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            intermediate_size=128,
-            image_size=64,
-            patch_size=8,
-            num_labels=3,
-            detection_config=DECODERS[decoder],
-        )
-    ).train()
-    images, labels = painted(4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(400):
-        loss = model(images, labels=labels).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    outputs = model.eval()(images)
-    for probabilities, found, target in zip(outputs.probabilities, outputs.pred_boxes, labels, strict=True):
-        scores, classes = probabilities.max(dim=1)
-        is_object = scores > 0.5
-        assert int(is_object.sum()) == len(target["boxes"])
-        overlaps, _ = box_overlaps(
-            center_to_corners_format(found[is_object])[:, None], center_to_corners_format(target["boxes"])[None]
-        )
-        right = classes[is_object][:, None] == target["class_labels"]
-        assert ((overlaps * right) > 0.75).any(dim=0).all()
 
 
 def test_encoder_is_that_of_the_plain_model(tmp_path: Path) -> None:
