@@ -315,7 +315,7 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
             {"mask_unit": 2, "mask_type": "blockwise"},
             "mask_unit=2 is for mask_type='r",
         ),
-        ("masked_image_modeling_config", {"decoder_hidden_size": 24}, "multiple of 4, .* attention_heads=16"),
+        ("masked_image_modeling_config", {"decoder_hidden_size": 24}, "multiple of 4, .*attention_heads=16"),
         (
             "masked_image_modeling_config",
             {"objective": "simmim", "norm_pix_loss": False},
