@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForImageClassification,
     AutoModelForImageSegmentation,
     AutoModelForKeypointDetection,
+    AutoModelForMaskedImageModeling,
     AutoModelForObjectDetection,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
@@ -26,6 +27,7 @@ from .configuration_tasks_hf_vit import (
     HfViTDepthConfig,
     HfViTDetectionConfig,
     HfViTKeypointConfig,
+    HfViTMaskedImageModelingConfig,
     HfViTSegmentationConfig,
     HfViTUniversalSegmentationConfig,
 )
@@ -43,10 +45,12 @@ from .modeling_hf_vit import (
     HfViTModel,
 )
 from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
+from .modeling_mim_hf_vit import HfViTForMaskedImageModeling
 from .outputs_hf_vit import (
     HfViTForUniversalSegmentationOutput,
     HfViTImageClassifierOutput,
     HfViTKeypointDetectionOutput,
+    HfViTMaskedImageModelingOutput,
     HfViTObjectDetectionOutput,
     HfViTSemanticSegmenterOutput,
 )
@@ -70,6 +74,7 @@ segmentation_models = (HfViTForSemanticSegmentation, HfViTForUniversalSegmentati
 AutoModelForImageSegmentation.register(HfViTConfig, segmentation_models, exist_ok=True)
 AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist_ok=True)
 AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
+AutoModelForMaskedImageModeling.register(HfViTConfig, HfViTForMaskedImageModeling, exist_ok=True)
 AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
@@ -92,6 +97,7 @@ __all__ = [
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
     "HfViTForKeypointDetection",
+    "HfViTForMaskedImageModeling",
     "HfViTForObjectDetection",
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
@@ -102,6 +108,8 @@ __all__ = [
     "HfViTKeypointConfig",
     "HfViTKeypointDetectionOutput",
     "HfViTKeypointDetectionPipeline",
+    "HfViTMaskedImageModelingConfig",
+    "HfViTMaskedImageModelingOutput",
     "HfViTModel",
     "HfViTObjectDetectionOutput",
     "HfViTPreTrainedModel",

@@ -22,6 +22,7 @@ from .configuration_tasks_hf_vit import (
     HfViTDepthConfig,
     HfViTDetectionConfig,
     HfViTKeypointConfig,
+    HfViTMaskedImageModelingConfig,
     HfViTSegmentationConfig,
     HfViTTaskConfig,
     HfViTUniversalSegmentationConfig,
@@ -39,6 +40,7 @@ AUTO_MAP = {
     "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
     "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
+    "AutoModelForMaskedImageModeling": "modeling_mim_hf_vit.HfViTForMaskedImageModeling",
     "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
 }
 
@@ -147,6 +149,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         depth_config: Options of `HfViTForDepthEstimation`.
         detection_config: Options of `HfViTForObjectDetection`.
         keypoint_config: Options of `HfViTForKeypointDetection`.
+        masked_image_modeling_config: Options of `HfViTForMaskedImageModeling`.
 
     Raises:
         ValueError: if the values do not fit together. The checks run again when a model is built and at saving.
@@ -213,6 +216,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     depth_config: HfViTDepthConfig | dict[str, Any] | None = None
     detection_config: HfViTDetectionConfig | dict[str, Any] | None = None
     keypoint_config: HfViTKeypointConfig | dict[str, Any] | None = None
+    masked_image_modeling_config: HfViTMaskedImageModelingConfig | dict[str, Any] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets a field; options of a task given as a dictionary become an object."""
@@ -487,7 +491,8 @@ def _travelling_files() -> tuple[Any, ...]:
     from .modeling_detection_hf_vit import HfViTForObjectDetection
     from .modeling_hf_vit import HfViTModel
     from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
+    from .modeling_mim_hf_vit import HfViTForMaskedImageModeling
     from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
 
-    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection)
+    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection, HfViTForMaskedImageModeling)
     return *models, HfViTKeypointDetectionPipeline, HfViTImageProcessor, HfViTImageProcessorPil

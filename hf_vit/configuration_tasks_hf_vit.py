@@ -73,6 +73,25 @@ def check_weights(values: dict[str, Any]) -> None:
         raise ValueError(f"{', '.join(values)} are all 0, which leaves no loss. One at least must be positive.")
 
 
+def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:
+    """Raises `ValueError` if options differ from their defaults that do nothing for what is chosen.
+
+    Args:
+        options: All options.
+        names: Names of those that do nothing.
+        choice: Name of the option that makes them so, such as "decoder".
+        other: Its value for which they do something.
+    """
+    defaults = {field.name: with_lists(field.default) for field in fields(options)}
+    for name in names:
+        value = with_lists(vars(options)[name])
+        if value != defaults[name]:
+            raise ValueError(
+                f"{name}={value} is an option of {choice}={other!r} and does nothing for {vars(options)[choice]!r}. "
+                f"Leave it out, or set {choice}={other!r}."
+            )
+
+
 @strict
 @dataclass
 class HfViTSegmentationConfig(HfViTTaskConfig):
@@ -324,7 +343,8 @@ class HfViTDetectionConfig(HfViTTaskConfig):
 
     def check(self) -> None:
         """Raises `ValueError` where the values do not fit together."""
-        self._check_decoder()
+        other = "queries" if self.decoder == "deformable" else "deformable"
+        check_defaults(self, DECODER_OPTIONS[other], "decoder", other)
         counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
         check_positive({name: vars(self)[name] for name in counts})
         check_weights({name: vars(self)[name] for name in ("bbox_weight", "giou_weight")})
@@ -345,17 +365,6 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             raise ValueError(f"scale_factors={list(self.scale_factors)} must be one or more of 2, 1, 0.5 and 0.25.")
         if self.decoder == "deformable" and self.class_loss == "cross_entropy":
             raise ValueError("decoder='deformable' has no class for no object. Set class_loss 'focal' or 'iou_aware'.")
-
-    def _check_decoder(self) -> None:
-        other = "queries" if self.decoder == "deformable" else "deformable"
-        defaults = {field.name: with_lists(field.default) for field in fields(self)}
-        for name in DECODER_OPTIONS[other]:
-            value = with_lists(vars(self)[name])
-            if value != defaults[name]:
-                raise ValueError(
-                    f"{name}={value} is an option of decoder={other!r} and does nothing for {self.decoder!r}. Leave "
-                    f"it out, or set decoder={other!r}."
-                )
 
 
 @strict
@@ -401,6 +410,86 @@ class HfViTKeypointConfig(HfViTTaskConfig):
             check_positive({"oks_sigmas": self.oks_sigmas})
 
 
+# What of masked image modelling has a part in MAE only
+MAE_OPTIONS = (
+    "norm_pix_loss",
+    "decoder_hidden_size",
+    "decoder_num_hidden_layers",
+    "decoder_num_attention_heads",
+    "decoder_intermediate_size",
+)
+
+
+@strict
+@dataclass
+class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
+    """Masks, decoder and loss of masked image modelling.
+
+    Args:
+        objective: "mae": the encoder sees the patches that are not masked, a decoder says the others (MAE,
+            https://arxiv.org/abs/2111.06377); "simmim": a mask token takes the place of masked patches, and one linear
+            layer says their pixels (SimMIM, https://arxiv.org/abs/2111.09886). It needs `use_mask_token`.
+        mask_ratio: Share of the patches that is masked, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
+        mask_type: "random", or "blockwise": rectangles (BEiT, https://arxiv.org/abs/2106.08254).
+        mask_unit: How many patches a side the squares have that "random" masks as one; SimMIM takes 2 of 16 pixels.
+        norm_pix_loss: Whether the pixels of each patch are normalised by their mean and deviation before they are
+            compared; for "mae", as all that follow.
+        decoder_hidden_size: Width of the decoder.
+        decoder_num_hidden_layers: Number of its blocks.
+        decoder_num_attention_heads: Number of its attention heads.
+        decoder_intermediate_size: Width of the hidden layer of its MLPs.
+    """
+
+    objective: Literal["mae", "simmim"] = "mae"
+    mask_ratio: float | None = None
+    mask_type: Literal["random", "blockwise"] = "random"
+    mask_unit: int = 1
+    norm_pix_loss: bool = True
+    decoder_hidden_size: int = 512
+    decoder_num_hidden_layers: int = 8
+    decoder_num_attention_heads: int = 16
+    decoder_intermediate_size: int = 2048
+
+    @property
+    def masked_share(self) -> float:
+        """The share of the patches that is masked: `mask_ratio`, or the default of the objective."""
+        if self.mask_ratio is not None:
+            return self.mask_ratio
+        return 0.75 if self.objective == "mae" else 0.6
+
+    @property
+    def normalizes_patches(self) -> bool:
+        """Whether the pixels of each patch are compared without their mean and deviation."""
+        return self.objective == "mae" and self.norm_pix_loss
+
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with given ones in their places; those of "mae" alone do not go over to "simmim"."""
+        if given.get("objective") == "simmim":
+            saved = {name: value for name, value in saved.items() if name not in MAE_OPTIONS}
+        return super().merge(saved, given)
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        if self.objective != "mae":
+            check_defaults(self, MAE_OPTIONS, "objective", "mae")
+        if self.mask_ratio is not None and not 0 < self.mask_ratio < 1:
+            raise ValueError(
+                f"mask_ratio={self.mask_ratio} must lie in (0, 1): some patches are masked, some are seen."
+            )
+        counts = ("mask_unit", *(name for name in MAE_OPTIONS if name != "norm_pix_loss"))
+        check_positive({name: vars(self)[name] for name in counts})
+        if self.mask_type == "blockwise" and self.mask_unit != 1:
+            raise ValueError(
+                f"mask_unit={self.mask_unit} is for mask_type='random'; blocks have sizes of their own. Leave it out."
+            )
+        if self.decoder_hidden_size % 4 or self.decoder_hidden_size % self.decoder_num_attention_heads:
+            raise ValueError(
+                f"decoder_hidden_size={self.decoder_hidden_size} must be a multiple of 4, for its positions, and of "
+                f"decoder_num_attention_heads={self.decoder_num_attention_heads}."
+            )
+
+
 # The fields of `HfViTConfig` that hold them
 TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "segmentation_config": HfViTSegmentationConfig,
@@ -408,4 +497,5 @@ TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "depth_config": HfViTDepthConfig,
     "detection_config": HfViTDetectionConfig,
     "keypoint_config": HfViTKeypointConfig,
+    "masked_image_modeling_config": HfViTMaskedImageModelingConfig,
 }

@@ -224,12 +224,7 @@ class HfViTEmbeddings(nn.Module):
         Raises:
             ValueError: if an input does not fit the model or the other inputs.
         """
-        grid = self.patch_embeddings.grid(pixel_values)
-        if patch_attention_mask is not None and patch_attention_mask.shape != (len(pixel_values), *grid):
-            raise ValueError(
-                f"patch_attention_mask must be (batch, rows, columns) = {(len(pixel_values), *grid)}, one entry per "
-                f"patch, not {tuple(patch_attention_mask.shape)}."
-            )
+        grid = self.check(pixel_values, patch_attention_mask)
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
         if bool_masked_pos is not None:
             patches = self.replace_masked(patches, bool_masked_pos)
@@ -238,6 +233,20 @@ class HfViTEmbeddings(nn.Module):
         tokens = torch.cat((*prefix, patches), dim=1)  # (B, L, D)
         positions = self.positions(grid, patch_attention_mask)
         return self.dropout(tokens if positions is None else tokens + positions)
+
+    def check(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Grid:
+        """Returns rows and columns of patches of (B, C, H, W) images.
+
+        Raises:
+            ValueError: if the images do not fit the model, or the (B, h, w) mask does not fit the images.
+        """
+        grid = self.patch_embeddings.grid(pixel_values)
+        if patch_attention_mask is not None and patch_attention_mask.shape != (len(pixel_values), *grid):
+            raise ValueError(
+                f"patch_attention_mask must be (batch, rows, columns) = {(len(pixel_values), *grid)}, one entry per "
+                f"patch, not {tuple(patch_attention_mask.shape)}."
+            )
+        return grid
 
     def replace_masked(self, patches: Tensor, bool_masked_pos: Tensor) -> Tensor:
         """Puts the mask token in the place of the masked ones among (B, N, D) patches."""

@@ -52,6 +52,23 @@ from .windows_hf_vit import Windows, dense_window_mask, visible_in_windows, wind
 logger = logging.get_logger(__name__)
 
 
+def check_images(pixel_values: Tensor | None) -> Tensor:
+    """Returns the images.
+
+    Raises:
+        ValueError: if there are none.
+        TypeError: if they are no tensor.
+    """
+    if pixel_values is None:
+        raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
+    if not isinstance(pixel_values, Tensor):
+        raise TypeError(
+            f"pixel_values must be a tensor, not {type(pixel_values).__name__}. Call the image processor with "
+            'return_tensors="pt".'
+        )
+    return pixel_values
+
+
 class HfViTPooler(nn.Module):
     """The original's extra layer after the pooling."""
 
@@ -142,13 +159,7 @@ class HfViTModel(HfViTPreTrainedModel):
         patch_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Rotary | None]:
         """Returns what goes into the first block, (B, L, D), and the rotary positions; see `forward`."""
-        if pixel_values is None:
-            raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
-        if not isinstance(pixel_values, Tensor):
-            raise TypeError(
-                f"pixel_values must be a tensor, not {type(pixel_values).__name__}. Call the image processor with "
-                'return_tensors="pt".'
-            )
+        pixel_values = check_images(pixel_values)
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
         return hidden_states, self.embeddings.rotary(pixel_values, patch_attention_mask)

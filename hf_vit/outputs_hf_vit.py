@@ -121,3 +121,26 @@ class HfViTKeypointDetectionOutput(ModelOutput):
     heatmaps: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class HfViTMaskedImageModelingOutput(ModelOutput):
+    """What was masked, and what the model makes of it.
+
+    Args:
+        loss: Scalar, see `masked_image_modeling_loss`.
+        reconstruction: (B, C, H, W), the images as predicted, in the units of `pixel_values`. Where the model predicts
+            normalised patches (`norm_pix_loss`), mean and deviation are those of the true patches.
+        logits: (B, N, p·q·C), the pixels of each patch row by row, channels last, as the decoder says them.
+        bool_masked_pos: (B, N) bool, True where a patch was masked: hidden from the encoder.
+        hidden_states: On request, before the first block and after each one: (B, L, D), of "mae" (B, P + K, D), where
+            the K visible patches stand in the order of the image; images with fewer of them have fillers behind.
+        attentions: On request, (B, heads, L, L) or (B, heads, P + K, P + K) of each block.
+    """
+
+    loss: Tensor | None = None
+    reconstruction: Tensor | None = None
+    logits: Tensor | None = None
+    bool_masked_pos: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None

@@ -1,5 +1,6 @@
 """What all models share: initialisation, loading, saving and changes of the geometry."""
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
@@ -26,6 +27,7 @@ from .task_classification import HfViTClassifier
 from .task_deformable import HfViTRing
 from .task_depth import HfViTDepthPredictor
 from .task_detection import HfViTQueryDecoder
+from .task_mim import HfViTMaeDecoder
 from .task_segmentation import HfViTMaskSegmentationHead
 from .task_universal_segmentation import HfViTUniversalSegmentationHead
 
@@ -52,6 +54,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
     # Most losses are means over the batch, which the Trainer has to divide by its accumulation steps. The others take
     # `num_items_in_batch`, which it adds up by `count_items`.
     accepts_loss_kwargs = False
+    # Whether linear layers and patches start as those of MAE do.
+    _starts_as_mae: ClassVar[bool] = False
     # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
     _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None
 
@@ -85,6 +89,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | where its queries look                    | a ring around them, all points alike                |
         | what moves its boxes: last layer, queries | zero                                                |
         | chance of masked attention                | one                                                 |
+        | linear layers and patches of MAE          | uniform by fan-in and fan-out (Glorot)              |
+        | mask token of MAE's decoder               | normal of `config.initializer_range`                |
+        | fixed positions of MAE's decoder          | their formula                                       |
 
         Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
         """
@@ -110,7 +117,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, HfViTQueries):
             init.normal_(module.weight, mean=0.0, std=module.initial_std)
         elif isinstance(module, nn.Linear | nn.Conv2d):
-            init.trunc_normal_(module.weight, mean=0.0, std=std)
+            if self._starts_as_mae:
+                limit = math.sqrt(
+                    6 / (len(module.weight) + module.weight[0].numel())
+                )  # of patches as of a linear layer
+                init.uniform_(module.weight, -limit, limit)
+            else:
+                init.trunc_normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, HfViTEmbeddings):
@@ -137,6 +150,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
             for parameter in (module.mid_position_embeddings, module.mid_query_embeddings):
                 if parameter is not None:
                     init.trunc_normal_(parameter, mean=0.0, std=std)
+        elif isinstance(module, HfViTMaeDecoder):
+            init.normal_(module.mask_token, mean=0.0, std=std)
+            init.copy_(module.position_embeddings, module.sincos_table())
         elif isinstance(module, HfViTLayerScale):
             init.constant_(module.scale, module.initial_value)
         else:
