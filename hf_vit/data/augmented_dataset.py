@@ -18,13 +18,17 @@ class Examples(Protocol):
         """Returns one of them."""
 
 
+def derive_seed(*numbers: int) -> int:
+    """Returns a seed that is another for any other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
     """Lets torch's default generator draw what these numbers say, and then go on as if nothing had happened."""
-    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: it would reset the generators of all GPUs too, and with them the dropout.
-        torch.default_generator.manual_seed(int(state[0]))
+        torch.default_generator.manual_seed(derive_seed(*numbers))
         yield
 
 

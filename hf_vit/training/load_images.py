@@ -32,7 +32,7 @@ class UnlabelledImages:
         splits: Rows that can be scored: "train", and "validation" and "test" where there are such. Of a stream these
             are its first images, and "train" is there only if there is no other.
         known: Training images whose class is known, among which neighbours are looked for; may be empty.
-        num_train: Number of training images, of a stream that of those that were looked at.
+        num_train: Number of training images, of a stream that of those that were looked at before the training.
         stream: The training images, if they are a stream.
     """
 
@@ -72,10 +72,11 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
         streams = stream_images(args.sources, **args.source_options())
     if "train" not in streams:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(streams)}.")
-    train = streams["train"].shuffle(seed=training_args.seed, buffer_size=args.shuffle_buffer_size)
+    train = streams["train"]
+    shuffled = train.shuffle(seed=training_args.seed, buffer_size=args.shuffle_buffer_size)
     batch_size = training_args.train_batch_size * training_args.world_size
     scored = args.max_eval_samples or MAX_STREAMED
-    sample = first_images(train, max(args.max_knn_samples, scored, batch_size))
+    sample = first_images(shuffled, max(args.max_knn_samples, scored, batch_size))
     kept = DatasetDict(
         {name: first_images(streams[name], scored) for name in ("validation", "test") if name in streams}
     )

@@ -51,7 +51,7 @@ class UnlabelledDataArguments(TrainedImagesArguments):
     dataset_name: str = field(
         default="",
         metadata={
-            "help": "Folder of images at any depth, what classifiers are trained on, or a Hub name; several, parted by "
+            "help": "Folder of images at any depth, whatever classifiers train on, or a Hub name; several, parted by "
             "commas, are one pool."
         },
     )
@@ -67,8 +67,9 @@ class UnlabelledDataArguments(TrainedImagesArguments):
     streaming: bool = field(
         default=False,
         metadata={
-            "help": "Read images while training goes on, without a look at them before; needs --max_steps. The first "
-            "--max_eval_samples (1000) of the validation or test split are scored, and no image is held out of train."
+            "help": "Read images while training goes on; needs --max_steps, and --eval_strategy steps for scores "
+            "before the end. The first --max_eval_samples (1000) of the validation or test split are scored, and no "
+            "image is held out of train."
         },
     )
     shuffle_buffer_size: int = field(

@@ -106,13 +106,10 @@ class MaskedImageModeling(TrainingTask):
         transform = masked_image_augmentation(
             input_size(processor), num_channels=model.config.num_channels, **asdict(self.augmentation)
         )
-        seed, stream = self.args.seed, self.images.stream
+        seed, data, stream = self.args.seed, self.data, self.images.stream
         if stream is None:
             return AugmentedDataset(self.images.examples("train"), transform, seed, column=None)
-        batch_size = self.args.train_batch_size * self.args.world_size
-        return AugmentedStream(
-            stream, masked_image_target, transform, seed, batch_size, skip_unreadable=self.data.skip_unreadable
-        )
+        return AugmentedStream(stream, transform, seed, data.shuffle_buffer_size, data.skip_unreadable)
 
     def count_examples(self) -> dict[str, int]:
         """Returns the number of images of each split, of a stream that of those that can be scored."""
