@@ -457,6 +457,11 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
             return self.mask_ratio
         return 0.75 if self.objective == "mae" else 0.6
 
+    @property
+    def normalizes_patches(self) -> bool:
+        """Whether the pixels of each patch are compared without their mean and deviation."""
+        return self.objective == "mae" and self.norm_pix_loss
+
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
         """Returns saved options with given ones in their places; those of "mae" alone do not go over to "simmim"."""

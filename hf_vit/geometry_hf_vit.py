@@ -17,6 +17,7 @@ from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings_hf_vit import HfViTEmbeddings, resample_position_embeddings, sincos_position_embeddings
 from .task_depth import HfViTDepthHead
 from .task_detection import HfViTQueryDecoder
+from .task_mim import HfViTMaeDecoder, HfViTPixelPredictor
 
 
 Size = int | list[int] | tuple[int, int]
@@ -128,6 +129,10 @@ def apply_geometry(
     for module in model.modules():
         if isinstance(module, HfViTQueryDecoder):
             _resize_mid_positions(module, model.config, new)
+        elif isinstance(module, HfViTMaeDecoder):
+            module.position_embeddings = _resampled(module.position_embeddings, model.config, new, num_prefix=0)
+        elif isinstance(module, HfViTPixelPredictor):
+            _resize_predictor(module, model.config, new, channel_mode)
     for name in (*changed, "patch_padding", "position_embedding_type", "rope_grid_size"):
         setattr(model.config, name, vars(new)[name])
 
@@ -205,15 +210,43 @@ def _resize_mid_positions(decoder: HfViTQueryDecoder, old: HfViTConfig, new: HfV
     table = decoder.mid_position_embeddings
     if table is None:
         return
-    resampled = resample_position_embeddings(
+    resampled = _resampled(table, old, new, num_prefix=old.num_prefix_tokens)
+    decoder.mid_position_embeddings = _parameter(resampled, table)
+
+
+@torch.no_grad()
+def _resize_predictor(
+    predictor: HfViTPixelPredictor, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode
+) -> None:
+    """Makes a layer that says the pixels of patches say those of patches resized, or of other channels."""
+    sizes = to_pair(old.patch_size), to_pair(new.patch_size)
+    if (sizes[0], old.num_channels) == (sizes[1], new.num_channels):
+        return
+
+    def resize(rows: Tensor) -> Tensor:
+        pixels = rows.unflatten(0, (*sizes[0], old.num_channels)).permute(3, 2, 0, 1)  # (E, C, p, q)
+        pixels = F.interpolate(pixels.float(), size=sizes[1], mode="bicubic", antialias=True)
+        if channel_mode == "mean" or new.num_channels == 1:
+            pixels = pixels.mean(dim=1, keepdim=True)
+        in_turn = torch.arange(new.num_channels, device=rows.device) % pixels.shape[1]
+        return pixels[:, in_turn].permute(2, 3, 1, 0).flatten(0, 2).to(rows.dtype)  # (p·q·C, E)
+
+    weight, bias = predictor.weight, predictor.bias
+    predictor.weight = _parameter(resize(weight), weight)
+    predictor.bias = _parameter(resize(bias[:, None])[:, 0], bias)
+    predictor.out_features = len(predictor.bias)
+
+
+def _resampled(table: Tensor, old: HfViTConfig, new: HfViTConfig, num_prefix: int) -> Tensor:
+    """A position table (K, num_prefix + N, D) at the grid of another configuration."""
+    return resample_position_embeddings(
         table,
         old.grid_size,
         new.grid_size,
-        num_prefix=old.num_prefix_tokens,
+        num_prefix=num_prefix,
         mode=new.position_interpolation,
         antialias=new.position_antialias,
     )
-    decoder.mid_position_embeddings = _parameter(resampled, table)
 
 
 def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:
@@ -228,14 +261,7 @@ def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Ten
 
 def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Callable[[int], Tensor]) -> Tensor:
     """A position table (1, P + N, D) for another grid, with or without the row of the CLS token, the first one."""
-    table = resample_position_embeddings(
-        table,
-        old.grid_size,
-        new.grid_size,
-        num_prefix=old.num_prefix_positions,
-        mode=new.position_interpolation,
-        antialias=new.position_antialias,
-    )
+    table = _resampled(table, old, new, num_prefix=old.num_prefix_positions)
     more = new.num_prefix_positions - old.num_prefix_positions
     if more > 0:
         return torch.cat((draw(more), table), dim=1)

@@ -21,12 +21,13 @@ from .pretrained_hf_vit import HfViTPreTrainedModel
 from .task_mim import (
     HfViTMaeDecoder,
     HfViTMaskedImageModelingHead,
+    PatchScale,
     count_masked,
     draw_mask,
     masked_image_modeling_loss,
     patchify,
     place_visible,
-    reconstruct,
+    unpatchify,
 )
 
 
@@ -89,15 +90,19 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         if self.options.objective == "mae":
             is_drawn = bool_masked_pos is None and patch_attention_mask is None
             num_visible = mask.shape[1] - count_masked(mask.shape[1], self.options.masked_share) if is_drawn else None
-            index, seen = place_visible(mask, patch_attention_mask, num_visible)
-            logits = self._predict_from_visible(pixel_values, grid, index, seen, patch_attention_mask, **kwargs)
+            logits = self._predict_from_visible(
+                pixel_values, grid, mask, patch_attention_mask, num_visible=num_visible, **kwargs
+            )
         else:
             logits = self._predict_from_all(pixel_values, grid, mask, patch_attention_mask, **kwargs)
         patch_size = self.model.embeddings.patch_embeddings.patch_size
-        patches = patchify(pixel_values, patch_size)  # (B, N, p·q·C)
+        patches = patchify(pixel_values.to(torch.promote_types(pixel_values.dtype, torch.float32)), patch_size)
+        scale = PatchScale(patches) if self.options.normalizes_patches else None
+        targets = patches if scale is None else scale.normalize(patches)  # (B, N, p·q·C)
+        pixels = logits if scale is None else scale.restore(logits)
         return HfViTMaskedImageModelingOutput(
-            loss=masked_image_modeling_loss(logits, patches, mask, self.options),
-            reconstruction=reconstruct(logits, patches, grid, patch_size, self.options),
+            loss=masked_image_modeling_loss(logits, targets, mask, self.options.objective),
+            reconstruction=unpatchify(pixels, grid, patch_size),
             logits=logits,
             bool_masked_pos=mask,
         )
@@ -125,18 +130,31 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         mask = bool_masked_pos.bool()
         return mask if patch_attention_mask is None else mask & patch_attention_mask.flatten(1).bool()
 
-    def _predict_from_visible(
+    def encode_visible(
         self,
         pixel_values: Tensor,
-        grid: Grid,
-        index: Tensor,
-        seen: Tensor | None,
-        patch_attention_mask: Tensor | None,
+        mask: Tensor,
+        patch_attention_mask: Tensor | None = None,
+        num_visible: int | None = None,
         **kwargs: Any,
-    ) -> Tensor:
-        """Runs encoder and decoder of "mae" and returns the logits (B, N, p·q·C); see `place_visible`."""
-        model, decoder = self.model, self.masked_image_modeling_head.decoder
-        assert isinstance(decoder, HfViTMaeDecoder)
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Runs the encoder on the patches that are not masked, and on no others.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            mask: (B, N) bool, True where a patch is masked.
+            patch_attention_mask: (B, h, w) bool, False for padding.
+            num_visible: Number K of visible patches where it is known, which spares a look at the mask.
+            **kwargs: `output_attentions`, which runs eager attention.
+
+        Returns:
+            (B, P + K, D) after the final norm; and which patches they are of, see `place_visible`.
+
+        Raises:
+            ValueError: if an input does not fit the model, or an image has no visible patch.
+        """
+        model = self.model
+        index, seen = place_visible(mask, patch_attention_mask, num_visible)
         hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)  # (B, L, D)
         prefix = torch.arange(self.config.num_prefix_tokens, device=index.device).expand(len(index), -1)
         kept = torch.cat((prefix, index + prefix.shape[1]), dim=1)  # (B, P + K)
@@ -156,8 +174,17 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
             attention_mask=model.attention_mask(hidden_states, seen, output_attentions),
             output_attentions=output_attentions,
         )
-        hidden_states = decoder.embed(model.norm(hidden_states), grid, index, seen, patch_attention_mask)
-        logits: Tensor = decoder(hidden_states, model.attention_mask(hidden_states, patch_attention_mask))
+        return model.norm(hidden_states), index, seen
+
+    def _predict_from_visible(
+        self, pixel_values: Tensor, grid: Grid, mask: Tensor, patch_attention_mask: Tensor | None, **kwargs: Any
+    ) -> Tensor:
+        """Runs encoder and decoder of "mae" and returns the logits (B, N, p·q·C)."""
+        decoder = self.masked_image_modeling_head.decoder
+        assert isinstance(decoder, HfViTMaeDecoder)
+        hidden_states, index, seen = self.encode_visible(pixel_values, mask, patch_attention_mask, **kwargs)
+        hidden_states = decoder.embed(hidden_states, grid, index, seen, patch_attention_mask)  # (B, P + N, E)
+        logits: Tensor = decoder(hidden_states, self.model.attention_mask(hidden_states, patch_attention_mask))
         return logits
 
     def _predict_from_all(

@@ -13,6 +13,7 @@ from hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
     HfViTForKeypointDetection,
+    HfViTForMaskedImageModeling,
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
@@ -54,6 +55,12 @@ SMALL: dict[str, Any] = {
     "depth_config": SMALL_DEPTH,
     "keypoint_config": {"hidden_size": 8},
     "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
+    "masked_image_modeling_config": {
+        "decoder_hidden_size": 16,
+        "decoder_num_hidden_layers": 2,
+        "decoder_num_attention_heads": 2,
+        "decoder_intermediate_size": 24,
+    },
 }
 
 # Together these switch on every option of the backbone.
@@ -229,6 +236,13 @@ objects = with_boxes(lambda number: number % 4)  # the first image has none
 lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # all in one image, and so in one process
 
 
+def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    """Images with what decides about their masks."""
+    rows, columns = config.grid_size
+    noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(batch))
+    return {"pixel_values": pixels(config, batch), "noise": noise}
+
+
 def padded(make_batch: MakeBatch) -> MakeBatch:
     """The same with padding in every image but the first, more of it in each."""
 
@@ -260,6 +274,8 @@ ROTARY = {"position_embedding_type": "rotary"}
 
 DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
 QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}
+
+SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
 
 # Every class that trains, with every kind of target it takes.
 TRAINING_CASES = {
@@ -316,5 +332,7 @@ TRAINING_CASES = {
     "keypoints_batch_norm": TrainingCase(
         HfViTForKeypointDetection, padded(labelled(keypoints)), ROTARY, accumulates=False
     ),
+    "mae": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), ROTARY),
+    "simmim": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), {**SIMMIM, **ROTARY}),
     "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
 }

@@ -22,6 +22,12 @@ SHAPE: dict[str, Any] = {
 # How the names of transformers' and timm's plain ViTs read in ours, one substitution after the other.
 RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
+    # decoders of masked image modelling
+    (r"^decoder\.decoder_pos_embed", "masked_image_modeling_head.mae.position_embeddings"),
+    (r"^decoder\.decoder_embed\.", "masked_image_modeling_head.mae.embedding."),
+    (r"^decoder\.decoder_pred\.", "masked_image_modeling_head.mae.predictor."),
+    (r"^decoder\.(?:decoder_)?(layers|norm|mask_token)", r"masked_image_modeling_head.mae.\1"),
+    (r"^decoder\.0\.", "masked_image_modeling_head.simmim.predictor."),
     # transformers
     (r"^(encoder\.layer|model\.layer|layers)\.", "encoder.layers."),
     (r"\.self_attn\.", ".attention."),
@@ -106,7 +112,7 @@ def rename(tensors: Mapping[str, Tensor], *, base_prefix: str = "") -> dict[str,
             tensor = renamed[f"embeddings.{name}"]
             renamed[f"embeddings.{name}"] = tensor.reshape(1, -1, tensor.shape[-1])
     renamed = {name: tensor for name, tensor in renamed.items() if tensor.numel()}  # DINOv3 with no registers
-    unprefixed = ("classifier.", "distillation_classifier.", "pixel_values")
+    unprefixed = ("classifier.", "distillation_classifier.", "masked_image_modeling_head.", "pixel_values")
     return {name if name.startswith(unprefixed) else base_prefix + name: tensor for name, tensor in renamed.items()}
 
 

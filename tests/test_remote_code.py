@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from hf_vit import (
     HfViTForDepthEstimation,
     HfViTForImageClassification,
     HfViTForKeypointDetection,
+    HfViTForMaskedImageModeling,
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
@@ -29,7 +31,7 @@ from hf_vit import (
 from hf_vit.configuration_hf_vit import AUTO_MAP
 
 from .fresh import run_without_package
-from .helpers import pixels, small_config
+from .helpers import SMALL, pixels, small_config
 from .hub import serve
 from .references import draw_weights
 
@@ -210,18 +212,24 @@ DECODERS = {
         "num_groups": 2,
     },
 }
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"detection_config": options} for name, options in DECODERS.items()},
+    "mae": {"masked_image_modeling_config": {**SMALL["masked_image_modeling_config"], "objective": "mae"}},
+    "simmim": {"masked_image_modeling_config": {"objective": "simmim"}},
+}
 HEADS = {
     "semantic": HfViTForSemanticSegmentation,
     "universal": HfViTForUniversalSegmentation,
     "depth": HfViTForDepthEstimation,
     "keypoints": HfViTForKeypointDetection,
     **dict.fromkeys(DECODERS, HfViTForObjectDetection),
+    **dict.fromkeys(("mae", "simmim"), HfViTForMaskedImageModeling),
 }
 OPEN_HEADS = """
 from PIL import Image
 from transformers import (
-    AutoModelForDepthEstimation, AutoModelForKeypointDetection, AutoModelForObjectDetection,
-    AutoModelForSemanticSegmentation, AutoModelForUniversalSegmentation, pipeline
+    AutoModelForDepthEstimation, AutoModelForKeypointDetection, AutoModelForMaskedImageModeling,
+    AutoModelForObjectDetection, AutoModelForSemanticSegmentation, AutoModelForUniversalSegmentation, pipeline
 )
 folder, photo_name = sys.argv[1:]
 photo, remote = Image.open(photo_name), {"trust_remote_code": True}
@@ -232,15 +240,18 @@ classes = {
     "keypoints": AutoModelForKeypointDetection,
     "queries": AutoModelForObjectDetection,
     "deformable": AutoModelForObjectDetection,
+    "mae": AutoModelForMaskedImageModeling,
+    "simmim": AutoModelForMaskedImageModeling,
 }
 saved = torch.load(f"{folder}/data.pt", weights_only=True)
 for name, auto_class in classes.items():
     model = auto_class.from_pretrained(f"{folder}/{name}", **remote).eval()
     assert type(model).__module__.startswith("transformers_modules"), type(model)
+    torch.manual_seed(0)  # masks are drawn
     assert torch.equal(model(saved["images"])[0], saved[name])
     # Each opens as each other too, with a new head, be it of the same task.
     for other, auto_class in classes.items():
-        options = {"detection_config": saved["decoders"][other]} if other in saved["decoders"] else {}
+        options = saved["options"].get(other, {})
         opened, info = auto_class.from_pretrained(f"{folder}/{name}", output_loading_info=True, **options, **remote)
         assert not any(key.startswith("model.") for key in info["missing_keys"]), info
         assert bool(info["missing_keys"]) == (other != name), (name, other, info)
@@ -279,14 +290,14 @@ print("opened")
 
 def test_models_of_every_task_open_without_the_package_in_the_stock_pipelines(folder: Path, tmp_path: Path) -> None:
     photo = folder.parents[1] / "photo.png"
-    saved = {"images": pixels(small_config()), "decoders": DECODERS}
+    saved = {"images": pixels(small_config()), "decoders": [*DECODERS], "options": OPTIONS}
     for name, model_class in HEADS.items():
-        options = {"detection_config": DECODERS[name]} if name in DECODERS else {}
-        model = model_class(small_config(**options))
+        model = model_class(small_config(use_mask_token=True, **OPTIONS.get(name, {})))
         draw_weights(model)
         model.eval().save_pretrained(tmp_path / name)
         processor = HfViTImageProcessor.for_model(model.config)
         processor.save_pretrained(tmp_path / name)
+        torch.manual_seed(0)
         with torch.no_grad():
             saved[name] = model(saved["images"])[0]
             if name == "depth":

@@ -19,6 +19,7 @@ from ..modeling_hf_vit import (
     HfViTModel,
 )
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
+from ..modeling_mim_hf_vit import HfViTForMaskedImageModeling
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
@@ -34,6 +35,8 @@ HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "detection_head.query_features.weight": HfViTForObjectDetection,
     "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
     "keypoint_head.simple.predictor.weight": HfViTForKeypointDetection,  # whose name there is that of "classic" too
+    "masked_image_modeling_head.mae.predictor.weight": HfViTForMaskedImageModeling,
+    "masked_image_modeling_head.simmim.predictor.weight": HfViTForMaskedImageModeling,
 }
 
 

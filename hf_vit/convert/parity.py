@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..modeling_mim_hf_vit import HfViTForMaskedImageModeling
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .loading import Converted
-from .reference import Outputs, named, open_reference
+from .reference import Outputs, hide_most, named, open_reference
 from .source import Source
 
 
@@ -101,4 +102,7 @@ def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
 def run_ours(model: HfViTPreTrainedModel, images: Tensor) -> Outputs:
     """Returns all outputs of one of our models, those of its base model included."""
     outputs = named(model.base_model(images, output_hidden_states=True))
+    if isinstance(model, HfViTForMaskedImageModeling):  # whose hidden states are those of visible patches
+        masked = model(images, bool_masked_pos=hide_most(images, model.config.patch_size))
+        return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}
     return outputs if model.base_model is model else {**outputs, **named(model(images, output_hidden_states=True))}

@@ -17,6 +17,9 @@ from .source import Source
 # Where a model of several towers has the one for images
 TOWERS = {"clip": "vision_model", "siglip": "vision_model", "siglip2": "vision_model"}
 
+# How much of an image is masked where a decoder says what is there
+MASK_RATIO = 0.75
+
 Outputs = dict[str, Tensor]
 Run = Callable[[Tensor], Outputs]
 
@@ -65,13 +68,41 @@ def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
     return named(model(pixel_values=images, output_hidden_states=True, **kwargs))
 
 
-def run_vit_mae(model: Any, images: Tensor) -> Outputs:
-    """Runs the encoder with nothing masked, and with noise in order, so that nothing is shuffled either."""
-    encoder = model.base_model
-    encoder.config.mask_ratio = encoder.embeddings.config.mask_ratio = 0.0
-    side = to_pair(encoder.config.patch_size)
+def hide_most(images: Tensor, patch_size: Any) -> Tensor:
+    """Returns a mask (B, N) bool of patches of images, True for the last three quarters: those that are masked."""
+    side = to_pair(patch_size)
     num_patches = (images.shape[-2] // side[0]) * (images.shape[-1] // side[1])
-    return run_plain(encoder, images, noise=torch.arange(num_patches, dtype=images.dtype).expand(len(images), -1))
+    return (torch.arange(num_patches) >= int(num_patches * (1 - MASK_RATIO))).expand(len(images), -1)
+
+
+def run_vit(model: Any, images: Tensor) -> Outputs:
+    """Runs a model; one with a decoder of pixels, which takes images of its own size alone, also with a mask."""
+    if not isinstance(model, transformers.ViTForMaskedImageModeling):
+        return run_plain(model, images)
+    outputs = run_plain(model.base_model, images)
+    if images.shape[-2:] == to_pair(model.config.image_size):
+        mask = hide_most(images, model.config.patch_size)
+        outputs["reconstruction"] = model(images, bool_masked_pos=mask).reconstruction
+    return outputs
+
+
+def run_vit_mae(model: Any, images: Tensor) -> Outputs:
+    """Runs the encoder with nothing masked, and with noise in order, so that nothing is shuffled either.
+
+    A decoder, which resamples positions of patches as if they were one row, runs at its own image size alone.
+    """
+    encoder = model.base_model
+    mask = hide_most(images, encoder.config.patch_size)
+    noise = torch.arange(mask.shape[1], dtype=images.dtype).expand_as(mask)
+
+    def run(part: Any, ratio: float) -> Outputs:
+        encoder.config.mask_ratio = encoder.embeddings.config.mask_ratio = ratio
+        return run_plain(part, images, noise=noise)
+
+    outputs = run(encoder, 0.0)
+    if model is not encoder and images.shape[-2:] == to_pair(encoder.config.image_size):
+        outputs["logits"] = run(model, MASK_RATIO)["logits"]
+    return outputs
 
 
 def run_siglip2(model: Any, images: Tensor) -> Outputs:
@@ -117,6 +148,7 @@ def run_lw_detr(model: Any, images: Tensor) -> Outputs:
 
 
 RUNNERS = {
+    "vit": run_vit,
     "vit_mae": run_vit_mae,
     "siglip2": run_siglip2,
     "siglip2_vision_model": run_siglip2,

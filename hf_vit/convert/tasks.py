@@ -9,6 +9,7 @@ from ..modeling_hf_vit import (
     HfViTModel,
 )
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
+from ..modeling_mim_hf_vit import HfViTForMaskedImageModeling
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 
 
@@ -19,5 +20,6 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "universal-segmentation": HfViTForUniversalSegmentation,
     "depth-estimation": HfViTForDepthEstimation,
     "keypoint-detection": HfViTForKeypointDetection,
+    "masked-image-modeling": HfViTForMaskedImageModeling,
     "object-detection": HfViTForObjectDetection,
 }

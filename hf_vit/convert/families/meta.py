@@ -9,10 +9,11 @@ Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
 from typing import Any
 
 from ...configuration_hf_vit import HfViTConfig
-from ..family import Config, Family, Shapes
-from ..key_map import KeyMap
+from ..family import Config, Family, Shapes, shape_of
+from ..key_map import KeyMap, Made
 from . import block_layout
 from .block_layout import KEYS, shape_fields
+from .vit_mae import without_cls
 
 
 # Heads by width, where they are not 64 wide.
@@ -30,9 +31,28 @@ NEEDS_NAME = (
     "blocks.0.gamma_1",
 )
 ALWAYS_THERE = ("cls_token", "blocks.0.norm1.bias")
+DECODER = "masked_image_modeling_head.mae"
+DECODER_HEADS = 16  # of the decoders of MAE, whatever the encoder
+MAE_KEYS: KeyMap = {
+    **KEYS,
+    f"{DECODER}.embedding": "decoder_embed",
+    f"{DECODER}.mask_token": "mask_token",
+    f"{DECODER}.position_embeddings": Made(("decoder_pos_embed",), without_cls),
+    **{
+        f"{DECODER}.layers.*.{part}": f"decoder_blocks.*.{name}"
+        for part, name in (
+            ("norm1", "norm1"),
+            ("attention.qkv", "attn.qkv"),
+            ("attention.projection", "attn.proj"),
+            ("norm2", "norm2"),
+            ("mlp.fc1", "mlp.fc1"),
+            ("mlp.fc2", "mlp.fc2"),
+        )
+    },
+    f"{DECODER}.norm": "decoder_norm",
+    f"{DECODER}.predictor": "decoder_pred",
+}
 TRAINING = {
-    r"decoder_.*": "the decoder of MAE",
-    r"mask_token": "of the decoder of MAE",
     r"(dino_head|ibot_head)\..*|head\.(mlp|last_layer).*": "what DINO compares images by in training",
 }
 
@@ -71,7 +91,22 @@ def check_origin(shapes: Shapes) -> None:
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     """DINO, DeiT, MAE, DINOv2."""
     check_origin(shapes)
-    return {**fields_of(given, shapes, HEADS), "position_antialias": "register_tokens" in shapes}
+    fields = {**fields_of(given, shapes, HEADS), "position_antialias": "register_tokens" in shapes}
+    if "decoder_pred.weight" in shapes:
+        fields["masked_image_modeling_config"] = decoder_options(given, shapes)
+    return fields
+
+
+def decoder_options(given: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the options of the decoder of MAE, but for how pixels were compared, which the file does not tell."""
+    own = given.get("masked_image_modeling_config") or {}
+    blocks = [name.split(".")[1] for name in shapes if name.startswith("decoder_blocks.")]
+    return {
+        "decoder_hidden_size": shapes["decoder_pred.weight"][1],
+        "decoder_num_hidden_layers": 1 + max(map(int, blocks)),
+        "decoder_num_attention_heads": own.get("decoder_num_attention_heads", DECODER_HEADS),
+        "decoder_intermediate_size": shape_of(shapes, "decoder_blocks.0.mlp.fc1.weight")[0],
+    }
 
 
 def configure_dinov3(given: Config, shapes: Shapes) -> dict[str, Any]:
@@ -106,11 +141,11 @@ META_FILE = Family(
     name="DINO, DeiT, MAE, DINOv2",
     source="`.pth` of facebookresearch",
     marks=(*MARKS, "pos_embed"),
-    keys=KEYS,
+    keys=MAE_KEYS,
     adapt=adapt,
     configure=configure,
     prefixes=("module.backbone.", "backbone.", "module."),
     dropped=TRAINING,
     images="dinov2",
-    outputs="last hidden state, pooled, logits",
+    outputs="last hidden state, pooled, logits; of MAE pixels of masked patches",
 )

@@ -3,36 +3,43 @@
 DeiT, MAE, MSN, I-JEPA and DINOv2 of transformers share its names.
 """
 
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
+from ...configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Config, Family, Shapes, transformers_fields
-from ..key_map import Joined, KeyMap
+from ..key_map import Joined, KeyMap, Made
 
 
-ATTENTION: KeyMap = {
-    "encoder.layers.*.attention.qkv": Joined(
-        (
-            "encoder.layer.*.attention.attention.query",
-            "encoder.layer.*.attention.attention.key",
-            "encoder.layer.*.attention.attention.value",
-        )
-    ),
-    "encoder.layers.*.attention.projection": "encoder.layer.*.attention.output.dense",
-}
+def block(ours: str, theirs: str) -> KeyMap:
+    """Returns the keys of a block, by what stands before the names of its parts."""
+    return {
+        f"{ours}.norm1": f"{theirs}.layernorm_before",
+        f"{ours}.attention.qkv": Joined(
+            tuple(f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value"))
+        ),
+        f"{ours}.attention.projection": f"{theirs}.attention.output.dense",
+        f"{ours}.norm2": f"{theirs}.layernorm_after",
+        f"{ours}.mlp.fc1": f"{theirs}.intermediate.dense",
+        f"{ours}.mlp.fc2": f"{theirs}.output.dense",
+    }
+
+
+BLOCK = block("encoder.layers.*", "encoder.layer.*")
+ATTENTION: KeyMap = {name: rule for name, rule in BLOCK.items() if ".attention." in name}
 KEYS: KeyMap = {
     "embeddings.cls_token": "embeddings.cls_token",
     "embeddings.mask_token": "embeddings.mask_token",
     "embeddings.position_embeddings": "embeddings.position_embeddings",
     "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
-    "encoder.layers.*.norm1": "encoder.layer.*.layernorm_before",
-    **ATTENTION,
-    "encoder.layers.*.norm2": "encoder.layer.*.layernorm_after",
-    "encoder.layers.*.mlp.fc1": "encoder.layer.*.intermediate.dense",
-    "encoder.layers.*.mlp.fc2": "encoder.layer.*.output.dense",
+    **BLOCK,
     "norm": "layernorm",
     "pooler.dense": "pooler.dense",
     "classifier": "classifier",
 }
+PIXELS = "decoder.0.weight"
 PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modelling"}
 
 
@@ -43,6 +50,26 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         "use_pooler": has_pooler(config, shapes),
         "use_mask_token": "embeddings.mask_token" in shapes,
     }
+
+
+def configure_vit(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """ViTConfig, with the objective where there is a decoder of pixels."""
+    fields = configure(config, shapes)
+    return {**fields, "masked_image_modeling_config": {"objective": "simmim"}} if PIXELS in shapes else fields
+
+
+def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns the rule for the decoder of pixels, where it says those of one patch: no other can be trained."""
+    sides = to_pair(ours.patch_size)
+    if shapes.get(PIXELS, (0,))[0] != ours.num_channels * sides[0] * sides[1]:
+        return {}
+    make = partial(channels_last, ours.num_channels, sides)
+    return {"masked_image_modeling_head.simmim.predictor": Made(("decoder.0",), make)}
+
+
+def channels_last(num_channels: int, sides: tuple[int, int], rows: Tensor) -> Tensor:
+    """Returns weights (C·p·q, D, 1, 1) or biases (C·p·q,) of pixels as (p·q·C, D) or (p·q·C,)."""
+    return rows.reshape(num_channels, *sides, *rows.shape[1:2]).movedim(0, 2).flatten(0, 2)
 
 
 def has_pooler(config: Config, shapes: Shapes) -> bool:
@@ -68,8 +95,9 @@ VIT = Family(
     source="transformers `vit`",
     model_types=("vit",),
     keys=KEYS,
-    configure=configure,
+    adapt=adapt,
+    configure=configure_vit,
     prefixes=("vit.",),
     dropped=PIXEL_DECODER,
-    outputs="hidden states, pooled, logits",
+    outputs="hidden states, pooled, logits, pixels of masked patches",
 )

@@ -1,7 +1,64 @@
-"""MAE of transformers (https://arxiv.org/abs/2111.06377): the encoder."""
+"""MAE of transformers (https://arxiv.org/abs/2111.06377)."""
 
-from ..family import Family
-from .vit import KEYS, configure
+from typing import Any
+
+from torch import Tensor
+
+from ...configuration_hf_vit import HfViTConfig
+from ..family import Config, Family, Shapes
+from ..key_map import KeyMap, Made
+from . import vit
+
+
+HEAD = "masked_image_modeling_head.mae"
+# As published, and as releases of transformers save it that rename `layers` in it too
+BLOCKS = ("decoder.decoder_layers", "decoder.decoder_encoder.layer")
+OPTIONS = (
+    "decoder_hidden_size",
+    "decoder_num_hidden_layers",
+    "decoder_num_attention_heads",
+    "decoder_intermediate_size",
+)
+
+
+def without_cls(positions: Tensor) -> Tensor:
+    """Returns the rows of the patches of the decoder's table (1, 1 + N, E).
+
+    Raises:
+        ValueError: if that of the CLS token says anything: it is fixed at zero there, and ours has none.
+    """
+    if positions[:, 0].any():
+        raise ValueError(
+            "The CLS token has a position in the decoder of MAE that is not zero, which no such decoder starts with "
+            "or learns. The file is damaged, or of another model."
+        )
+    return positions[:, 1:]
+
+
+KEYS: KeyMap = {
+    **vit.KEYS,
+    f"{HEAD}.embedding": "decoder.decoder_embed",
+    f"{HEAD}.mask_token": "decoder.mask_token",
+    f"{HEAD}.position_embeddings": Made(("decoder.decoder_pos_embed",), without_cls),
+    f"{HEAD}.norm": "decoder.decoder_norm",
+    f"{HEAD}.predictor": "decoder.decoder_pred",
+}
+
+
+def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns the keys of the decoder's blocks."""
+    (theirs,) = [name for name in BLOCKS if f"{name}.0.layernorm_before.weight" in shapes] or BLOCKS[:1]
+    return vit.block(f"{HEAD}.layers.*", f"{theirs}.*")
+
+
+def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """ViTMAEConfig."""
+    options = {name: config[name] for name in OPTIONS if config.get(name) is not None}
+    options["norm_pix_loss"] = config.get("norm_pix_loss", False)
+    ratio = config.get("mask_ratio", 0.75)
+    if 0 < ratio < 1:  # 0 says that it is used for features
+        options["mask_ratio"] = ratio
+    return {**vit.configure(config, shapes), "masked_image_modeling_config": options}
 
 
 # The position table is the file's own, as a learned one: the formula of "sincos2d" gives it to within rounding only,
@@ -11,8 +68,8 @@ VIT_MAE = Family(
     source="transformers `vit_mae`",
     model_types=("vit_mae",),
     keys=KEYS,
+    adapt=adapt,
     configure=configure,
     prefixes=("vit.",),
-    dropped={r"decoder\..*": "the decoder, which the encoder does without"},
-    outputs="hidden states of all patches, or of the visible ones",
+    outputs="hidden states of all patches, or of the visible ones; pixels of masked patches",
 )
