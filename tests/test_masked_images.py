@@ -10,7 +10,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTMaskedImageModelingConfig
+from hf_vit import (
+    HfViTConfig,
+    HfViTForMaskedImageModeling,
+    HfViTImageProcessor,
+    HfViTMaskedImageModelingConfig,
+)
 from hf_vit.data import (
     AugmentedDataset,
     AugmentedStream,
@@ -27,6 +32,7 @@ from .helpers import small_config
 
 
 NUM_IMAGES = 11
+SMALL_DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
 
 
 @pytest.fixture
@@ -51,19 +57,23 @@ def streamed(photos: Path, transform: Callable[[Any], Any], **options: Any) -> A
     return AugmentedStream(stream, transform, **{**defaults, **options})
 
 
-@pytest.mark.parametrize("options", [{}, {"mask_type": "blockwise"}, {"mask_unit": 2}])
-def test_the_mask_of_an_image_is_its_own_whatever_else_is_in_the_batch(photos: Path, options: dict) -> None:
+@pytest.mark.parametrize(
+    ("options", "name"), [({}, "noise"), ({"mask_unit": 2}, "noise"), ({"mask_type": "blockwise"}, "bool_masked_pos")]
+)
+def test_the_mask_of_an_image_is_its_own_whatever_else_is_in_the_batch(photos: Path, options: dict, name: str) -> None:
     images, make = listed(photos), collator(small_config(), **options)
     batch = make([images[index] for index in range(NUM_IMAGES)])
-    assert batch["bool_masked_pos"].shape == (NUM_IMAGES, 16)
-    assert (batch["bool_masked_pos"].sum(dim=1) == 12).all()
+    assert batch.keys() == {"pixel_values", name}
+    assert batch[name].shape == (NUM_IMAGES, 16)
     torch.manual_seed(1)
     for index in (5, 2):
         alone = make([images[index]])
-        assert torch.equal(alone["bool_masked_pos"][0], batch["bool_masked_pos"][index])
+        assert torch.equal(alone[name][0], batch[name][index])
         assert torch.equal(alone["pixel_values"][0], batch["pixel_values"][index])
-    assert len(batch["bool_masked_pos"].unique(dim=0)) >= 4
-    assert batch.keys() == {"pixel_values", "bool_masked_pos"}
+    model = HfViTForMaskedImageModeling(small_config(masked_image_modeling_config={**SMALL_DECODER, **options}))
+    masks = model(**batch).bool_masked_pos
+    assert (masks.sum(dim=1) == 12).all()
+    assert len(masks.unique(dim=0)) >= 4
 
 
 def test_training_draws_crop_and_mask_anew_every_epoch_and_never_otherwise(photos: Path) -> None:

@@ -80,8 +80,9 @@ class MaskedImageModelingCollator:
             examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `mask_seed`.
 
         Returns:
-            `pixel_values` (B, C, H, W) float32 and `bool_masked_pos` (B, N) bool. With `keeps_targets` also the lists
-            `targets`, class numbers or None, and `files`.
+            `pixel_values` (B, C, H, W) float32 and `noise` (B, N), by which the model masks as many patches of each
+            image without a look at its mask, or, for other masks than random ones, `bool_masked_pos` (B, N) bool. With
+            `keeps_targets` also the lists `targets`, class numbers or None, and `files`.
 
         Raises:
             ValueError: if an example has no seed.
@@ -92,12 +93,13 @@ class MaskedImageModelingCollator:
         batch = dict(self.image_processor(images=images, return_tensors="pt", **sized))
         height, width = batch["pixel_values"].shape[-2:]
         grid = height // self.patch_size[0], width // self.patch_size[1]
-        batch["bool_masked_pos"] = torch.cat([self.mask(grid, example["mask_seed"]) for example in examples])
+        generators = [torch.Generator().manual_seed(example["mask_seed"]) for example in examples]
+        if self.options.mask_type == "random":
+            batch["noise"] = torch.stack([torch.rand(grid[0] * grid[1], generator=drawn) for drawn in generators])
+        else:
+            masks = [draw_mask(1, grid, self.options, generator=drawn) for drawn in generators]
+            batch["bool_masked_pos"] = torch.cat(masks)
         if self.keeps_targets:
             batch["targets"] = [example[CLASS] for example in examples]
             batch["files"] = [example["file"] for example in examples]
         return batch
-
-    def mask(self, grid: tuple[int, int], seed: int) -> Tensor:
-        """Returns the mask (1, N) of an image whose patches make a grid (h, w)."""
-        return draw_mask(1, grid, self.options, generator=torch.Generator().manual_seed(seed))

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 
+import torch
 import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..configuration_hf_vit import to_pair
+from ..configuration_tasks_hf_vit import HfViTMaskedImageModelingConfig
 from ..metrics import NeighbourAccuracy, classify_by_neighbours
 from ..metrics.nearest_neighbours import NUM_NEIGHBOURS, TEMPERATURE
-from ..task_mim import masked_image_modeling_loss, patchify, reconstruct
+from ..task_mim import PatchScale, draw_mask, masked_image_modeling_loss, patchify, unpatchify
 from ..visualize import draw_reconstructions
 from .scorer import Batch, ImageScorer, Scored
 
@@ -74,20 +76,22 @@ class MaskedImageScorer(ImageScorer):
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
         """Returns the reconstruction, the class and the loss of each image."""
-        pixel_values, masks, options = batch["pixel_values"], batch["bool_masked_pos"], model.options
-        patch_size = to_pair(model.config.patch_size)
+        pixel_values, options, patch_size = batch["pixel_values"], model.options, to_pair(model.config.patch_size)
         grid = pixel_values.shape[-2] // patch_size[0], pixel_values.shape[-1] // patch_size[1]
+        masks = _masks(batch, grid, options)
         patches = patchify(pixel_values, patch_size)  # (B, N, p·q·C)
         logits = self.logits(model, pixel_values, masks)
-        images = reconstruct(logits, patches, grid, patch_size, options)
+        scale = PatchScale(patches) if options.normalizes_patches else None
+        targets, pixels = (patches, logits) if scale is None else (scale.normalize(patches), scale.restore(logits))
         losses = [
-            float(masked_image_modeling_loss(said[None], true[None], mask[None], options))
-            for said, true, mask in zip(logits, patches, masks, strict=True)
+            float(masked_image_modeling_loss(said[None], true[None], mask[None], options.objective))
+            for said, true, mask in zip(logits, targets, masks, strict=True)
         ]
+        images, classes = unpatchify(pixels, grid, patch_size), self._classes(model, pixel_values)
         return [
-            Scored(MaskedImage(pixels, mask.view(grid), image, number), loss)
-            for pixels, mask, image, number, loss in zip(
-                pixel_values, masks, images, self._classes(model, pixel_values), losses, strict=True
+            Scored(MaskedImage(image, mask.view(grid), reconstruction, number), loss)
+            for image, mask, reconstruction, number, loss in zip(
+                pixel_values, masks, images, classes, losses, strict=True
             )
         ]
 
@@ -146,6 +150,14 @@ class TrivialScorer(MaskedImageScorer):
     def logits(self, model: PreTrainedModel, pixel_values: Tensor, masks: Tensor) -> Tensor:
         """Returns the mean of each patch, (B, N, p·q·C)."""
         patches = patchify(pixel_values, to_pair(model.config.patch_size))
-        if model.options.objective == "mae" and model.options.norm_pix_loss:
-            return patches.new_zeros(patches.shape)
+        if model.options.normalizes_patches:
+            return torch.zeros_like(patches)
         return patches.mean(dim=-1, keepdim=True).expand_as(patches)
+
+
+def _masks(batch: Batch, grid: tuple[int, int], options: HfViTMaskedImageModelingConfig) -> Tensor:
+    """Returns the masks (B, N) of a batch of `MaskedImageModelingCollator`."""
+    if "bool_masked_pos" in batch:
+        masks: Tensor = batch["bool_masked_pos"]
+        return masks
+    return draw_mask(len(batch["noise"]), grid, options, noise=batch["noise"])
