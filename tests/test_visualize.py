@@ -17,6 +17,7 @@ from hf_vit.visualize import (
     draw_class_scores,
     draw_depth,
     draw_panoptic,
+    draw_reconstructions,
     draw_segmentation,
     overlay_segmentation,
     overlay_segments,
@@ -245,3 +246,22 @@ def test_class_scores_are_ranked_with_their_mean(tmp_path: Path) -> None:
     draw_class_scores({"cat": math.nan}, tmp_path / "absent.png")
     with pytest.raises(ValueError, match="There is no class to draw"):
         draw_class_scores({}, tmp_path / "no.png")
+
+
+def test_a_reconstruction_shows_what_was_seen_as_it_is_and_the_rest_as_predicted(tmp_path: Path) -> None:
+    image, predicted = torch.full((3, 40, 80), 0.5), torch.full((3, 40, 80), -1.0)  # white and black
+    mask = torch.tensor([[True, False], [True, False]])
+    file = tmp_path / "reconstruction.png"
+    draw_reconstructions([image], [mask], [predicted], [0.75] * 3, 0.5, file)
+    seen, left, filled = columns(file, 3)
+    middle, quarter = seen.shape[0] // 2, seen.shape[1] // 4
+    for picture, expected in ((seen, (255, 255)), (left, (128, 255)), (filled, (64, 255))):
+        found = [picture[middle, place] for place in (quarter, 3 * quarter)]
+        np.testing.assert_allclose(found, [[level] * 3 for level in expected], atol=1)
+
+
+def test_a_reconstruction_of_several_bands_shows_the_first(tmp_path: Path) -> None:
+    image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)
+    draw_reconstructions([image], [mask], [image], [0.5] * 4, [0.5] * 4, tmp_path / "bands.png")
+    draw_reconstructions([image[:1]], [mask], [image[:1]], 0.5, 0.5, tmp_path / "grey.png")
+    assert (tmp_path / "bands.png").read_bytes() == (tmp_path / "grey.png").read_bytes()

@@ -26,6 +26,7 @@ from hf_vit.training import HfViTTrainer, last_checkpoint
 from . import dense_helpers, object_helpers
 from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
+from .pretraining_helpers import train_all_ways
 from .references import draw_weights
 
 
@@ -265,6 +266,14 @@ def score_tasks(folder: Path, trained: str, *data: str) -> None:
     run_task(trained, places[trained], folder / "trained", *A_FEW_STEPS, "--per_device_train_batch_size", "2")
 
 
+def pretrain(folder: Path, data: str) -> None:
+    """Trains without labels in two processes; each writes what it got."""
+    results = train_all_ways(Path(data), folder, batch_size=4)
+    assert torch.distributed.get_world_size() == 2
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
 # What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
 SAVE_STEPS, KILL_STEP = 4, 10
 RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
@@ -338,7 +347,8 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 
 
 JOBS: dict[str, Callable[..., None]] = {
-    job.__name__: job for job in (compare_processes, score_predictions, score_tasks, train_and_die, train_to_the_end)
+    job.__name__: job
+    for job in (compare_processes, pretrain, score_predictions, score_tasks, train_and_die, train_to_the_end)
 }
 
 

@@ -2,6 +2,7 @@
 
 from .augmentation import image_classification_augmentation, small_affine
 from .augmented_dataset import AugmentedDataset
+from .augmented_stream import AugmentedStream
 from .checks import unreadable_images, without_unreadable
 from .class_list import ClassList
 from .collators import ImageClassificationCollator
@@ -14,9 +15,12 @@ from .detection_collator import ObjectDetectionCollator, multi_scale_sizes
 from .detection_sources import load_object_detection
 from .digits import DIGITS_RECORD, load_digits_dataset
 from .hold_out import hold_out
+from .image_stream import first_images, stream_images
 from .keypoint_augmentation import keypoint_augmentation
 from .keypoint_collator import KeypointDetectionCollator
 from .keypoint_sources import load_keypoint_detection
+from .masked_images import MaskedImageModelingCollator, masked_image_augmentation, masked_image_target
+from .pretraining_sources import load_unlabelled_images
 from .record import DataRecord
 from .sources import load_image_classification
 from .target_dataset import KeypointData, TargetData, TargetDataset
@@ -26,18 +30,21 @@ from .target_files import read_depth, read_mask, read_segment_ids
 __all__ = [
     "DIGITS_RECORD",
     "AugmentedDataset",
+    "AugmentedStream",
     "ClassList",
     "DataRecord",
     "DensePredictionCollator",
     "ImageClassificationCollator",
     "KeypointData",
     "KeypointDetectionCollator",
+    "MaskedImageModelingCollator",
     "ObjectDetectionCollator",
     "TargetData",
     "TargetDataset",
     "check_dense",
     "dense_augmentation",
     "detection_augmentation",
+    "first_images",
     "hold_out",
     "image_classification_augmentation",
     "keypoint_augmentation",
@@ -48,11 +55,15 @@ __all__ = [
     "load_object_detection",
     "load_semantic_segmentation",
     "load_universal_segmentation",
+    "load_unlabelled_images",
+    "masked_image_augmentation",
+    "masked_image_target",
     "multi_scale_sizes",
     "read_depth",
     "read_mask",
     "read_segment_ids",
     "small_affine",
+    "stream_images",
     "unreadable_images",
     "without_unreadable",
 ]

@@ -1,6 +1,7 @@
 """Augmentation: images that are drawn anew every epoch, and the same again under the same seed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,20 @@ class Examples(Protocol):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Returns one of them."""
+
+
+def derive_seed(*numbers: int) -> int:
+    """Returns a seed that is another for any other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Lets torch's default generator draw what these numbers say, and then go on as if nothing had happened."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: it would reset the generators of all GPUs too, and with them the dropout.
+        torch.default_generator.manual_seed(derive_seed(*numbers))
+        yield
 
 
 class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
@@ -58,10 +73,7 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Returns the transformed example."""
         example = self.dataset[index]
-        state = np.random.SeedSequence((self.seed, int(self.epoch), index)).generate_state(1, np.uint64)
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: it would reset the generators of all GPUs too, and with them the dropout.
-            torch.default_generator.manual_seed(int(state[0]))
+        with seeded(self.seed, int(self.epoch), index):
             if self.column is None:
                 return self.transform(example)
             return {**example, self.column: self.transform(example[self.column])}

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from datasets.utils.file_utils import xopen
+
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     """Returns the content of a cell of the type `datasets.Image(decode=False)`.
@@ -21,4 +23,7 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
         return bytes(content)
     if path is None:
         raise ValueError(f"there is no {what}")
+    if "://" in path:  # of a stream, whose files are not here
+        with xopen(path, "rb") as stream:
+            return bytes(stream.read())
     return Path(path).read_bytes()

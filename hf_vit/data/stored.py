@@ -1,9 +1,11 @@
 """Data sets that `datasets` itself opens: on the Hub, in parquet files, and in folders of `Dataset.save_to_disk`."""
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from datasets import DatasetDict, load_dataset, load_from_disk
+from datasets import DatasetDict, IterableDataset, load_dataset, load_from_disk
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
@@ -46,9 +48,22 @@ def load_from_hub(source: str, config_name: str | None, revision: str | None) ->
         FileNotFoundError: if there is none of that name.
         ValueError: if no split goes by a known name, or two by the same.
     """
+    with _explained(source):
+        return standard_splits(load_dataset(source, config_name, revision=revision))
+
+
+def stream_from_hub(source: str, config_name: str | None, revision: str | None) -> dict[str, IterableDataset]:
+    """Opens a dataset on the Hub that is read while it is used; otherwise as `load_from_hub`."""
+    with _explained(source):
+        return standard_splits(load_dataset(source, config_name, revision=revision, streaming=True))
+
+
+@contextmanager
+def _explained(source: str) -> Iterator[None]:
+    """Says what lies near where a dataset was looked for that is neither here nor on the Hub."""
     try:
         validate_repo_id(source)
-        return standard_splits(load_dataset(source, config_name, revision=revision))
+        yield
     except (HFValidationError, FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
             f"There is no file or folder {source!r}. {_neighbours(Path(source).expanduser().absolute())} Nor did the "

@@ -51,12 +51,7 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
             OSError: if the image or the target cannot be read.
             ValueError: if the target is wrong, or of another size than the image.
         """
-        row = self.rows[index]
-        image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
-        target = self.read_target(row)
-        _check_same_size(image, target, row["file"])
-        _check_given_size(image, row)
-        return {"image": image, "file": row["file"], **target}
+        return read_example(self.rows[index], self.read_target)
 
     def select(self, indices: Iterable[int]) -> "TargetDataset":
         """Returns some of the examples."""
@@ -85,6 +80,15 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 for target in threads.map(self.read_target, chunk_rows):
                     bar.update()
                     yield target_of(target)
+
+
+def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
+    """Reads a row of a `TargetDataset`, see there; its image is encoded."""
+    image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
+    target = read_target(row)
+    _check_same_size(image, target, row["file"])
+    _check_given_size(image, row)
+    return {"image": image, "file": row["file"], **target}
 
 
 def _check_same_size(image: PILImage.Image, target: dict[str, Any], file: str) -> None:

@@ -8,6 +8,7 @@ from .depth_estimation import DepthMetric
 from .instance_segmentation import InstanceMetric
 from .keypoint_detection import KeypointMetric
 from .macro_f1 import MacroF1
+from .nearest_neighbours import NeighbourAccuracy, classify_by_neighbours
 from .object_detection import DetectionMetric
 from .panoptic_segmentation import PanopticMetric
 from .semantic_segmentation import SemanticSegmentationMetric
@@ -22,8 +23,10 @@ __all__ = [
     "InstanceMetric",
     "KeypointMetric",
     "MacroF1",
+    "NeighbourAccuracy",
     "PanopticMetric",
     "SemanticSegmentationMetric",
     "StreamedMetric",
     "TopKAccuracy",
+    "classify_by_neighbours",
 ]

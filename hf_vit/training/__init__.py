@@ -22,13 +22,16 @@ from .image_classification import (
 )
 from .keypoint_detection import KeypointDetection, KeypointScorer
 from .load_data import load_scored_split, load_splits
+from .masked_image_modeling import MaskedImageModeling
+from .masked_image_scorer import MaskedImageScorer
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
+from .neighbour_trainer import NeighbourTrainer
 from .object_detection import DetectionScorer, ObjectDetection
 from .object_evaluation import DetectionEvaluation, KeypointEvaluation
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
-from .scorer import Scored, Scorer
+from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
@@ -49,11 +52,15 @@ __all__ = [
     "HfViTTrainingArguments",
     "ImageClassification",
     "ImageClassificationEvaluation",
+    "ImageScorer",
     "KeypointDetection",
     "KeypointEvaluation",
     "KeypointScorer",
     "MaskAnnealing",
+    "MaskedImageModeling",
+    "MaskedImageScorer",
     "ModelArguments",
+    "NeighbourTrainer",
     "ObjectDetection",
     "Scored",
     "Scorer",

@@ -32,7 +32,7 @@ def load_targets(
     """
     data = _open(load, training_args)
     return replace(
-        data, splits=prepare_splits(data.splits, args, training_args, _fault_finder(data), "cannot be trained on")
+        data, splits=prepare_splits(data.splits, args, training_args, fault_finder(data), "cannot be trained on")
     )
 
 
@@ -63,7 +63,7 @@ def load_scored_targets(
     split, source = choose_split(data.splits, args, split)
     check_known(data.names, label2id, args.dataset_name)
     images = scored_images(
-        data.splits[source], split, source, args, training_args, _fault_finder(data), "cannot be scored"
+        data.splits[source], split, source, args, training_args, fault_finder(data), "cannot be scored"
     )
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
 
@@ -108,7 +108,9 @@ def _open(load: Callable[[], TargetData], training_args: HfViTTrainingArguments)
         return load()
 
 
-def _fault_finder(data: TargetData) -> FindFaults:
+def fault_finder(data: TargetData) -> FindFaults:
+    """Returns what finds examples that cannot be read, by how the data reads them."""
+
     def find_faults(dataset: Dataset, *, show_progress: bool) -> dict[int, str]:
         return check_dense(TargetDataset(dataset, data.read_target), show_progress=show_progress)
 

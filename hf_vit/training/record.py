@@ -9,6 +9,7 @@ from ..data import DataRecord
 from .model_card import TrainingRecord
 from .models import shorten
 from .recipe import RECIPE_NAME
+from .scored_arguments import split_names
 from .trainer import HfViTTrainer
 
 
@@ -30,7 +31,7 @@ def describe_data(
     """Says of the data what its place and its splits tell.
 
     Args:
-        dataset_name: Path, or name on the Hub.
+        dataset_name: Path, or name on the Hub; of a pool, several with commas between them.
         license: License of the data.
         sizes: Number of examples by split.
         split: The split that is scored.
@@ -39,8 +40,7 @@ def describe_data(
         parts: What has the names, with a place for their number.
     """
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
-    place = Path(dataset_name)
-    name = place.resolve().name if place.exists() else dataset_name
+    name = ", ".join(public_name(source) for source in split_names(dataset_name))
     classes = f", {parts.format(len(names))} ({shorten(names)})" if names else ""
     return DataRecord(
         name=name,
@@ -50,6 +50,12 @@ def describe_data(
         test=f"the {sizes[split]:,} {split} {examples}",
         split=split,
     )
+
+
+def public_name(source: str) -> str:
+    """Returns what to call a data set: its name on the Hub, or that of its file or folder without where it lies."""
+    place = Path(source)
+    return place.resolve().name if place.exists() else source
 
 
 def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:

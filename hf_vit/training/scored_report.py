@@ -13,7 +13,7 @@ from ..data import DataRecord, TargetData, TargetDataset
 from ..visualize import draw_class_scores, draw_curves
 from .model_card import TrainingRecord, write_model_card
 from .record import describe_training, scored_split
-from .scorer import Scorer
+from .scorer import ImageScorer, Scorer
 from .scoring_trainer import ScoringTrainer, draw_examples
 
 
@@ -83,13 +83,13 @@ def score_split(
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
     scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.score_names)}
     draw_examples(trainer, examples, folder / f"{split}_examples.png")
-    pictures = {"Image, truth and prediction": f"{split}_examples.png"}
+    pictures = {scorer.caption: f"{split}_examples.png"}
     if trainer.is_world_process_zero():
         pictures |= write_scores(folder, split, scores, scorer) | scorer.draw_scores(folder, split)
     return scores, pictures
 
 
-def write_scores(folder: Path, split: str, scores: dict[str, float], scorer: Scorer) -> dict[str, str]:
+def write_scores(folder: Path, split: str, scores: dict[str, float], scorer: ImageScorer) -> dict[str, str]:
     """Writes `{split}_scores.json` and, where there are classes, their scores as JSON and as a picture.
 
     Returns:
@@ -141,6 +141,7 @@ def score_trivial(
         What to call the predictor, and its scores.
     """
     scorer, args = trainer.scorer, trainer.args
+    assert isinstance(scorer, Scorer)
     shows = args.local_process_index == 0 and not args.disable_tqdm
     count = len(train)
     if count > most:

@@ -30,7 +30,7 @@ class Scored(NamedTuple):
     weight: float = 1.0
 
 
-class Scorer(ABC):
+class ImageScorer(ABC):
     """Predicts, scores and draws images of one task.
 
     Args:
@@ -40,6 +40,7 @@ class Scorer(ABC):
 
     parts = "classes"  # of which `per_class` gives scores
     class_score = ""  # which of these scores to draw
+    caption = "Image, truth and prediction"  # of what `draw` draws
 
     def __init__(self, processor: BaseImageProcessor, metric: StreamedMetric) -> None:
         """Begins."""
@@ -63,26 +64,6 @@ class Scorer(ABC):
         return {}
 
     @abstractmethod
-    def has_truth(self, target: Any) -> bool:
-        """Whether there is anything in a target to learn from and to be scored on."""
-
-    @abstractmethod
-    def describe_lack(self, targets: Iterable[Any]) -> str:
-        """Says of targets without any truth what they lack, and what to do about it."""
-
-    @abstractmethod
-    def trivial(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:
-        """Makes the best predictor that does not look at images.
-
-        Args:
-            targets: Those of all training images.
-
-        Returns:
-            What to call it, and a function to the prediction from the target, of which it takes no more than a user
-            gives beside the image: its size or box.
-        """
-
-    @abstractmethod
     def draw(self, images: list[Image], predictions: list[Any], targets: list[Any], file: str | PathLike[str]) -> None:
         """Draws images beside their targets and predictions."""
 
@@ -101,6 +82,30 @@ class Scorer(ABC):
     @abstractmethod
     def describe_limits(self) -> str:
         """Says what a model with these scores is not good for."""
+
+
+class Scorer(ImageScorer):
+    """The same, of a task whose truth somebody has written down."""
+
+    @abstractmethod
+    def has_truth(self, target: Any) -> bool:
+        """Whether there is anything in a target to learn from and to be scored on."""
+
+    @abstractmethod
+    def describe_lack(self, targets: Iterable[Any]) -> str:
+        """Says of targets without any truth what they lack, and what to do about it."""
+
+    @abstractmethod
+    def trivial(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:
+        """Makes the best predictor that does not look at images.
+
+        Args:
+            targets: Those of all training images.
+
+        Returns:
+            What to call it, and a function to the prediction from the target, of which it takes no more than a user
+            gives beside the image: its size or box.
+        """
 
 
 def check_truth(scorer: Scorer, split: str, examples: TargetDataset) -> None:

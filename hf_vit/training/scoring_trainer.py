@@ -12,8 +12,14 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from ..data import DensePredictionCollator, KeypointDetectionCollator, ObjectDetectionCollator, TargetDataset
-from .scorer import Scorer
+from ..data import (
+    DensePredictionCollator,
+    KeypointDetectionCollator,
+    MaskedImageModelingCollator,
+    ObjectDetectionCollator,
+    TargetDataset,
+)
+from .scorer import ImageScorer
 from .trainer import HfViTTrainer
 
 
@@ -30,9 +36,9 @@ class ScoringTrainer(HfViTTrainer):
     The collator must have `keeps_targets`, and the data be a `TargetDataset`, for training in an `AugmentedDataset`.
     """
 
-    data_collator: TargetCollator
+    data_collator: TargetCollator | MaskedImageModelingCollator
 
-    def __init__(self, *args: Any, scorer: Scorer, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, scorer: ImageScorer, **kwargs: Any) -> None:
         """Takes the arguments of `transformers.Trainer`.
 
         Args:

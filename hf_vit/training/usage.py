@@ -71,4 +71,11 @@ for found in find_keypoints("image.png"):
 for label, place, score in zip(result["labels"], result["keypoints"], result["scores"]):
     print(model.config.id2label[int(label)], place.tolist(), float(score))""",
     ),
+    "HfViTForMaskedImageModeling": Usage(
+        name="describe",
+        stock="""(features,) = describe("image.png")
+print(len(features), "tokens of", len(features[0]), "features")""",
+        own="""print(outputs.bool_masked_pos.float().mean(), "of the patches were masked")
+print(outputs.reconstruction.shape)  # in the units of pixel_values""",
+    ),
 }

@@ -7,6 +7,7 @@ from .keypoints import draw_keypoints, draw_poses
 from .palette import segmentation_palette
 from .panoptic import draw_panoptic, overlay_segments
 from .plots import draw_class_scores, draw_confusion_matrix, draw_curves, draw_precision_recall
+from .reconstruction import draw_reconstructions
 from .segmentation import draw_segmentation, overlay_segmentation
 
 
@@ -23,6 +24,7 @@ __all__ = [
     "draw_panoptic",
     "draw_poses",
     "draw_precision_recall",
+    "draw_reconstructions",
     "draw_segmentation",
     "overlay_segmentation",
     "overlay_segments",

@@ -1,0 +1,99 @@
+"""Images that are read while a training goes on, from the Hub or from disk, and of which none need fit on the disk."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from datasets import ClassLabel, Dataset, Features, Image, IterableDataset, Value, concatenate_datasets, load_dataset
+
+from .labels import INTEGERS
+from .parquet import find_parquet
+from .pretraining_sources import CLASS, NO_CLASS, load_unlabelled_images, select_image_and_class
+from .splits import SPLITS
+from .stored import check_on_disk, stream_from_hub
+
+
+NUM_SHARDS = 64  # of files on disk: at most so many worker processes share them
+ROWS = Features({"image": Image(decode=False), "file": Value("string"), CLASS: Value("int64")})
+
+
+def stream_images(
+    sources: Sequence[str],
+    *,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    label_column_name: str | None = None,
+) -> dict[str, IterableDataset]:
+    """Opens the images of one or several data sets as one stream.
+
+    Args:
+        sources: Names on the Hub, parquet files or folders of them, or folders of images as in
+            `load_unlabelled_images`.
+        dataset_config_name: Configuration of a dataset on the Hub.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images, where neither type nor name say it.
+        label_column_name: Column of labels, where neither type nor name say it.
+
+    Returns:
+        Those of the splits "train", "validation" and "test" that any source has, with the columns `image` (encoded),
+        `file`, and `class_number`, -1 where none is known, as it is if there are several sources.
+
+    Raises:
+        FileNotFoundError: if a source is neither a path nor a name on the Hub.
+        ValueError: if it has no images, or columns are not clear.
+    """
+    columns = image_column_name, label_column_name
+    opened = [_open(source, dataset_config_name, dataset_revision, *columns) for source in sources]
+    is_pool = len(sources) > 1  # whose classes are not the same ones
+    return {
+        name: concatenate_datasets([_as_rows(splits[name], is_pool) for splits in opened if name in splits])
+        for name in SPLITS
+        if any(name in splits for splits in opened)
+    }
+
+
+def first_images(stream: IterableDataset, count: int) -> Dataset:
+    """Keeps the first rows of a stream in memory.
+
+    Returns:
+        Its columns, and `number` (from 0).
+    """
+    rows = Dataset.from_list(list(islice(stream, count)), features=ROWS)
+    return rows.add_column("number", list(range(len(rows))))
+
+
+def _open(
+    source: str, config_name: str | None, revision: str | None, image_column: str | None, label_column: str | None
+) -> dict[str, IterableDataset]:
+    """Returns the splits with the columns `image` and, where labels are known, `class_number`."""
+    path = Path(source).expanduser()
+    if not path.exists():
+        splits = stream_from_hub(source, config_name, revision)
+    else:
+        check_on_disk(path, config_name, revision)
+        if parquet := find_parquet(path):
+            splits = {
+                name: load_dataset("parquet", data_files={name: files}, split=name, streaming=True)
+                for name, files in parquet.items()
+            }
+        else:
+            listed = load_unlabelled_images([source], image_column_name=image_column, label_column_name=label_column)
+            return {name: split.to_iterable_dataset(min(NUM_SHARDS, len(split))) for name, split in listed.items()}
+    return {
+        name: select_image_and_class(split, f"The split {name!r}", image_column, label_column)
+        for name, split in splits.items()
+    }
+
+
+def _as_rows(stream: IterableDataset, is_pool: bool) -> IterableDataset:
+    feature = stream.features.get(CLASS)
+    is_known = not is_pool and (isinstance(feature, ClassLabel) or feature in INTEGERS)
+
+    def as_row(row: dict[str, Any]) -> dict[str, Any]:
+        image = row["image"]
+        return {"image": image, "file": image["path"] or "an image", CLASS: row[CLASS] if is_known else NO_CLASS}
+
+    stream = stream.cast_column("image", Image(decode=False))
+    return stream.map(as_row, remove_columns=list(stream.features), features=ROWS)

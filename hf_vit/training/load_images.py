@@ -1,0 +1,96 @@
+"""Images without targets for a training: all of them listed and checked, or a stream."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from datasets import Dataset, DatasetDict, IterableDataset
+
+from ..data import (
+    TargetData,
+    TargetDataset,
+    first_images,
+    load_unlabelled_images,
+    masked_image_target,
+    stream_images,
+)
+from ..data.pretraining_sources import CLASS, NO_CLASS
+from .arguments import HfViTTrainingArguments
+from .load_data import UNREADABLE, at_most, readable_images
+from .load_targets import fault_finder, load_targets
+from .masked_image_arguments import UnlabelledDataArguments
+
+
+MAX_STREAMED = 1000  # images of a split of a stream that are scored, unless said otherwise
+
+
+@dataclass(frozen=True)
+class UnlabelledImages:
+    """Images to learn from.
+
+    Args:
+        splits: Rows that can be scored: "train", and "validation" and "test" where there are such. Of a stream these
+            are its first images, and "train" is there only if there is no other.
+        known: Training images whose class is known, among which neighbours are looked for; may be empty.
+        num_train: Number of training images, of a stream that of those that were looked at before the training.
+        stream: The training images, if they are a stream.
+    """
+
+    splits: DatasetDict
+    known: Dataset
+    num_train: int
+    stream: IterableDataset | None = None
+
+    def examples(self, split: str) -> TargetDataset:
+        """Returns the images of a split, read on access."""
+        return TargetDataset(self.splits[split], masked_image_target)
+
+
+def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArguments) -> UnlabelledImages:
+    """Opens the images of a training and, unless they are a stream, checks them and holds some out.
+
+    Args:
+        args: Which data, and what to do about images that cannot be read.
+        training_args: Gives the seed and, on several processes, the share of each.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad, or a stream has no end.
+    """
+    if args.streaming:
+        return _load_stream(args, training_args)
+    load = partial(load_unlabelled_images, args.sources, **args.source_options())
+    splits = load_targets(lambda: TargetData(load(), masked_image_target), args, training_args).splits
+    train = splits["train"]
+    return UnlabelledImages(splits, _with_class(train, args.max_knn_samples, training_args.seed), len(train))
+
+
+def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArguments) -> UnlabelledImages:
+    if training_args.max_steps < 1:
+        raise ValueError("A stream does not say how many images it has, and so no epochs. Give --max_steps.")
+    with training_args.main_process_first(desc="opening the data"):
+        streams = stream_images(args.sources, **args.source_options())
+    if "train" not in streams:
+        raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(streams)}.")
+    train = streams["train"]
+    shuffled = train.shuffle(seed=training_args.seed, buffer_size=args.shuffle_buffer_size)
+    batch_size = training_args.train_batch_size * training_args.world_size
+    scored = args.max_eval_samples or MAX_STREAMED
+    sample = first_images(shuffled, max(args.max_knn_samples, scored, batch_size))
+    kept = DatasetDict(
+        {name: first_images(streams[name], scored) for name in ("validation", "test") if name in streams}
+    )
+    find_faults = fault_finder(TargetData(DatasetDict(), masked_image_target))
+    checked = readable_images(DatasetDict({"train": sample, **kept}), args, training_args, find_faults, UNREADABLE)
+    sample = checked.pop("train")
+    if not checked:
+        checked["train"] = sample.select(range(min(scored, len(sample))))
+    known = _with_class(sample, args.max_knn_samples, training_args.seed)
+    return UnlabelledImages(checked, known, len(sample), train)
+
+
+def _with_class(rows: Dataset, most: int, seed: int) -> Dataset:
+    """Returns images whose class is known, drawn at random, at most so many."""
+    if CLASS not in rows.column_names:
+        return rows.select([])
+    return at_most(most, rows.select(np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)), seed)

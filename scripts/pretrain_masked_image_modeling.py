@@ -1,0 +1,28 @@
+"""Trains an encoder on images without labels, by what is behind a mask, and writes all that publishing needs.
+
+The output folder then holds the model with its image processor and code, scores, curves, pictures of reconstructions
+and a model card. Every task starts from it: give it to a training script as --model_name_or_path. Killed, it goes on
+from its last checkpoint, to the same weights.
+
+Examples:
+    S=scripts/pretrain_masked_image_modeling.py
+    python $S --dataset_name path/to/photos --output_dir outputs/encoder --preset small --num_train_epochs 400
+    python $S --dataset_name path/to/photos,path/to/more --output_dir outputs/encoder --objective simmim
+    python $S --dataset_name user/images --streaming true --max_steps 100000 --output_dir outputs/encoder
+    python $S recipe.yaml --resume_from_checkpoint last
+    torchrun --nproc_per_node 2 $S recipe.yaml --use_cpu
+"""
+
+import sys
+from functools import partial
+
+from hf_vit import training
+
+
+def main(arguments: list[str]) -> None:
+    """Trains, scores, saves and, on request, publishes."""
+    training.run(training.MaskedImageModeling, arguments, __doc__, say=partial(print, flush=True))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,104 @@
+"""Trainings without labels on a few drawn images, by the script and by the Trainer."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_vit.data import TargetDataset
+from hf_vit.training import MaskedImageModeling, NeighbourTrainer, parse_arguments, run
+
+from .references import draw_weights
+
+
+COLOURS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220)}
+NUM_TRAIN, NUM_TEST = 12, 7  # of each colour, of which no batch of 2, 4 or 8 is filled by all
+CONFIG = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "patch_size": 4,
+}
+DECODER = {
+    "decoder_hidden_size": 16,
+    "decoder_num_hidden_layers": 1,
+    "decoder_num_attention_heads": 2,
+    "decoder_intermediate_size": 32,
+}
+SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--image_size", "16"]
+SMALL += ["--per_device_eval_batch_size", "4", "--learning_rate", "1e-3"]
+A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
+BATCH = ["--per_device_train_batch_size", "8"]
+
+
+def write_colours(folder: Path) -> Path:
+    """Writes images of several sizes, each of a noisy colour with a white corner, to <split>/<colour>/."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
+        for name, colour in COLOURS.items():
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                size = 18 + 3 * (number % 3), 20 + 5 * (number % 4)
+                pixels = np.array(colour) + generator.normal(0, 25, (*size, 3))
+                pixels[:6, :6] = 255
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / split / name / f"{number}.png")
+    return folder
+
+
+def arguments_of(data: Path | str, output_dir: Path | str, *options: str, **objective: object) -> list[str]:
+    """A command line of the script."""
+    config = {**CONFIG, "masked_image_modeling_config": {**({} if "simmim" in options else DECODER), **objective}}
+    arguments = [*SMALL, *BATCH, "--preset", "tiny", "--config_overrides", json.dumps(config)]
+    return [*arguments, "--dataset_name", str(data), "--output_dir", str(output_dir), *options]
+
+
+def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -> dict[str, float]:
+    """Does what the script does; returns the scores."""
+    run(MaskedImageModeling, arguments_of(data, output_dir, *options, **objective), None, say=lambda _: None)
+    (file,) = output_dir.glob("*_scores.json")
+    scores: dict[str, float] = json.loads(file.read_text())
+    return scores
+
+
+def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModeling:
+    """The task of a command line, with its data."""
+    types = MaskedImageModeling.argument_types
+    task = MaskedImageModeling(*parse_arguments(types, arguments_of(data, output_dir, *options)))
+    task.load_data()
+    return task
+
+
+def make_trainer(data: Path, output_dir: Path, *options: str) -> NeighbourTrainer:
+    """The trainer of a command line, with weights that are always the same and say something."""
+    trainer = make_task(data, output_dir, *options).make_trainer()
+    draw_weights(trainer.model)
+    return trainer
+
+
+def scores_of(trainer: NeighbourTrainer, images: TargetDataset | None = None) -> dict[str, float]:
+    """What an evaluation says of images, by default the validation images, but for its speed."""
+    found = trainer.evaluate(images)
+    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.scorer.metric.score_names)}
+
+
+def train_all_ways(
+    data: Path, folder: Path, batch_size: int
+) -> dict[str, tuple[list[float], Tensor, dict[str, float]]]:
+    """Trains for more than an epoch on all images, and on a stream of them; returns losses, weights and scores."""
+    results = {}
+    for way, options in {"list": [], "stream": ["--streaming", "true"]}.items():
+        batch = ["--per_device_train_batch_size", str(batch_size), "--logging_steps", "1"]
+        # Adam would divide differences in the last digit by themselves.
+        sgd = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "6"]
+        task = make_task(data, folder / way, *A_FEW, *options, *batch, *sgd)
+        trainer = task.make_trainer()
+        draw_weights(trainer.model)
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+        results[way] = losses, weights, scores_of(trainer, task.images.examples("test"))
+    return results

@@ -1,0 +1,147 @@
+"""Masks and crops of training images, and the order and the ends of streams."""
+
+import os
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hf_vit import (
+    HfViTConfig,
+    HfViTForMaskedImageModeling,
+    HfViTImageProcessor,
+    HfViTMaskedImageModelingConfig,
+)
+from hf_vit.data import (
+    AugmentedDataset,
+    AugmentedStream,
+    MaskedImageModelingCollator,
+    TargetDataset,
+    load_unlabelled_images,
+    masked_image_augmentation,
+    masked_image_target,
+    stream_images,
+)
+
+from .data_helpers import truncate, write_pictures
+from .helpers import small_config
+
+
+NUM_IMAGES = 11
+SMALL_DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    write_pictures(tmp_path, *(f"{number:02}.png" for number in range(NUM_IMAGES)))
+    return tmp_path
+
+
+def collator(config: HfViTConfig, **options: Any) -> MaskedImageModelingCollator:
+    return MaskedImageModelingCollator(
+        HfViTImageProcessor.for_model(config), (8, 8), HfViTMaskedImageModelingConfig(**options)
+    )
+
+
+def listed(photos: Path) -> TargetDataset:
+    return TargetDataset(load_unlabelled_images([str(photos)])["train"], masked_image_target)
+
+
+def streamed(photos: Path, transform: Callable[[Any], Any], **options: Any) -> AugmentedStream:
+    stream = stream_images([str(photos)])["train"]
+    defaults = {"seed": 0, "buffer_size": 5}
+    return AugmentedStream(stream, transform, **{**defaults, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({}, "noise"), ({"mask_unit": 2}, "noise"), ({"mask_type": "blockwise"}, "bool_masked_pos")]
+)
+def test_the_mask_of_an_image_is_its_own_whatever_else_is_in_the_batch(photos: Path, options: dict, name: str) -> None:
+    images, make = listed(photos), collator(small_config(), **options)
+    batch = make([images[index] for index in range(NUM_IMAGES)])
+    assert batch.keys() == {"pixel_values", name}
+    assert batch[name].shape == (NUM_IMAGES, 16)
+    torch.manual_seed(1)
+    for index in (5, 2):
+        alone = make([images[index]])
+        assert torch.equal(alone[name][0], batch[name][index])
+        assert torch.equal(alone["pixel_values"][0], batch["pixel_values"][index])
+    model = HfViTForMaskedImageModeling(small_config(masked_image_modeling_config={**SMALL_DECODER, **options}))
+    masks = model(**batch).bool_masked_pos
+    assert (masks.sum(dim=1) == 12).all()
+    assert len(masks.unique(dim=0)) >= 4
+
+
+def test_training_draws_crop_and_mask_anew_every_epoch_and_never_otherwise(photos: Path) -> None:
+    dataset = AugmentedDataset(listed(photos), masked_image_augmentation((32, 32)), seed=0, column=None)
+    make = collator(small_config())
+    first, again = (make([dataset[0], dataset[1]]) for _ in range(2))
+    dataset.set_epoch(1)
+    later = make([dataset[0], dataset[1]])
+    for name, values in first.items():
+        assert torch.equal(values, again[name])
+        assert not torch.equal(values, later[name])
+        assert not torch.equal(values[0], values[1])
+
+
+def test_examples_without_a_seed_are_refused() -> None:
+    with pytest.raises(ValueError, match="no target mask_seed, only image"):
+        collator(small_config())([{"image": torch.zeros(3, 32, 32, dtype=torch.uint8)}])
+
+
+# Streams
+
+
+def keep_file(example: dict[str, Any]) -> dict[str, Any]:
+    return {"file": Path(example["file"]).name, "drawn": float(torch.rand(()))}
+
+
+def files_of(examples: Iterable[dict[str, Any]]) -> list[str]:
+    return [example["file"] for example in examples]
+
+
+def test_a_stream_gives_every_image_once_in_each_epoch_and_has_no_end(photos: Path) -> None:
+    examples = list(islice(streamed(photos, keep_file), 3 * NUM_IMAGES))
+    epochs = [files_of(examples[start : start + NUM_IMAGES]) for start in (0, NUM_IMAGES, 2 * NUM_IMAGES)]
+    assert all(sorted(files) == sorted(os.listdir(photos)) for files in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert len({example["drawn"] for example in examples}) == len(examples)
+
+
+def test_a_stream_depends_on_its_seed_alone(photos: Path) -> None:
+    state = torch.get_rng_state()
+    first, again, other = (list(islice(streamed(photos, keep_file, seed=seed), 15)) for seed in (0, 0, 1))
+    assert first == again
+    assert torch.equal(torch.get_rng_state(), state)
+    assert files_of(first) != files_of(other)
+    assert not {example["drawn"] for example in first} & {example["drawn"] for example in other}
+
+
+@pytest.mark.parametrize("count", [NUM_IMAGES, 1])  # one image is one shard, which leaves a worker without any
+def test_worker_processes_share_a_stream(count: int, tmp_path: Path) -> None:
+    write_pictures(tmp_path, *(f"{number}.png" for number in range(count)))
+    loader = DataLoader(streamed(tmp_path, keep_file), batch_size=1, num_workers=2)
+    batches = list(islice(loader, 2 * (count // 2) or 3))
+    files = [file for batch in batches for file in batch["file"]]
+    assert len(set(files)) == (len(files) if count > 1 else 1)
+    assert len({float(batch["drawn"]) for batch in batches}) == len(batches)
+
+
+def test_a_stream_without_images_ends(photos: Path) -> None:
+    stream = streamed(photos, keep_file)
+    stream.stream = stream.stream.take(0)
+    assert list(stream) == []
+
+
+def test_a_damaged_image_of_a_stream_stops_it_or_is_left_out(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    truncate(photos / "03.png", 0.3)
+    with pytest.raises(OSError, match=r"03\.png"):
+        list(islice(streamed(photos, keep_file), NUM_IMAGES))
+    files = files_of(islice(streamed(photos, keep_file, skip_unreadable=True), NUM_IMAGES - 1))
+    assert len(set(files)) == NUM_IMAGES - 1
+    assert "03.png" not in files
+    assert "03.png" in caplog.text
