@@ -39,8 +39,8 @@ class FeatureDistillation(Distillation):
         """
         super().__init__(teacher, alpha)
         config = student.config
-        seen = teacher.features(torch.zeros(1, config.num_channels, *to_pair(config.image_size)))
-        width = seen.patches.shape[1]
+        image = torch.zeros(1, config.num_channels, *to_pair(config.image_size), device=teacher.model.device)
+        width = teacher.features(image).patches.shape[1]
         if width != config.hidden_size:
             self.projection = Projection(config.hidden_size, width)
         self._encoded: Tensor | None = None
