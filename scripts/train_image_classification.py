@@ -6,6 +6,7 @@ model card. Killed, it goes on from its last checkpoint, to the same weights.
 Examples:
     python scripts/train_image_classification.py --dataset_name path/to/photos --output_dir outputs/photos
     python scripts/train_image_classification.py recipe.yaml --learning_rate 5e-4
+    python scripts/train_image_classification.py recipe.yaml --teacher outputs/photos
     python scripts/train_image_classification.py recipe.yaml --resume_from_checkpoint last
     torchrun --nproc_per_node 2 scripts/train_image_classification.py recipe.yaml --use_cpu
 """

@@ -28,6 +28,7 @@ from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
 from .pretraining_helpers import train_all_ways
 from .references import draw_weights
+from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
 
 
 GLOBAL_BATCH = 8  # images per step, over all processes and all that is accumulated
@@ -96,15 +97,26 @@ def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def train_case(
-    folder: Path, name: str, dtype: str, batch_size: int, accumulate: int, num_images: int = 2 * GLOBAL_BATCH
+    folder: Path,
+    name: str,
+    dtype: str,
+    batch_size: int,
+    accumulate: int,
+    num_images: int = 2 * GLOBAL_BATCH,
+    kind: str | None = None,
 ) -> dict[str, Any]:
-    """Takes two steps of SGD, or as many as there are images; returns the losses, gradients and weights."""
+    """Takes two steps of SGD, or as many as there are images; returns the losses, gradients and weights.
+
+    With a `kind` of distillation it learns from a teacher too.
+    """
     case, recorder = TRAINING_CASES[name], GradientRecorder()
     with default_dtype(DTYPES[dtype]):
         config = small_config(**case.overrides)
         batch = case.make_batch(config, num_images)
+        model = build(case.model_class, config)
         trainer = HfViTTrainer(
-            model=build(case.model_class, config),
+            model=model,
+            distillation=kind and small_distillation(kind, model),
             args=training_arguments(
                 folder,
                 optim="sgd",
@@ -122,6 +134,7 @@ def train_case(
     return {
         "world_size": trainer.args.world_size,
         "losses": torch.tensor(logged(trainer, "loss"), dtype=torch.float64),
+        "parts": {part: logged(trainer, part) for part in TEACHER_LOSSES},
         "gradients": torch.stack(recorder.gradients),
         "weights": flatten(list(trainer.model.parameters())),
         "buffers": flatten([torch.zeros(1), *trainer.model.buffers()]),
@@ -242,6 +255,18 @@ def compare_processes(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+def compare_distillation(folder: Path) -> None:
+    """The same of models that learn from a teacher."""
+    assert training_arguments(folder).world_size == 2
+    results = {
+        (name, kind, split): train_case(folder, name, "float64", *split, kind=kind)
+        for name, kind in DISTILLED_CASES
+        for split in SPLITS[2]
+    }
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
 def score_predictions(folder: Path, kind: str) -> None:
     """Scores made-up predictions in two processes; each writes what it got."""
     metrics = {"dense": dense_helpers.METRICS, "objects": object_helpers.METRICS}[kind]
@@ -348,7 +373,15 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
-    for job in (compare_processes, pretrain, score_predictions, score_tasks, train_and_die, train_to_the_end)
+    for job in (
+        compare_processes,
+        compare_distillation,
+        pretrain,
+        score_predictions,
+        score_tasks,
+        train_and_die,
+        train_to_the_end,
+    )
 }
 
 

@@ -186,9 +186,9 @@ def find_family(source: Source) -> Family:
     Raises:
         ValueError: if none of ours reads it.
     """
+    if source.config and (configured := find_configured(source.config)) is not None:
+        return configured
     for family in FAMILIES:
-        if source.config and not family.marks and is_configured(family, source.config):
-            return family
         if not source.config and family.marks and set(family.marks) <= shapes_of(source, family).keys():
             return family
     if not source.config:
@@ -206,6 +206,11 @@ def find_family(source: Source) -> Family:
         f"({', '.join(source.config.get('architectures') or [])}), which is no plain ViT that is known here. "
         f"Known are: {', '.join(known)}."
     )
+
+
+def find_configured(config: Config) -> Family | None:
+    """Returns the family that a config.json is of, if it is one of ours."""
+    return next((family for family in FAMILIES if not family.marks and is_configured(family, config)), None)
 
 
 def is_configured(family: Family, config: Config) -> bool:

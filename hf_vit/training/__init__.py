@@ -12,7 +12,10 @@ from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .classification_evaluation import ImageClassificationEvaluation
 from .dense_evaluation import DepthEvaluation, SemanticEvaluation, UniversalEvaluation
 from .depth_estimation import DepthEstimation, DepthScorer
+from .distillation import DistillationArguments, make_distillation
+from .distilled_loss import Distillation
 from .evaluation import evaluate
+from .feature_distillation import FeatureDistillation
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     ImageClassification,
@@ -35,6 +38,8 @@ from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
+from .teacher import Teacher
+from .token_distillation import TokenDistillation
 from .trainer import HfViTTrainer
 from .universal_metric import UniversalMetric
 from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSegmentation
@@ -48,6 +53,9 @@ __all__ = [
     "DepthScorer",
     "DetectionEvaluation",
     "DetectionScorer",
+    "Distillation",
+    "DistillationArguments",
+    "FeatureDistillation",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
@@ -68,6 +76,8 @@ __all__ = [
     "SemanticEvaluation",
     "SemanticScorer",
     "SemanticSegmentation",
+    "Teacher",
+    "TokenDistillation",
     "TrainingDataArguments",
     "TrainingRecord",
     "TrainingTask",
@@ -87,6 +97,7 @@ __all__ = [
     "load_scored_split",
     "load_splits",
     "majority_baseline",
+    "make_distillation",
     "make_trainer",
     "parse_arguments",
     "publish",

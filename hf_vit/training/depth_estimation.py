@@ -27,6 +27,7 @@ from .dense_arguments import (
     DepthTrainingArguments,
 )
 from .dense_task import DenseTask, size_of
+from .distillation import DistillationArguments
 from .scorer import Batch, Scored, Scorer
 
 
@@ -130,6 +131,7 @@ class DepthEstimation(DenseTask):
         DepthDataArguments,
         DenseAugmentationArguments,
         DepthTrainingArguments,
+        DistillationArguments,
         DepthEvaluationArguments,
     )
     model_class = HfViTForDepthEstimation

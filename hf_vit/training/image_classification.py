@@ -17,6 +17,8 @@ from .arguments import (
     TrainingDataArguments,
 )
 from .checks import check_packages, check_training
+from .distillation import DistillationArguments, make_distillation
+from .distilled_loss import Distillation
 from .load_data import load_splits
 from .metrics import SCORES, image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
@@ -27,9 +29,16 @@ from .task import TrainingTask
 from .trainer import HfViTTrainer
 
 
-def load_classifier(args: ModelArguments, names: list[str]) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
-    """Returns the classifier of one label per image to train, and its image processor; see `load_model`."""
-    model, processor = load_model(HfViTForImageClassification, args, names)
+def load_classifier(
+    args: ModelArguments, names: list[str], use_distillation_token: bool = False
+) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
+    """Returns the classifier of one label per image to train, and its image processor; see `load_model`.
+
+    With `use_distillation_token`, a model without such a token gets a fresh one, unless `args` say otherwise.
+    """
+    model, processor = load_model(
+        HfViTForImageClassification, args, names, use_distillation_token=use_distillation_token
+    )
     if args.model_name_or_path is not None:
         model.config.problem_type = "single_label_classification"
     return model, processor
@@ -41,8 +50,11 @@ def make_trainer(
     splits: DatasetDict,
     augmentation: AugmentationArguments,
     args: HfViTTrainingArguments,
+    distillation: Distillation | None = None,
 ) -> HfViTTrainer:
-    """Returns the trainer of a classifier; without validation images it sets `args.eval_strategy` to "no".
+    """Returns the trainer of a classifier, which may learn from a teacher too.
+
+    Without validation images it sets `args.eval_strategy` to "no".
 
     Raises:
         ImportError: if a package is missing that is needed only at the end.
@@ -63,6 +75,7 @@ def make_trainer(
         processing_class=processor,
         compute_metrics=image_classification_metrics,
         callbacks=callbacks,
+        distillation=distillation,
     )
 
 
@@ -119,14 +132,22 @@ class ImageClassification(TrainingTask):
         data: On which images.
         augmentation: How they are changed at random.
         args: How to train.
+        distillation: From which teacher, if any.
     """
 
-    argument_types = (ModelArguments, TrainingDataArguments, AugmentationArguments, HfViTTrainingArguments)
+    argument_types = (
+        ModelArguments,
+        TrainingDataArguments,
+        AugmentationArguments,
+        HfViTTrainingArguments,
+        DistillationArguments,
+    )
 
     model: ModelArguments
     data: TrainingDataArguments
     augmentation: AugmentationArguments
     args: HfViTTrainingArguments
+    distillation: DistillationArguments
 
     def load_data(self) -> list[str]:
         """Opens and checks the images and returns the names of their classes."""
@@ -137,8 +158,9 @@ class ImageClassification(TrainingTask):
 
     def make_trainer(self) -> HfViTTrainer:
         """Returns the trainer of a new or a saved classifier."""
-        model, processor = load_classifier(self.model, self.names)
-        return make_trainer(model, processor, self.splits, self.augmentation, self.args)
+        model, processor = load_classifier(self.model, self.names, self.distillation.uses_token)
+        distillation = make_distillation(self.distillation, model, processor)
+        return make_trainer(model, processor, self.splits, self.augmentation, self.args, distillation)
 
     def count_examples(self) -> dict[str, int]:
         """Returns the number of images of each split."""
@@ -146,6 +168,5 @@ class ImageClassification(TrainingTask):
 
     def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
         """Scores a trained classifier; see `write_report`."""
-        return write_report(
-            trainer, self.splits, self.data, {"augmentation": describe_options(self.augmentation)}, **facts
-        )
+        recipe = {"augmentation": describe_options(self.augmentation), **trainer.describe_teacher()}
+        return write_report(trainer, self.splits, self.data, recipe, **facts)

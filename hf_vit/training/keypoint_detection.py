@@ -20,6 +20,7 @@ from ..metrics import KeypointMetric
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from ..task_keypoints import image_losses
 from ..visualize import draw_poses
+from .distillation import DistillationArguments
 from .object_arguments import (
     KeypointAugmentationArguments,
     KeypointDataArguments,
@@ -142,6 +143,7 @@ class KeypointDetection(ScoredTask):
         KeypointDataArguments,
         KeypointAugmentationArguments,
         KeypointTrainingArguments,
+        DistillationArguments,
         KeypointEvaluationArguments,
     )
     model_class = HfViTForKeypointDetection

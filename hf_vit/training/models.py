@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import BaseImageProcessor
 from transformers.utils import logging
@@ -44,7 +45,12 @@ QUERY_WEIGHTS = (".queries.", ".mid_query_embeddings", ".query_features.", ".que
 
 
 def load_model(
-    model_class: type[Model], args: ModelArguments, names: Sequence[str] = (), facts: HeadOptions | None = None
+    model_class: type[Model],
+    args: ModelArguments,
+    names: Sequence[str] = (),
+    facts: HeadOptions | None = None,
+    *,
+    use_distillation_token: bool = False,
 ) -> tuple[Model, BaseImageProcessor]:
     """Returns the model to train and its image processor.
 
@@ -54,24 +60,34 @@ def load_model(
         names: The class names of the data, if it has classes. A saved model that knows others gets fresh weights for
             them.
         facts: What the data tell of options of heads. What `args` say of the same goes before.
+        use_distillation_token: Whether there shall be a distillation token, unless `args` say otherwise.
 
     Raises:
         OSError: if there is no such saved model.
         ValueError: if it is of another kind, or an option does not fit.
     """
     try:
-        make = new_model if args.model_name_or_path is None else tune
-        return make(model_class, args, list(names), facts or {})
+        if args.model_name_or_path is None:
+            return new_model(model_class, args, list(names), facts or {}, use_distillation_token)
+        model, processor = tune(model_class, args, list(names), facts or {})
+        if use_distillation_token and "use_distillation_token" not in args.overrides():
+            model = with_distillation_token(model)
+        return model, processor
     except StrictDataclassError as error:
         raise ValueError(f"The configuration does not fit: {error}") from error
 
 
 def new_model(
-    model_class: type[Model], args: ModelArguments, names: list[str], facts: HeadOptions
+    model_class: type[Model],
+    args: ModelArguments,
+    names: list[str],
+    facts: HeadOptions,
+    use_distillation_token: bool = False,
 ) -> tuple[Model, BaseImageProcessor]:
     """Returns a model with fresh weights and its image processor."""
     overrides = args.overrides()
-    fields = overrides | with_facts({}, facts, overrides) | name_labels(names)
+    wanted = {"use_distillation_token": True} if use_distillation_token else {}
+    fields = wanted | overrides | with_facts({}, facts, overrides) | name_labels(names)
     config = HfViTConfig.from_preset(args.preset or "small", **fields)
     return model_class(config), HfViTImageProcessor.for_model(config)
 
@@ -106,6 +122,21 @@ def tune(
     return model, load_image_processor(args.model_name_or_path, size, channels, patch, given=overrides)
 
 
+def with_distillation_token(model: Model) -> Model:
+    """Returns a model that has a distillation token, a fresh one with a fresh head where it had none."""
+    old = model.config
+    if old.use_distillation_token:
+        return model
+    logger.warning("The saved model has no distillation token. It gets a fresh one, with a head of its own.")
+    config = HfViTConfig.from_dict({**old.to_dict(), "use_distillation_token": True})
+    weights, name = model.state_dict(), "model.embeddings.position_embeddings"
+    if name in weights and config.num_prefix_positions > old.num_prefix_positions:
+        cls, rest = weights[name].tensor_split((1,), dim=1)
+        row = torch.nn.init.trunc_normal_(torch.empty_like(cls), std=config.initializer_range)
+        weights[name] = torch.cat((cls, row, rest), dim=1)  # (1, P + N, D)
+    return type(model).from_pretrained(None, config=config, state_dict=weights)
+
+
 def open_with_options(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
 ) -> tuple[Model, tuple[str, ...]]:
@@ -127,7 +158,7 @@ def open_with_options(
     if not options:
         return open_model(model_class, name_or_path, **overrides), ()
     check_fields(overrides)
-    model, info = _load(model_class, name_or_path, {**overrides, "ignore_mismatched_sizes": True})
+    model, info = load_with_info(model_class, name_or_path, {**overrides, "ignore_mismatched_sizes": True})
     mismatched = {entry[0]: entry for entry in info["mismatched_keys"]}
     changed = {*info["missing_keys"], *info["unexpected_keys"], *mismatched}
     encoder = {
@@ -167,7 +198,7 @@ def open_model(model_class: type[Model], name_or_path: str, **overrides: Any) ->
         ValueError: if it is of another kind, or an override changes the shape of its weights.
     """
     check_fields(overrides)
-    return _load(model_class, name_or_path, overrides)[0]
+    return load_with_info(model_class, name_or_path, overrides)[0]
 
 
 def open_trained(model_class: type[Model], name_or_path: str) -> Model:
@@ -177,7 +208,7 @@ def open_trained(model_class: type[Model], name_or_path: str) -> Model:
         OSError: if there is no such saved model.
         ValueError: if it is of another kind, or has no trained head.
     """
-    model, info = _load(model_class, name_or_path, {})
+    model, info = load_with_info(model_class, name_or_path, {})
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"{name_or_path} holds no weights for {shorten(missing, 3)} of {model_class.__name__}: it was trained for "
@@ -186,7 +217,15 @@ def open_trained(model_class: type[Model], name_or_path: str) -> Model:
     return model
 
 
-def _load(model_class: type[Model], name_or_path: str, overrides: dict[str, Any]) -> tuple[Model, dict[str, Any]]:
+def load_with_info(
+    model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
+) -> tuple[Model, dict[str, Any]]:
+    """Opens a saved or published model; returns with it what the library says of its weights.
+
+    Raises:
+        OSError: if there is no such saved model.
+        ValueError: if it is of another kind, or an override changes the shape of its weights.
+    """
     try:
         return model_class.from_pretrained(name_or_path, output_loading_info=True, **overrides)
     except OSError as error:

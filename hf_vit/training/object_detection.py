@@ -28,6 +28,7 @@ from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..outputs_hf_vit import DetectionPrediction
 from ..task_detection import class_loss_of, detection_loss
 from ..visualize import draw_detections, draw_precision_recall
+from .distillation import DistillationArguments
 from .object_arguments import (
     DetectionAugmentationArguments,
     DetectionDataArguments,
@@ -166,6 +167,7 @@ class ObjectDetection(ScoredTask):
         DetectionDataArguments,
         DetectionAugmentationArguments,
         DetectionTrainingArguments,
+        DistillationArguments,
     )
     model_class = HfViTForObjectDetection
     pipeline = "object-detection"

@@ -10,6 +10,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, hf_api
 
+from .distilled_loss import PROJECTION_NAME
 from .hub import list_upload
 
 
@@ -90,7 +91,7 @@ class SafeTrainer(Trainer):
             return
         self.callback_handler.on_push_begin(args, self.state, self.control)
         for file in list_upload(checkpoint_folder):
-            if file.name not in (TRAINER_STATE_NAME, "README.md"):
+            if file.name not in (TRAINER_STATE_NAME, PROJECTION_NAME, "README.md"):
                 shutil.copy(file, args.output_dir)
         by_step = args.save_strategy == SaveStrategy.STEPS
         moment = f"step {self.state.global_step}" if by_step else f"epoch {int(self.state.epoch)}"

@@ -13,6 +13,7 @@ from ..data import AugmentedDataset, TargetData
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .arguments import ModelArguments, TrainedImagesArguments
 from .checks import check_packages, check_training
+from .distillation import DistillationArguments, make_distillation
 from .load_targets import load_targets
 from .models import load_model
 from .record import describe_data, describe_options
@@ -33,6 +34,7 @@ class ScoredTask(TrainingTask):
         data: On which images and targets.
         augmentation: How they are changed at random.
         args: How to train.
+        distillation: From which teacher, if any.
     """
 
     model_class: ClassVar[type[HfViTPreTrainedModel]]
@@ -45,6 +47,7 @@ class ScoredTask(TrainingTask):
     data: TrainedImagesArguments
     augmentation: Any
     args: ScoredTrainingArguments
+    distillation: DistillationArguments
 
     @abstractmethod
     def open_data(self) -> TargetData:
@@ -103,6 +106,7 @@ class ScoredTask(TrainingTask):
         """
         model, processor = load_model(self.model_class, self.model, self.loaded.names, self.facts_for_config())
         processor = self.make_processor(processor, model.config)
+        distillation = make_distillation(self.distillation, model, processor)
         scorer = self.make_scorer(model, processor)
         splits = self.loaded.splits
         for split in splits:
@@ -119,6 +123,7 @@ class ScoredTask(TrainingTask):
             data_collator=self.make_collator(processor, model.config),
             processing_class=processor,
             callbacks=callbacks,
+            distillation=distillation,
             scorer=scorer,
         )
         if has_validation and self.args.eval_strategy != IntervalStrategy.NO:
@@ -149,6 +154,7 @@ class ScoredTask(TrainingTask):
                 **self.describe_model(trainer.model),
                 "input size": self.describe_size(trainer.model.config),
                 "augmentation": describe_options(self.augmentation),
+                **trainer.describe_teacher(),
             },
             **facts,
         )

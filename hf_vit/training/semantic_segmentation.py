@@ -23,6 +23,7 @@ from .dense_arguments import (
     SemanticTrainingArguments,
 )
 from .dense_task import DenseTask, size_of
+from .distillation import DistillationArguments
 from .record import describe_weights
 from .scorer import Batch, Scored, Scorer
 
@@ -143,6 +144,7 @@ class SemanticSegmentation(DenseTask):
         SemanticDataArguments,
         DenseAugmentationArguments,
         SemanticTrainingArguments,
+        DistillationArguments,
         SemanticEvaluationArguments,
     )
     model_class = HfViTForSemanticSegmentation

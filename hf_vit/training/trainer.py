@@ -1,11 +1,13 @@
 """The library's Trainer, made exact: on several processes, in evaluations, and when taken up again."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
@@ -14,6 +16,7 @@ from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
+from .distilled_loss import Distillation
 from .safe_trainer import SafeTrainer
 
 
@@ -32,11 +35,25 @@ class HfViTTrainer(SafeTrainer):
 
     A training that was killed goes on from `last_checkpoint` as if it had not been, bit for bit, even with worker
     processes that outlive an epoch.
+
+    With a `Distillation`, the model learns from a teacher too. Scores are those of the model alone.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes the arguments of `transformers.Trainer`."""
+    def __init__(self, *args: Any, distillation: Distillation | None = None, **kwargs: Any) -> None:
+        """Takes the arguments of `transformers.Trainer`.
+
+        Args:
+            *args: Passed on.
+            distillation: Teacher, and what to learn from it.
+            **kwargs: Passed on.
+
+        Raises:
+            ValueError: if there is a teacher, and the training spreads the model or changes its labels.
+        """
         super().__init__(*args, **kwargs)
+        self.distillation = distillation
+        if distillation is not None:
+            check_distillation(self.args)
         self.add_callback(DatasetEpoch())
         self.add_callback(TrainingClock())
         self.add_callback(NewStart())
@@ -47,6 +64,10 @@ class HfViTTrainer(SafeTrainer):
         clock = next(callback for callback in self.callback_handler.callbacks if isinstance(callback, TrainingClock))
         return clock.seconds
 
+    def describe_teacher(self) -> dict[str, str]:
+        """Says of the teacher, if there is one, what a card shall say."""
+        return {} if self.distillation is None else self.distillation.facts()
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains; a training that early stopping has ended stays ended when it is taken up again."""
         if isinstance(resume_from_checkpoint, str | os.PathLike):
@@ -54,17 +75,31 @@ class HfViTTrainer(SafeTrainer):
             if step is not None:
                 logger.warning(f"Early stopping has ended this training at step {step}: no more steps are made.")
                 self.args.max_steps = step
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        with nullcontext() if self.distillation is None else self.distillation.attached(self.model):
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Logs; beside the loss of a training also the teacher's, by name."""
+        if self.distillation is not None and "loss" in logs:
+            parts = self.accelerator.reduce(self.distillation.take_parts(), reduction="mean")
+            logs.update({name: part.item() for name, part in parts.items()})
+        super().log(logs, *args, **kwargs)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Counts what the loss of a step is divided by, at least 1, as the model counts its labels."""
         counts = isinstance(self.model, HfViTForObjectDetection | HfViTForKeypointDetection)
         if not counts or not all("labels" in batch for batch in batch_samples):
             return super()._get_num_items_in_batch(batch_samples, device)
-        # The library adds up numbers of entries, of all processes.
-        items = [torch.zeros(self.model.count_items(batch["labels"])) for batch in batch_samples]
-        count = super()._get_num_items_in_batch([{"labels": labels} for labels in items], device)
+        if self.distillation is not None:
+            images = [len(batch["pixel_values"]) for batch in batch_samples]
+            self.distillation.num_images = self._add_up(images, device)
+        count = self._add_up([self.model.count_items(batch["labels"]) for batch in batch_samples], device)
         return None if count is None else count.clamp_min(1)
+
+    def _add_up(self, counts: list[int], device: torch.device) -> Any:
+        """Returns the sum of what is counted in the batches of a step, on all processes."""
+        # The library adds up numbers of entries.
+        return super()._get_num_items_in_batch([{"labels": torch.zeros(count)} for count in counts], device)
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:
         """Returns a loader that drops images in training only, with a random generator of its own.
@@ -89,7 +124,35 @@ class HfViTTrainer(SafeTrainer):
             (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
 
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Saves what a checkpoint has beside the model."""
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.distillation is not None and self.args.should_save:
+            self.distillation.save(Path(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Loads it."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.distillation is not None and checkpoint is not None:
+            self.distillation.load(Path(checkpoint))
+
     def _save_rng_state(self, output_dir: str) -> None:
         """Saves the random state, of all processes before trainer_state.json tells that the checkpoint is complete."""
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()
+
+
+def check_distillation(args: TrainingArguments) -> None:
+    """Raises `ValueError` if a teacher does not go with the arguments of a training."""
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"This process has {args.n_gpu} GPUs, and a teacher is on one alone. Start a process for each, torchrun "
+            f"--nproc_per_node {args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
+        )
+    if args.fsdp or args.deepspeed:
+        raise ValueError("A teacher needs the whole student on each device. Leave out --fsdp and --deepspeed.")
+    if args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor={args.label_smoothing_factor} takes the labels from the student, which learns "
+            "from them beside the teacher. Leave it out; --distillation_type soft smooths too."
+        )

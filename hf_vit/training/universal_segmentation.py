@@ -28,6 +28,7 @@ from .dense_arguments import (
     UniversalTrainingArguments,
 )
 from .dense_task import DenseTask, size_of
+from .distillation import DistillationArguments
 from .record import describe_weights
 from .scorer import Batch, Scored, Scorer
 from .universal_metric import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
@@ -198,6 +199,7 @@ class UniversalSegmentation(DenseTask):
         UniversalDataArguments,
         DenseAugmentationArguments,
         UniversalTrainingArguments,
+        DistillationArguments,
     )
     model_class = HfViTForUniversalSegmentation
     pipeline = "image-segmentation"

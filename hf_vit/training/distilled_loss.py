@@ -1,0 +1,126 @@
+"""The loss of a student while it learns from a teacher too."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.utils import ModelOutput
+
+from ..pretrained_hf_vit import HfViTPreTrainedModel
+from .teacher import Teacher
+
+
+ALPHA = 0.5  # share of the teacher in the loss
+PROJECTION_NAME = "distillation.safetensors"  # in checkpoints, beside the model
+
+
+class Projection(nn.Linear):
+    """Brings tokens of a student to the width of its teacher's.
+
+    It trains with the student but is no part of it: what saves or loads the student's weights does not see it.
+    """
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Saves nothing."""
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Expects nothing."""
+
+
+class Distillation(ABC):
+    """What a student learns from a teacher while it trains, beside what it learns from its labels.
+
+    Its loss becomes (1 - alpha) times its own and alpha times that of the teacher. That happens inside of its forward
+    pass, by a hook, so that DDP knows of all that has a part in the loss. Hooks are there while it trains, see
+    `attached`; the student that is saved, scored and drawn is as it would be without.
+    """
+
+    def __init__(self, teacher: Teacher, alpha: float) -> None:
+        """Begins.
+
+        Args:
+            teacher: What to learn from.
+            alpha: Share of the teacher in the loss.
+        """
+        self.teacher = teacher
+        self.alpha = alpha
+        self.projection: Projection | None = None
+        # Of all batches of a step, for models whose losses of batches add up to that of the step
+        self.num_images: Tensor | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._num_batches = 0
+
+    @contextmanager
+    def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
+        """Lets a student learn from the teacher as long as this lasts, and brings the teacher to its device."""
+        self.teacher.to(student.device)
+        if self.projection is not None:
+            student.distillation_projection = self.projection.to(student.device)
+        hook = student.register_forward_hook(self._teach, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+            if self.projection is not None:
+                del student.distillation_projection
+
+    @abstractmethod
+    def losses(
+        self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the student's own loss of a batch, and those that the teacher gives, means over images, by name."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Says what is learned, and how."""
+
+    @torch.compiler.disable
+    def _teach(
+        self, student: HfViTPreTrainedModel, _: tuple[Any, ...], inputs: dict[str, Any], outputs: ModelOutput
+    ) -> None:
+        """Adds what the teacher says to the loss of a batch."""
+        if not student.training or outputs.loss is None:
+            return
+        own, parts = self.losses(student, inputs, outputs)
+        for name, part in parts.items():
+            self._sums[name] = self._sums.get(name, 0) + part.detach()
+        self._num_batches += 1
+        theirs = torch.stack(list(parts.values())).mean()
+        if inputs.get("num_items_in_batch") is not None:
+            assert self.num_images is not None
+            theirs = theirs * len(inputs["pixel_values"]) / self.num_images
+        outputs["loss"] = (1 - self.alpha) * own + self.alpha * theirs
+
+    def take_parts(self) -> dict[str, Tensor]:
+        """Returns the teacher's losses by name, means over the batches since the last call."""
+        parts = {f"{name}_loss": total / self._num_batches for name, total in self._sums.items()}
+        self._sums, self._num_batches = {}, 0
+        return parts
+
+    def save(self, checkpoint: Path) -> None:
+        """Writes what is trained beside the student into a checkpoint."""
+        if self.projection is not None:
+            weights = {name: weight.detach() for name, weight in self.projection.named_parameters()}
+            save_file(weights, checkpoint / PROJECTION_NAME)
+
+    def load(self, checkpoint: Path) -> None:
+        """Reads it again."""
+        if self.projection is not None:
+            weights = load_file(checkpoint / PROJECTION_NAME)
+            with torch.no_grad():
+                for name, weight in self.projection.named_parameters():
+                    weight.copy_(weights[name])
+
+    def facts(self) -> dict[str, str]:
+        """Says what the card of the student shall say."""
+        model, path = self.teacher.model, Path(self.teacher.name)
+        name = path.resolve().name if path.exists() else self.teacher.name
+        return {
+            "teacher": f"{name} ({type(model).__name__}, {model.num_parameters():,} parameters)",
+            "distillation": f"{self.describe()}, alpha {self.alpha:g}",
+        }

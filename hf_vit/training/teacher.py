@@ -1,0 +1,174 @@
+"""A trained model that another one learns from, and how it sees what its student sees.
+
+Shapes: B batch, C channels, H W pixels of the student's images, L tokens, D width, h w patch grid.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BaseImageProcessor, PreTrainedModel
+
+from ..configuration_hf_vit import to_pair
+from ..modeling_hf_vit import HfViTModel
+
+
+class Features(NamedTuple):
+    """What an encoder says of images.
+
+    Args:
+        cls: (B, D) of the CLS token, if it has one.
+        patches: (B, D, h, w).
+    """
+
+    cls: Tensor | None
+    patches: Tensor
+
+
+class TeacherView(nn.Module):
+    """Makes the student's pixels those that the teacher knows: its colours at its size.
+
+    Between the two lie [0, 1] and a bilinear resampling with antialiasing. As its weights sum up to 1, what is done to
+    the colours before and after it is done at once.
+    """
+
+    gain: Tensor
+    offset: Tensor
+
+    def __init__(self, student: BaseImageProcessor, teacher: BaseImageProcessor, num_channels: int) -> None:
+        """Reads off two image processors how they scale colours, and of the teacher's the size it resizes to.
+
+        Args:
+            student: What has made the pixels.
+            teacher: What the teacher's images are made by.
+            num_channels: Number C of channels of both.
+
+        Raises:
+            ValueError: if one of them normalises other channels, or the teacher's makes images of no known size.
+        """
+        super().__init__()
+        (own_scale, own_mean, own_std), (scale, mean, std) = (
+            read_colours(processor.to_dict(), num_channels) for processor in (student, teacher)
+        )
+        gain, offset = own_std * scale / (own_scale * std), (own_mean * scale / own_scale - mean) / std
+        self.register_buffer("gain", gain[:, None, None], persistent=False)
+        self.register_buffer("offset", offset[:, None, None], persistent=False)
+        self.size = read_size(teacher.to_dict())
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, C, H, W) images of the student to those of the teacher, (B, C, *size)."""
+        if self.size is not None and pixel_values.shape[-2:] != self.size:
+            pixel_values = F.interpolate(pixel_values, self.size, mode="bilinear", align_corners=False, antialias=True)
+        return pixel_values * self.gain + self.offset
+
+
+def read_colours(options: dict[str, Any], num_channels: int) -> tuple[float, Tensor, Tensor]:
+    """Returns what an image processor multiplies colours in [0, 1] by, and then their mean (C,) and deviation (C,)."""
+    scale = 255 * (options["rescale_factor"] if options.get("do_rescale") else 1.0)
+    if not options.get("do_normalize"):
+        return scale, torch.zeros(num_channels), torch.ones(num_channels)
+    mean, std = (torch.tensor(options[name], dtype=torch.float32).reshape(-1) for name in ("image_mean", "image_std"))
+    if {len(mean), len(std)} - {1, num_channels}:
+        raise ValueError(
+            f"An image processor normalises {len(mean)} channels (image_mean={options['image_mean']}), and the images "
+            f"of student and teacher have {num_channels}. Save the teacher with an image processor of as many."
+        )
+    return scale, mean.expand(num_channels), std.expand(num_channels)
+
+
+def read_size(options: dict[str, Any]) -> tuple[int, int] | None:
+    """Returns height and width of the images that an image processor makes; None if it leaves their size alone."""
+    if options.get("do_center_crop"):
+        size = options["crop_size"]
+    elif options.get("do_resize") or options.get("do_affine_crop"):
+        size = options["size"]
+    else:
+        return None
+    height, width = (size.get(side, size.get("shortest_edge")) for side in ("height", "width"))
+    if height is None or width is None:
+        raise ValueError(
+            f"The teacher's image processor resizes to {size}, which is not one size for all images. "
+            'Save the teacher with one whose size is {"height": …, "width": …}.'
+        )
+    return height, width
+
+
+class Teacher(nn.Module):
+    """A trained model that does not learn any more, and takes the pixels of its student.
+
+    It is never a part of the student, so that nobody trains, wraps or saves it.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, view: TeacherView) -> None:
+        """Puts a model into evaluation mode for good.
+
+        Args:
+            name: What it was opened from.
+            model: The model. None of its weights gets a gradient from now on.
+            view: Makes its images.
+        """
+        super().__init__()
+        self.name = name
+        self.model = model.requires_grad_(False)
+        self.view = view
+        self.eval()
+
+    @torch.no_grad()
+    def forward(self, pixel_values: Tensor) -> tuple[Any, Tensor]:
+        """(B, C, H, W) images of the student to the model's outputs, and the images that it has seen."""
+        images = self.view(pixel_values).to(self.model.dtype)
+        return self.model(pixel_values=images), images
+
+    def logits(self, pixel_values: Tensor) -> Tensor:
+        """Returns what it says of the classes of images (B, C, H, W), (B, its classes)."""
+        outputs, _ = self(pixel_values)
+        return outputs.logits
+
+    def features(self, pixel_values: Tensor) -> Features:
+        """Returns the tokens of images (B, C, H, W)."""
+        outputs, images = self(pixel_values)
+        return read_features(self.model, outputs.last_hidden_state, images)
+
+
+def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Features:
+    """Tells CLS and patches apart.
+
+    Args:
+        model: Any encoder.
+        tokens: Its `last_hidden_state`: (B, D, h, w), or (B, L, D) with the patches row by row, in front of which are
+            prefix tokens, the CLS token first, and behind which may be queries.
+        images: (B, C, H', W') that it has seen.
+
+    Raises:
+        ValueError: if it is not known where the patches are.
+    """
+    if tokens.ndim == 4:
+        return Features(None, tokens)
+    if isinstance(model, HfViTModel):
+        grid, num_prefix = model.embeddings.patch_embeddings.grid(images), model.config.num_prefix_tokens
+        has_cls = model.config.use_cls_token
+    else:
+        grid = guess_grid(model, tokens.shape[1], (images.shape[-2], images.shape[-1]))
+        num_prefix = tokens.shape[1] - grid[0] * grid[1]
+        has_cls = num_prefix > 0
+    patches = tokens[:, num_prefix : num_prefix + grid[0] * grid[1]]  # (B, h·w, D)
+    return Features(tokens[:, 0] if has_cls else None, patches.transpose(1, 2).unflatten(2, grid))
+
+
+def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of the patches among `length` tokens of an image of a size in pixels.
+
+    Encoders that go from fine to coarse, such as Swin, join two by two patches until there are no more than tokens.
+    """
+    patch = model.config.to_dict().get("patch_size")
+    if patch is None:
+        raise ValueError(
+            f"{type(model).__name__} has no patch_size, which would tell where on the image its {length} tokens are. "
+            "Take a teacher whose last_hidden_state is a map, or a Vision Transformer."
+        )
+    (height, width), (rows, columns) = to_pair(patch), size
+    rows, columns = rows // height, columns // width
+    while rows * columns > length:
+        rows, columns = rows // 2, columns // 2
+    return rows, columns
