@@ -106,7 +106,7 @@ def main(args: Arguments) -> None:
     encoder = measure_encoder(models["hf_vit"], images, args)
     for share, tokens, *measured in encoder:
         print(f"| {share} | {tokens} | " + " | ".join(f"{value:.3f}" for value in measured) + " |", flush=True)
-    steps = {
+    steps: dict[str, Callable[[], object]] = {
         name: partial(train, model, torch.optim.AdamW(model.parameters()), images, args)
         for name, model in models.items()
     }
