@@ -211,6 +211,15 @@ def test_original_file_of_mae_opens_with_its_decoder(tmp_path: Path) -> None:
     assert HfViTModel.from_pretrained(tmp_path / "mae.pth").config.hidden_size == 128
 
 
+def test_a_decoder_of_other_targets_is_left_out(tmp_path: Path) -> None:
+    save_original(tmp_path)
+    content = torch.load(tmp_path / "mae.pth", weights_only=False)
+    content["model"] |= {"decoder_pred.weight": torch.ones(108, 64), "decoder_pred.bias": torch.ones(108)}
+    torch.save(content, tmp_path / "mae.pth")
+    model, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "mae.pth", output_loading_info=True)
+    assert set(info["missing_keys"]) == {name for name in model.state_dict() if name.startswith(HEAD)}
+
+
 @pytest.mark.parametrize("kind", ["mae", "simmim"])
 def test_script_converts_and_compares_the_decoder(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

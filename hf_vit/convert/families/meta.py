@@ -6,6 +6,7 @@ with its architecture it is opened as timm's.
 Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
 """
 
+import math
 from typing import Any
 
 from ...configuration_hf_vit import HfViTConfig
@@ -33,8 +34,7 @@ NEEDS_NAME = (
 ALWAYS_THERE = ("cls_token", "blocks.0.norm1.bias")
 DECODER = "masked_image_modeling_head.mae"
 DECODER_HEADS = 16  # of the decoders of MAE, whatever the encoder
-MAE_KEYS: KeyMap = {
-    **KEYS,
+DECODER_KEYS: KeyMap = {
     f"{DECODER}.embedding": "decoder_embed",
     f"{DECODER}.mask_token": "mask_token",
     f"{DECODER}.position_embeddings": Made(("decoder_pos_embed",), without_cls),
@@ -53,6 +53,8 @@ MAE_KEYS: KeyMap = {
     f"{DECODER}.predictor": "decoder_pred",
 }
 TRAINING = {
+    r"decoder_.*": "a decoder that says something else than the pixels of patches",
+    r"mask_token": "of such a decoder",
     r"(dino_head|ibot_head)\..*|head\.(mlp|last_layer).*": "what DINO compares images by in training",
 }
 
@@ -92,9 +94,16 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     """DINO, DeiT, MAE, DINOv2."""
     check_origin(shapes)
     fields = {**fields_of(given, shapes, HEADS), "position_antialias": "register_tokens" in shapes}
-    if "decoder_pred.weight" in shapes:
+    if has_decoder(shapes):
         fields["masked_image_modeling_config"] = decoder_options(given, shapes)
     return fields
+
+
+def has_decoder(shapes: Shapes) -> bool:
+    """Whether there is the decoder of MAE; others have learned from other targets, or in other layers."""
+    _, *patch = shapes["patch_embed.proj.weight"]
+    parts = ("decoder_embed.weight", "decoder_pos_embed", "decoder_blocks.0.norm1.weight", "decoder_norm.weight")
+    return all(name in shapes for name in parts) and shapes.get("decoder_pred.weight", (0,))[0] == math.prod(patch)
 
 
 def decoder_options(given: Config, shapes: Shapes) -> dict[str, Any]:
@@ -117,7 +126,8 @@ def configure_dinov3(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 def adapt(given: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     """Returns what the tensors change in the key map."""
-    return block_layout.adapt(ours, shapes)
+    keys = block_layout.adapt(ours, shapes)
+    return {**keys, **DECODER_KEYS} if has_decoder(shapes) else keys
 
 
 DINOV3_FILE = Family(
@@ -141,7 +151,7 @@ META_FILE = Family(
     name="DINO, DeiT, MAE, DINOv2",
     source="`.pth` of facebookresearch",
     marks=(*MARKS, "pos_embed"),
-    keys=MAE_KEYS,
+    keys=KEYS,
     adapt=adapt,
     configure=configure,
     prefixes=("module.backbone.", "backbone.", "module."),
