@@ -19,7 +19,6 @@ from .modeling_hf_vit import HfViTModel, check_images
 from .outputs_hf_vit import HfViTMaskedImageModelingOutput
 from .pretrained_hf_vit import HfViTPreTrainedModel
 from .task_mim import (
-    HfViTMaeDecoder,
     HfViTMaskedImageModelingHead,
     PatchScale,
     count_masked,
@@ -180,11 +179,11 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         self, pixel_values: Tensor, grid: Grid, mask: Tensor, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> Tensor:
         """Runs encoder and decoder of "mae" and returns the logits (B, N, p·q·C)."""
-        decoder = self.masked_image_modeling_head.decoder
-        assert isinstance(decoder, HfViTMaeDecoder)
         hidden_states, index, seen = self.encode_visible(pixel_values, mask, patch_attention_mask, **kwargs)
-        hidden_states = decoder.embed(hidden_states, grid, index, seen, patch_attention_mask)  # (B, P + N, E)
-        logits: Tensor = decoder(hidden_states, self.model.attention_mask(hidden_states, patch_attention_mask))
+        length = self.config.num_prefix_tokens + mask.shape[1]
+        attention_mask = self.model.attention_mask(hidden_states.new_empty(len(mask), length, 1), patch_attention_mask)
+        decoder = self.masked_image_modeling_head.decoder
+        logits: Tensor = decoder(hidden_states, grid, index, seen, patch_attention_mask, attention_mask)
         return logits
 
     def _predict_from_all(

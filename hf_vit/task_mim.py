@@ -7,7 +7,7 @@ prefix tokens, D hidden size, E hidden size of the decoder.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -275,25 +275,27 @@ class HfViTMaeDecoder(nn.Module):
         """The fixed position table at the native grid, (1, N, E)."""
         return sincos_position_embeddings(self.config.grid_size, self.hidden_size, 0)
 
-    def embed(
+    def forward(
         self,
         hidden_states: Tensor,
         grid: Grid,
         index: Tensor,
         seen: Tensor | None = None,
         patch_attention_mask: Tensor | None = None,
+        attention_mask: Any = None,
     ) -> Tensor:
-        """Puts what the encoder says of visible patches back into the grid.
+        """Says the pixels of all patches.
 
         Args:
-            hidden_states: (B, P + K, D).
+            hidden_states: (B, P + K, D), what the encoder says of prefix and visible patches.
             grid: Rows and columns (h, w) of patches.
             index: (B, K), see `place_visible`.
             seen: (B, K) bool or None, see `place_visible`.
-            patch_attention_mask: (B, h, w) bool or None.
+            patch_attention_mask: (B, h, w) bool, False for padding, or None.
+            attention_mask: The same for prefix and patches, in the form that the attention implementation takes.
 
         Returns:
-            (B, P + N, E).
+            (B, N, p·q·C).
         """
         num_prefix = self.config.num_prefix_tokens
         hidden_states = self.embedding(hidden_states)  # (B, P + K, E)
@@ -303,7 +305,11 @@ class HfViTMaeDecoder(nn.Module):
             visible = torch.where(seen[..., None], visible, mask_token)
         patches = mask_token.expand(len(index), grid[0] * grid[1], -1)
         patches = patches.scatter(1, index[..., None].expand_as(visible), visible)  # (B, N, E)
-        return torch.cat((prefix, patches + self.positions(grid, patch_attention_mask)), dim=1)
+        patches = patches + self.positions(grid, patch_attention_mask)
+        hidden_states = torch.cat((prefix, patches), dim=1)  # (B, P + N, E)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, None, attention_mask)
+        return self.predictor(self.norm(hidden_states[:, num_prefix:]))
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor:
         """What is added to the patches: (1, N, E), or (B, N, E) with a mask."""
@@ -319,12 +325,6 @@ class HfViTMaeDecoder(nn.Module):
             )
 
         return lay_out(resample, grid, patch_attention_mask, 0).flatten(0, -3)
-
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(B, P + N, E) to (B, N, p·q·C); the mask is in the form that the attention implementation takes."""
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, None, attention_mask)
-        return self.predictor(self.norm(hidden_states[:, self.config.num_prefix_tokens :]))
 
 
 class HfViTSimMimDecoder(nn.Module):

@@ -57,7 +57,9 @@ def test_benchmark_of_detection_runs_both_libraries(tmp_path: Path) -> None:
 
 def test_benchmark_of_masked_image_modeling_measures_encoder_and_step(tmp_path: Path) -> None:
     options = "--preset tiny --image_size 64 --decoder_hidden_size 32 --decoder_num_hidden_layers 1 --batch_size 2"
-    result = run("benchmark_masked_image_modeling", f"{options} --rounds 1 --min_seconds 0.01", tmp_path / "table.json")
+    result = run(
+        "benchmark_masked_image_modeling", f"{options} --rounds 1 --min_seconds 0.01", tmp_path / "table.json"
+    )
     assert [row[:2] for row in result["encoder"]] == [[0.0, 17], [0.25, 13], [0.5, 9], [0.75, 5], [0.9, 3]]
     assert all(value > 0 for row in result["encoder"] for value in row[2:])
     assert result["step"].keys() == {"hf_vit", "transformers"}

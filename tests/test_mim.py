@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as hf
+from accelerate import dispatch_model
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedImageModeling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -401,8 +402,9 @@ def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, varia
         assert (gradient - gradients[name]).abs().max() <= allowed * largest, name
 
 
-@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
-@pytest.mark.parametrize("variant", ["plain", "rotary"])
+@pytest.mark.parametrize(
+    ("variant", "implementation"), [("plain", "eager"), ("rotary", "eager"), ("plain", "flex_attention")]
+)
 def test_every_attention_gives_the_same(variant: str, implementation: str) -> None:
     """Images of a batch that mask different numbers of patches, given as a mask."""
     other, sdpa = (build("mae", variant, attn_implementation=name) for name in (implementation, "sdpa"))
@@ -466,8 +468,7 @@ def test_half_precision_is_close(objective: str, dtype: torch.dtype) -> None:
     assert half.logits.dtype == half.reconstruction.dtype == dtype
 
 
-@all_objectives
-@pytest.mark.parametrize("variant", ["plain", "rotary", "sincos"])
+@pytest.mark.parametrize(("objective", "variant"), [("mae", "plain"), ("mae", "rotary"), ("simmim", "sincos")])
 def test_compiles_whole_and_once_per_size(objective: str, variant: str) -> None:
     model = build(objective, variant)
     torch.compiler.reset()
@@ -480,6 +481,28 @@ def test_compiles_whole_and_once_per_size(objective: str, variant: str) -> None:
         with torch.compiler.set_stance("fail_on_recompile"):
             for given, outputs in zip(sizes, expected, strict=True):
                 assert_same(compiled(**given, output_hidden_states=True), outputs, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "variant"), [("mae", "registers"), ("mae", "sincos"), ("simmim", "rotary"), ("simmim", "windows")]
+)
+def test_runs_spread_over_devices(objective: str, variant: str, tmp_path: Path) -> None:
+    model = build(objective, variant)
+    model.save_pretrained(tmp_path)
+    given = inputs(model.config, grid=(3, 5))
+    expected = model(**given)
+    loaded = HfViTForMaskedImageModeling.from_pretrained(tmp_path, device_map="auto")
+    assert_same(loaded(**given), expected)
+    places = {f"model.{name}": "cpu" for name, _ in model.model.named_children() if name != "encoder"}
+    places |= {f"model.encoder.layers.{index}": "disk" if index == 1 else "cpu" for index in range(3)}
+    offloaded = dispatch_model(
+        model,
+        device_map={**places, "masked_image_modeling_head": "disk"},
+        main_device="cpu",
+        offload_dir=tmp_path / "offload",
+        force_hooks=True,
+    )
+    assert_same(offloaded(**given), expected)
 
 
 @all_objectives
