@@ -175,7 +175,7 @@ def test_a_stream_is_trained_on_and_a_part_of_it_scored(workplace: Path, tmp_pat
     scores = pretrain(workplace / "colours", tmp_path / "stream", *options, "--max_eval_samples", "15")
     assert scores["knn_accuracy"] > 0.3
     card = (tmp_path / "stream" / "README.md").read_text()
-    assert "On the 15 test images" in card
+    assert "On the 15 test images" in card  # of 21 that are sorted by colour
     assert "| training images | a stream, each drawn among 20 |" in card
 
 

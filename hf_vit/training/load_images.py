@@ -14,6 +14,7 @@ from ..data import (
     masked_image_target,
     stream_images,
 )
+from ..data.hold_out import SPLIT_SEED
 from ..data.pretraining_sources import CLASS, NO_CLASS
 from .arguments import HfViTTrainingArguments
 from .load_data import UNREADABLE, at_most, readable_images
@@ -30,7 +31,7 @@ class UnlabelledImages:
 
     Args:
         splits: Rows that can be scored: "train", and "validation" and "test" where there are such. Of a stream these
-            are its first images, and "train" is there only if there is no other.
+            are some images, always the same, and "train" is there only if there is no other.
         known: Training images whose class is known, among which neighbours are looked for; may be empty.
         num_train: Number of training images, of a stream that of those that were looked at before the training.
         stream: The training images, if they are a stream.
@@ -55,7 +56,7 @@ def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArgum
 
     Raises:
         OSError: if the data is missing.
-        ValueError: if it is bad, or a stream has no end.
+        ValueError: if it is bad, or the training on a stream has no end.
     """
     if args.streaming:
         return _load_stream(args, training_args)
@@ -72,13 +73,15 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
         streams = stream_images(args.sources, **args.source_options())
     if "train" not in streams:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(streams)}.")
-    train = streams["train"]
-    shuffled = train.shuffle(seed=training_args.seed, buffer_size=args.shuffle_buffer_size)
+    # Of images that are sorted by class or by source, the first ones would stand for few.
+    shuffled = {
+        name: stream.shuffle(seed=SPLIT_SEED, buffer_size=args.shuffle_buffer_size) for name, stream in streams.items()
+    }
     batch_size = training_args.train_batch_size * training_args.world_size
     scored = args.max_eval_samples or MAX_STREAMED
-    sample = first_images(shuffled, max(args.max_knn_samples, scored, batch_size))
+    sample = first_images(shuffled["train"], max(args.max_knn_samples, scored, batch_size))
     kept = DatasetDict(
-        {name: first_images(streams[name], scored) for name in ("validation", "test") if name in streams}
+        {name: first_images(shuffled[name], scored) for name in ("validation", "test") if name in streams}
     )
     find_faults = fault_finder(TargetData(DatasetDict(), masked_image_target))
     checked = readable_images(DatasetDict({"train": sample, **kept}), args, training_args, find_faults, UNREADABLE)
@@ -86,7 +89,7 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
     if not checked:
         checked["train"] = sample.select(range(min(scored, len(sample))))
     known = _with_class(sample, args.max_knn_samples, training_args.seed)
-    return UnlabelledImages(checked, known, len(sample), train)
+    return UnlabelledImages(checked, known, len(sample), streams["train"])
 
 
 def _with_class(rows: Dataset, most: int, seed: int) -> Dataset:

@@ -68,8 +68,8 @@ class UnlabelledDataArguments(TrainedImagesArguments):
         default=False,
         metadata={
             "help": "Read images while training goes on; needs --max_steps, and --eval_strategy steps for scores "
-            "before the end. The first --max_eval_samples (1000) of the validation or test split are scored, and no "
-            "image is held out of train."
+            "before the end. --max_eval_samples (1000) images of the validation or test split are scored, and none is "
+            "held out of train."
         },
     )
     shuffle_buffer_size: int = field(
