@@ -23,10 +23,9 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
 
 from .configuration_hf_vit import HfViTConfig
+from .configuration_objects_hf_vit import HfViTDetectionConfig, HfViTKeypointConfig
 from .configuration_tasks_hf_vit import (
     HfViTDepthConfig,
-    HfViTDetectionConfig,
-    HfViTKeypointConfig,
     HfViTMaskedImageModelingConfig,
     HfViTSegmentationConfig,
     HfViTUniversalSegmentationConfig,

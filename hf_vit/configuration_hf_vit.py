@@ -17,14 +17,13 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 
+from .configuration_objects_hf_vit import HfViTDetectionConfig, HfViTKeypointConfig
+from .configuration_options_hf_vit import HfViTTaskConfig
 from .configuration_tasks_hf_vit import (
     TASK_CONFIGS,
     HfViTDepthConfig,
-    HfViTDetectionConfig,
-    HfViTKeypointConfig,
     HfViTMaskedImageModelingConfig,
     HfViTSegmentationConfig,
-    HfViTTaskConfig,
     HfViTUniversalSegmentationConfig,
 )
 from .presets_hf_vit import PRESETS

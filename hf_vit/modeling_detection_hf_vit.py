@@ -12,7 +12,7 @@ from transformers.utils import TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
-from .configuration_tasks_hf_vit import HfViTDetectionConfig
+from .configuration_objects_hf_vit import HfViTDetectionConfig
 from .decoders_hf_vit import to_maps
 from .modeling_hf_vit import HfViTModel
 from .outputs_hf_vit import DetectionPrediction, HfViTObjectDetectionOutput

@@ -9,7 +9,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .configuration_tasks_hf_vit import HfViTKeypointConfig
+from .configuration_objects_hf_vit import HfViTKeypointConfig
 from .decoders_hf_vit import each_image_alone
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .outputs_hf_vit import HfViTKeypointDetectionOutput

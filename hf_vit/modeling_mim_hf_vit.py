@@ -4,7 +4,7 @@ Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch g
 prefix tokens (CLS, distillation, registers), L = P + N, D hidden size.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from .task_mim import (
 class HfViTMaeEncoder(HfViTModel):
     """The same model with the initialisation of MAE."""
 
-    _starts_as_mae: ClassVar[bool] = True
+    _starts_as_mae = True
 
 
 class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
@@ -43,13 +43,12 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
     as little as they are few; with "simmim" (https://arxiv.org/abs/2111.09886) it sees a mask token in their place.
     """
 
-    _starts_as_mae: ClassVar[bool] = True
-
     def __init__(self, config: HfViTConfig) -> None:
         """Builds a model with fresh weights."""
         super().__init__(config)
         self.options = HfViTMaskedImageModelingConfig.of(config.masked_image_modeling_config)
-        encoder_class = HfViTMaeEncoder if self.options.objective == "mae" else HfViTModel
+        self._starts_as_mae = self.options.objective == "mae"
+        encoder_class = HfViTMaeEncoder if self._starts_as_mae else HfViTModel
         self.model = encoder_class(config, add_pooling_layer=False)
         self.masked_image_modeling_head = HfViTMaskedImageModelingHead(config, self.options)
         self.post_init()

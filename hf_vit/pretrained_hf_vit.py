@@ -55,7 +55,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     # `num_items_in_batch`, which it adds up by `count_items`.
     accepts_loss_kwargs = False
     # Whether linear layers and patches start as those of MAE do.
-    _starts_as_mae: ClassVar[bool] = False
+    _starts_as_mae = False
     # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
     _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig
-from .configuration_tasks_hf_vit import HfViTDetectionConfig
+from .configuration_objects_hf_vit import HfViTDetectionConfig
 from .decoders_hf_vit import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTLayerNorm2d
 
 

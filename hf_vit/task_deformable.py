@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig
-from .configuration_tasks_hf_vit import HfViTDetectionConfig
+from .configuration_objects_hf_vit import HfViTDetectionConfig
 from .decoders_hf_vit import (
     PRIOR_BIAS,
     HfViTHeadLinear,

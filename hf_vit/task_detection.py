@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.image_transforms import center_to_corners_format
 
 from .configuration_hf_vit import HfViTConfig
-from .configuration_tasks_hf_vit import HfViTDetectionConfig
+from .configuration_objects_hf_vit import HfViTDetectionConfig
 from .decoders_hf_vit import PRIOR_BIAS, HfViTPredictionHead, HfViTQueries, in_full_precision
 from .embeddings_hf_vit import Grid, lay_out, resample_position_embeddings
 from .encoder_hf_vit import HfViTEncoder

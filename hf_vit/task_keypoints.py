@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig
-from .configuration_tasks_hf_vit import HfViTKeypointConfig
+from .configuration_objects_hf_vit import HfViTKeypointConfig
 from .decoders_hf_vit import (
     HfViTBatchNorm2d,
     HfViTHeadConv2d,

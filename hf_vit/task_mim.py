@@ -37,8 +37,11 @@ EPSILON = 1e-6
 
 
 def count_masked(num_patches: int, ratio: float) -> int:
-    """Returns how many of so many patches are masked: `round(ratio * num_patches)`, but one at least stays visible."""
-    return min(round(ratio * num_patches), num_patches - 1)
+    """Returns how many of so many patches are masked: `round(ratio * num_patches)`, but never none, nor all of them.
+
+    A patch that is alone stays visible.
+    """
+    return min(max(round(ratio * num_patches), 1), num_patches - 1)
 
 
 def draw_mask(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.image_transforms import center_to_corners_format
 
 from hf_vit import HfViTForObjectDetection
-from hf_vit.configuration_tasks_hf_vit import HfViTDetectionConfig
+from hf_vit.configuration_objects_hf_vit import HfViTDetectionConfig
 from hf_vit.decoders_hf_vit import HfViTBatchNorm2d
 from hf_vit.outputs_hf_vit import DetectionPrediction
 from hf_vit.task_deformable import HfViTDeformableDecoder, deformable_attention

@@ -13,7 +13,7 @@ from transformers.image_transforms import center_to_corners_format
 from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss
 from transformers.loss.loss_lw_detr import LwDetrForObjectDetectionLoss
 
-from hf_vit.configuration_tasks_hf_vit import HfViTDetectionConfig
+from hf_vit.configuration_objects_hf_vit import HfViTDetectionConfig
 from hf_vit.outputs_hf_vit import DetectionPrediction
 from hf_vit.task_detection import (
     box_overlaps,

@@ -40,9 +40,14 @@ def test_exactly_the_share_is_masked_and_one_patch_stays(grid: tuple[int, int], 
     config = HfViTMaskedImageModelingConfig.make(options)
     mask = draw_mask(4, grid, config, generator=seeded())
     num_patches = grid[0] * grid[1]
-    expected = min(round(config.masked_share * num_patches), num_patches - 1)
+    expected = min(max(round(config.masked_share * num_patches), 1), num_patches - 1)
     assert (mask.dtype, mask.shape) == (torch.bool, (4, num_patches))
     assert mask.sum(dim=1).tolist() == [expected] * 4 == [count_masked(num_patches, config.masked_share)] * 4
+
+
+@pytest.mark.parametrize(("num_patches", "ratio", "expected"), [(4, 0.1, 1), (4, 0.99, 3), (4, 0.5, 2), (1, 0.5, 0)])
+def test_a_mask_hides_some_and_leaves_some(num_patches: int, ratio: float, expected: int) -> None:
+    assert count_masked(num_patches, ratio) == expected
 
 
 @all_options
