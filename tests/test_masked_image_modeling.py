@@ -230,6 +230,7 @@ def test_the_learning_rate_grows_with_the_batch(tmp_path: Path) -> None:
         (["--streaming", "true"], "no epochs. Give --max_steps"),
         (["--streaming", "true", "--max_train_samples", "5"], "max_train_samples=5 are drawn from all images"),
         (["--shuffle_buffer_size", "0"], "shuffle_buffer_size=0 must be at least 1"),
+        (["--dataset_name", "photos,"], "dataset_name='photos,' has a comma with no name before or after it"),
         (["--max_knn_samples", "-1"], "max_knn_samples=-1 must be 0 or more"),
         (["--mask_ratio", "1.5"], r"mask_ratio=1\.5 must lie in \(0, 1\)"),
         (["--per_device_train_batch_size", "50"], "training images do not fill a batch of 50"),
