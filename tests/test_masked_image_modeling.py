@@ -14,7 +14,8 @@ from torch import Tensor
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.metrics import classify_by_neighbours
 from hf_vit.training import parse_arguments
-from hf_vit.training.masked_image_arguments import MaskedImageTrainingArguments
+from hf_vit.training.masked_image_arguments import MaskedImageTrainingArguments, UnlabelledDataArguments
+from hf_vit.training.record import describe_data
 
 from . import distributed
 from .fresh import run_without_package
@@ -224,10 +225,22 @@ def test_the_learning_rate_grows_with_the_batch(tmp_path: Path) -> None:
     assert rate("--learning_rate", "1e-2") == 1e-2
 
 
+def test_a_path_may_have_commas(tmp_path: Path) -> None:
+    (tmp_path / "here, there").mkdir()
+    photos, more = str(tmp_path / "here, there"), str(tmp_path / "more")
+    assert UnlabelledDataArguments(dataset_name=photos).sources == [photos]
+    assert UnlabelledDataArguments(dataset_name=f"{more}, user/images").sources == [more, "user/images"]
+    assert describe_data(photos, "unknown", {"test": 5}, "test").name == "here, there"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--streaming", "true"], "no epochs. Give --max_steps"),
+        (
+            ["--streaming", "true"],
+            "save_strategy='epoch', .* Give --max_steps, --save_strategy steps, --eval_strategy steps",
+        ),
+        (["--streaming", "true", "--max_steps", "9", "--eval_strategy", "no"], r"Give --save_strategy steps\."),
         (["--streaming", "true", "--max_train_samples", "5"], "max_train_samples=5 are drawn from all images"),
         (["--shuffle_buffer_size", "0"], "shuffle_buffer_size=0 must be at least 1"),
         (["--dataset_name", "photos,"], "dataset_name='photos,' has a comma with no name before or after it"),

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..data import (
     TargetData,
@@ -56,7 +57,7 @@ def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArgum
 
     Raises:
         OSError: if the data is missing.
-        ValueError: if it is bad, or the training on a stream has no end.
+        ValueError: if it is bad, or a training on a stream counts epochs.
     """
     if args.streaming:
         return _load_stream(args, training_args)
@@ -67,8 +68,7 @@ def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArgum
 
 
 def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArguments) -> UnlabelledImages:
-    if training_args.max_steps < 1:
-        raise ValueError("A stream does not say how many images it has, and so no epochs. Give --max_steps.")
+    _check_steps(training_args)
     with training_args.main_process_first(desc="opening the data"):
         streams = stream_images(args.sources, **args.source_options())
     if "train" not in streams:
@@ -90,6 +90,21 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
         checked["train"] = sample.select(range(min(scored, len(sample))))
     known = _with_class(sample, args.max_knn_samples, training_args.seed)
     return UnlabelledImages(checked, known, len(sample), streams["train"])
+
+
+def _check_steps(args: HfViTTrainingArguments) -> None:
+    """Raises `ValueError` if anything counts epochs: their only end is that of the training."""
+    is_missing = {
+        "--max_steps": args.max_steps < 1,
+        "--save_strategy steps": args.save_strategy == SaveStrategy.EPOCH,
+        "--eval_strategy steps": args.eval_strategy == IntervalStrategy.EPOCH,
+    }
+    if missing := [option for option, missing in is_missing.items() if missing]:
+        raise ValueError(
+            "A stream does not say how many images it has, and so no epochs, but "
+            f"max_steps={args.max_steps}, save_strategy={SaveStrategy(args.save_strategy).value!r}, "
+            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r}. Give {', '.join(missing)}."
+        )
 
 
 def _with_class(rows: Dataset, most: int, seed: int) -> Dataset:

@@ -67,8 +67,8 @@ class UnlabelledDataArguments(TrainedImagesArguments):
     streaming: bool = field(
         default=False,
         metadata={
-            "help": "Read images while training goes on; needs --max_steps, and --eval_strategy steps for scores "
-            "before the end. --max_eval_samples (1000) images of the validation or test split are scored, and none is "
+            "help": "Read images while training goes on; needs --max_steps, --save_strategy steps and --eval_strategy "
+            "steps, or no. --max_eval_samples (1000) images of the validation or test split are scored, and none is "
             "held out of train."
         },
     )
