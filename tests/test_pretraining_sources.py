@@ -135,15 +135,36 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
     for sources, classes in (
         (["animals"], [0] * 4 + [1] * 4),
         (["more.parquet"], [1, 0, 1]),
-        (["animals", "more.parquet"], [-1] * 11),
+        (["animals", "more.parquet"], None),
     ):
         places = [str(tmp_path / source) for source in sources]
         listed, stream = load_unlabelled_images(places), stream_images(places)
         assert list(stream) == list(listed)
-        rows = first_images(stream["train"], 100)
-        assert rows["class_number"][:] == classes
-        assert pixels_of(rows) == pixels_of(listed["train"])
-    assert len(first_images(stream["train"].shuffle(seed=0, buffer_size=5), 4)) == 4
+        first = first_images(stream, dict.fromkeys(stream, 100))
+        for name, rows in first.items():
+            assert set(rows.column_names) == set(listed[name].column_names)
+            assert pixels_of(rows) == pixels_of(listed[name])
+        known = first["train"].column_names.count("class_number")
+        assert (first["train"]["class_number"][:] if known else None) == classes
+    shuffled = {"train": stream["train"].shuffle(seed=0, buffer_size=5)}
+    assert len(first_images(shuffled, {"train": 4})["train"]) == 4
+
+
+def test_labels_of_a_stream_may_be_words_or_missing_as_in_a_list(tmp_path: Path) -> None:
+    for name, labels in (("words", ["b", "a", "", None, "b"]), ("numbers", [3, None, 10, -1, 3])):
+        dataset_of(labels).to_parquet(tmp_path / f"{name}.parquet")
+        first = first_images(stream_images([str(tmp_path / f"{name}.parquet")]), {"train": 5})["train"]
+        listed = load_unlabelled_images([str(tmp_path / f"{name}.parquet")])["train"]
+        assert first["class_number"][:] == listed["class_number"][:]
+        assert first["class_number"][:].count(-1) == 2
+
+
+def test_classes_of_splits_of_a_stream_are_the_same_ones(tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    for split, labels in (("train", ["b", "c", "a"]), ("test", ["c", "b"])):
+        dataset_of(labels).to_parquet(tmp_path / "pets" / f"{split}.parquet")
+    first = first_images(stream_images([str(tmp_path / "pets")]), {"train": 2, "test": 2})
+    assert {name: rows["class_number"][:] for name, rows in first.items()} == {"train": [0, 1], "test": [1, 0]}
 
 
 STREAMED = """
@@ -151,7 +172,7 @@ import json, sys
 from hf_vit.data import TargetDataset, first_images, masked_image_target, stream_images
 
 try:
-    rows = first_images(stream_images(sys.argv[1:])["train"], 5)
+    rows = first_images(stream_images(sys.argv[1:]), {"train": 5})["train"]
     images = TargetDataset(rows, masked_image_target)
     print(json.dumps([[image["image"].tobytes().hex() for image in images], rows["class_number"][:]]))
 except FileNotFoundError as error:

@@ -165,7 +165,12 @@ def _label_column(features: Any, where: str, given: str | None) -> str | None:
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
     """Makes the column `class_number`, where all splits have it, of whole numbers, the same ones in all."""
     if not all(CLASS in split.column_names for split in splits.values()):
-        return DatasetDict({name: split.select_columns("image") for name, split in splits.items()})
+        return DatasetDict(
+            {
+                name: split.remove_columns(CLASS) if CLASS in split.column_names else split
+                for name, split in splits.items()
+            }
+        )
     values = {name: split[CLASS][:] for name, split in splits.items()}
     names = sorted({str(value) for column in values.values() for value in column if value not in UNLABELLED})
     numbers = {name: number for number, name in enumerate(names)}

@@ -79,12 +79,9 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
     }
     batch_size = training_args.train_batch_size * training_args.world_size
     scored = args.max_eval_samples or MAX_STREAMED
-    sample = first_images(shuffled["train"], max(args.max_knn_samples, scored, batch_size))
-    kept = DatasetDict(
-        {name: first_images(shuffled[name], scored) for name in ("validation", "test") if name in streams}
-    )
+    counts = dict.fromkeys(streams, scored) | {"train": max(args.max_knn_samples, scored, batch_size)}
     find_faults = fault_finder(TargetData(DatasetDict(), masked_image_target))
-    checked = readable_images(DatasetDict({"train": sample, **kept}), args, training_args, find_faults, UNREADABLE)
+    checked = readable_images(first_images(shuffled, counts), args, training_args, find_faults, UNREADABLE)
     sample = checked.pop("train")
     if not checked:
         checked["train"] = sample.select(range(min(scored, len(sample))))
