@@ -122,8 +122,9 @@ def test_several_data_sets_are_one_pool(tmp_path: Path) -> None:
 def test_what_is_no_data_is_named(sources: list[str], options: dict[str, str], message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").touch()
-    with pytest.raises((ValueError, OSError), match=message):
-        load_unlabelled_images([str(tmp_path / source) for source in sources], **options)
+    for load in (load_unlabelled_images, stream_images):
+        with pytest.raises((ValueError, OSError), match=message):
+            load([str(tmp_path / source) for source in sources], **options)
 
 
 # As a stream

@@ -8,7 +8,13 @@ from typing import Any
 from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets, load_dataset
 
 from .parquet import find_parquet
-from .pretraining_sources import CLASS, load_unlabelled_images, select_image_and_class, with_class_numbers
+from .pretraining_sources import (
+    CLASS,
+    check_single,
+    load_unlabelled_images,
+    select_image_and_class,
+    with_class_numbers,
+)
 from .splits import SPLITS
 from .stored import check_on_disk, stream_from_hub
 
@@ -30,8 +36,8 @@ def stream_images(
     Args:
         sources: Names on the Hub, parquet files or folders of them, or folders of images as in
             `load_unlabelled_images`.
-        dataset_config_name: Configuration of a dataset on the Hub.
-        dataset_revision: Branch, tag or commit on the Hub.
+        dataset_config_name: Configuration of a dataset on the Hub, of a single source.
+        dataset_revision: Branch, tag or commit on the Hub, of a single source.
         image_column_name: Column of images, where neither type nor name say it.
         label_column_name: Column of labels, where neither type nor name say it.
 
@@ -44,6 +50,7 @@ def stream_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if it has no images, or columns are not clear.
     """
+    check_single(sources, dataset_config_name, dataset_revision)
     columns = image_column_name, label_column_name
     opened = [_open(source, dataset_config_name, dataset_revision, *columns) for source in sources]
     if len(opened) > 1:  # whose classes are not the same ones

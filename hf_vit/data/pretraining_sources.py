@@ -58,17 +58,22 @@ def load_unlabelled_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if a source has no images, or columns are not clear.
     """
-    if len(sources) > 1 and (dataset_config_name or dataset_revision):
-        raise ValueError(
-            f"dataset_config_name={dataset_config_name!r} and dataset_revision={dataset_revision!r} are of one "
-            f"data set, but there are {len(sources)}: {listed(sources)}. Leave them out."
-        )
+    check_single(sources, dataset_config_name, dataset_revision)
     columns = image_column_name, label_column_name
     loaded = [_load(source, dataset_config_name, dataset_revision, *columns) for source in sources]
     pool = loaded[0] if len(loaded) == 1 else _pooled(loaded)
     return DatasetDict(
         {name: split.add_column("number", list(range(len(split)))) for name, split in with_files(pool).items()}
     )
+
+
+def check_single(sources: Sequence[str], config_name: str | None, revision: str | None) -> None:
+    """Raises `ValueError` if several data sets are given what can only be of one."""
+    if len(sources) > 1 and (config_name or revision):
+        raise ValueError(
+            f"dataset_config_name={config_name!r} and dataset_revision={revision!r} are of one data set, but there "
+            f"are {len(sources)}: {listed(sources)}. Leave them out."
+        )
 
 
 def _pooled(loaded: Sequence[DatasetDict]) -> DatasetDict:
