@@ -7,11 +7,12 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from PIL import Image
 
 from hf_vit.data import first_images, load_unlabelled_images, stream_images
 from hf_vit.data.encoded import encoded_bytes
+from hf_vit.data.pretraining_sources import select_image_and_class
 
 from .data_helpers import (
     dataset_of,
@@ -190,6 +191,14 @@ def test_names_on_the_hub_are_streamed_from_there(tmp_path: Path) -> None:
     assert images == [picture(number).tobytes().hex() for number in range(3)]
     assert classes == [0, 1, 1]
     assert nobody.startswith("There is no file or folder 'nobody/pets'.")
+
+
+def test_a_stream_that_does_not_say_its_columns_is_refused() -> None:
+    stream = IterableDataset.from_generator(lambda: iter([{"image": encoded(picture(0))}]))
+    with pytest.raises(
+        ValueError, match=r"split 'test' of the stream does not say which columns .* Leave streaming out"
+    ):
+        select_image_and_class(stream, "The split 'test'", None, None)
 
 
 def test_an_image_of_a_stream_may_lie_in_an_archive(tmp_path: Path) -> None:

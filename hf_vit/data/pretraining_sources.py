@@ -142,6 +142,11 @@ def select_image_and_class(dataset: Any, where: str, image_column: str | None, l
         ValueError: as `image_and_class` does.
     """
     features = dataset.features
+    if features is None:
+        raise ValueError(
+            f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. Leave "
+            "streaming out, or store the images as parquet files."
+        )
     images = [name for name, feature in features.items() if isinstance(feature, Image)]
     image = choose_column("image_column_name", image_column, features, where, by_type=images)
     if not can_hold_images(features[image]):
