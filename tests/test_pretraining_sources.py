@@ -136,7 +136,7 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
     dataset_of([1, 0, 1], ["cat", "dog"], "img").to_parquet(tmp_path / "more.parquet")
     for sources, classes in (
         (["animals"], [0] * 4 + [1] * 4),
-        (["more.parquet"], [1, 0, 1]),
+        (["more.parquet"], [0, 1, 1]),
         (["animals", "more.parquet"], None),
     ):
         places = [str(tmp_path / source) for source in sources]
@@ -147,9 +147,19 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
             assert set(rows.column_names) == set(listed[name].column_names)
             assert pixels_of(rows) == pixels_of(listed[name])
         known = first["train"].column_names.count("class_number")
-        assert (first["train"]["class_number"][:] if known else None) == classes
+        assert (sorted(first["train"]["class_number"][:]) if known else None) == classes
     shuffled = {"train": stream["train"].shuffle(seed=0, buffer_size=5)}
     assert len(first_images(shuffled, {"train": 4})["train"]) == 4
+
+
+def test_images_of_many_classes_are_among_the_first_of_a_stream(tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for number in range(200):  # more than there are shards, each of which has a part of the list
+            (tmp_path / "train" / name / f"{number}.png").touch()
+    stream = stream_images([str(tmp_path)])["train"].shuffle(seed=0, buffer_size=10)
+    first = first_images({"train": stream}, {"train": 40})["train"]
+    assert set(first["class_number"]) == {0, 1, 2, 3}
 
 
 def test_labels_of_a_stream_may_be_words_or_missing_as_in_a_list(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets, load_dataset
 
+from .hold_out import SPLIT_SEED
 from .parquet import find_parquet
 from .pretraining_sources import (
     CLASS,
@@ -97,7 +98,11 @@ def _open(
             }
         else:
             listed = load_unlabelled_images([source], image_column_name=image_column, label_column_name=label_column)
-            return {name: split.to_iterable_dataset(min(NUM_SHARDS, len(split))) for name, split in listed.items()}
+            # Files are listed class by class, and a buffer would mix few of the classes.
+            return {
+                name: split.shuffle(seed=SPLIT_SEED).to_iterable_dataset(min(NUM_SHARDS, len(split)))
+                for name, split in listed.items()
+            }
     return {
         name: select_image_and_class(split, f"The split {name!r}", image_column, label_column)
         for name, split in splits.items()
