@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils import logging
 
 from ..data import (
     TargetData,
@@ -23,6 +24,8 @@ from .load_targets import fault_finder, load_targets
 from .masked_image_arguments import UnlabelledDataArguments
 
 
+logger = logging.get_logger(__name__)
+
 MAX_STREAMED = 1000  # images of a split of a stream that are scored, unless said otherwise
 
 
@@ -33,7 +36,8 @@ class UnlabelledImages:
     Args:
         splits: Rows that can be scored: "train", and "validation" and "test" where there are such. Of a stream these
             are some images, always the same, and "train" is there only if there is no other.
-        known: Training images whose class is known, among which neighbours are looked for; may be empty.
+        known: Training images whose class is known and that are not scored, among which neighbours are looked for; may
+            be empty.
         num_train: Number of training images, of a stream that of those that were looked at before the training.
         stream: The training images, if they are a stream.
     """
@@ -64,7 +68,8 @@ def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArgum
     load = partial(load_unlabelled_images, args.sources, **args.source_options())
     splits = load_targets(lambda: TargetData(load(), masked_image_target), args, training_args).splits
     train = splits["train"]
-    return UnlabelledImages(splits, _with_class(train, args.max_knn_samples, training_args.seed), len(train))
+    num_scored = len(train) if len(splits) == 1 else 0
+    return UnlabelledImages(splits, _with_class(train, num_scored, args, training_args.seed), len(train))
 
 
 def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArguments) -> UnlabelledImages:
@@ -79,14 +84,16 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
     }
     batch_size = training_args.train_batch_size * training_args.world_size
     scored = args.max_eval_samples or MAX_STREAMED
-    counts = dict.fromkeys(streams, scored) | {"train": max(args.max_knn_samples, scored, batch_size)}
+    num_scored = scored if len(streams) == 1 else 0  # of the training images
+    num_known = args.max_knn_samples if all(CLASS in stream.features for stream in streams.values()) else 0
+    counts = dict.fromkeys(streams, scored) | {"train": max(num_scored + num_known, batch_size)}
     find_faults = fault_finder(TargetData(DatasetDict(), masked_image_target))
-    checked = readable_images(first_images(shuffled, counts), args, training_args, find_faults, UNREADABLE)
-    sample = checked.pop("train")
-    if not checked:
-        checked["train"] = sample.select(range(min(scored, len(sample))))
-    known = _with_class(sample, args.max_knn_samples, training_args.seed)
-    return UnlabelledImages(checked, known, len(sample), streams["train"])
+    splits = readable_images(first_images(shuffled, counts), args, training_args, find_faults, UNREADABLE)
+    sample = splits.pop("train")
+    if not splits:
+        splits["train"] = sample.select(range(min(num_scored, len(sample))))
+    known = _with_class(sample, num_scored, args, training_args.seed)
+    return UnlabelledImages(splits, known, len(sample), streams["train"])
 
 
 def _check_steps(args: HfViTTrainingArguments) -> None:
@@ -104,8 +111,16 @@ def _check_steps(args: HfViTTrainingArguments) -> None:
         )
 
 
-def _with_class(rows: Dataset, most: int, seed: int) -> Dataset:
-    """Returns images whose class is known, drawn at random, at most so many."""
-    if CLASS not in rows.column_names:
+def _with_class(rows: Dataset, num_scored: int, args: UnlabelledDataArguments, seed: int) -> Dataset:
+    """Returns images whose class is known, drawn at random from those after the first ones, which are scored."""
+    if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
-    return at_most(most, rows.select(np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)), seed)
+    known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
+    apart = known[known >= num_scored]  # an image would be its own nearest neighbour
+    if len(known) and not len(apart):
+        logger.warning(
+            "No accuracy of nearest neighbours: all %d training images that were read are scored themselves. Hold "
+            "some out (train_val_split), or score fewer of a stream (max_eval_samples).",
+            len(rows),
+        )
+    return at_most(args.max_knn_samples, rows.select(apart), seed)
