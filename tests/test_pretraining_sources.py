@@ -153,13 +153,13 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
 
 
 def test_images_of_many_classes_are_among_the_first_of_a_stream(tmp_path: Path) -> None:
-    for name in "abcd":
+    for name in "abcdefghijklmnop":
         (tmp_path / "train" / name).mkdir(parents=True)
-        for number in range(200):  # more than there are shards, each of which has a part of the list
+        for number in range(50):  # of a list of 800, of which each of 64 shards has a part
             (tmp_path / "train" / name / f"{number}.png").touch()
     stream = stream_images([str(tmp_path)])["train"].shuffle(seed=0, buffer_size=10)
     first = first_images({"train": stream}, {"train": 40})["train"]
-    assert set(first["class_number"]) == {0, 1, 2, 3}
+    assert len(set(first["class_number"])) > 10
 
 
 def test_labels_of_a_stream_may_be_words_or_missing_as_in_a_list(tmp_path: Path) -> None:
@@ -205,9 +205,7 @@ def test_names_on_the_hub_are_streamed_from_there(tmp_path: Path) -> None:
 
 def test_a_stream_that_does_not_say_its_columns_is_refused() -> None:
     stream = IterableDataset.from_generator(lambda: iter([{"image": encoded(picture(0))}]))
-    with pytest.raises(
-        ValueError, match=r"split 'test' of the stream does not say which columns .* Leave streaming out"
-    ):
+    with pytest.raises(ValueError, match=r"'test' of the stream does not say which columns .* Leave streaming out"):
         select_image_and_class(stream, "The split 'test'", None, None)
 
 
