@@ -27,7 +27,7 @@ from hf_vit.data import (
     stream_images,
 )
 
-from .data_helpers import truncate, write_pictures
+from .data_helpers import dataset_of, truncate, write_pictures
 from .helpers import small_config
 
 
@@ -145,3 +145,10 @@ def test_a_damaged_image_of_a_stream_stops_it_or_is_left_out(photos: Path, caplo
     assert len(set(files)) == NUM_IMAGES - 1
     assert "03.png" not in files
     assert "03.png" in caplog.text
+
+
+def test_an_image_that_is_missing_in_a_stream_stops_it_or_is_left_out(tmp_path: Path) -> None:
+    dataset_of([0, 1, 0]).add_item({"image": None, "label": 1}).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match="there is no image"):
+        list(islice(streamed(tmp_path, keep_file), 4))
+    assert len(list(islice(streamed(tmp_path, keep_file, skip_unreadable=True), 4))) == 4  # of two epochs

@@ -7,11 +7,12 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from PIL import Image
 
 from hf_vit.data import first_images, load_unlabelled_images, stream_images
 from hf_vit.data.encoded import encoded_bytes
+from hf_vit.data.pretraining_sources import select_image_and_class
 
 from .data_helpers import (
     dataset_of,
@@ -122,8 +123,9 @@ def test_several_data_sets_are_one_pool(tmp_path: Path) -> None:
 def test_what_is_no_data_is_named(sources: list[str], options: dict[str, str], message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").touch()
-    with pytest.raises((ValueError, OSError), match=message):
-        load_unlabelled_images([str(tmp_path / source) for source in sources], **options)
+    for load in (load_unlabelled_images, stream_images):
+        with pytest.raises((ValueError, OSError), match=message):
+            load([str(tmp_path / source) for source in sources], **options)
 
 
 # As a stream
@@ -134,16 +136,47 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
     dataset_of([1, 0, 1], ["cat", "dog"], "img").to_parquet(tmp_path / "more.parquet")
     for sources, classes in (
         (["animals"], [0] * 4 + [1] * 4),
-        (["more.parquet"], [1, 0, 1]),
-        (["animals", "more.parquet"], [-1] * 11),
+        (["more.parquet"], [0, 1, 1]),
+        (["animals", "more.parquet"], None),
     ):
         places = [str(tmp_path / source) for source in sources]
         listed, stream = load_unlabelled_images(places), stream_images(places)
         assert list(stream) == list(listed)
-        rows = first_images(stream["train"], 100)
-        assert rows["class_number"][:] == classes
-        assert pixels_of(rows) == pixels_of(listed["train"])
-    assert len(first_images(stream["train"].shuffle(seed=0, buffer_size=5), 4)) == 4
+        first = first_images(stream, dict.fromkeys(stream, 100))
+        for name, rows in first.items():
+            assert set(rows.column_names) == set(listed[name].column_names)
+            assert pixels_of(rows) == pixels_of(listed[name])
+        known = first["train"].column_names.count("class_number")
+        assert (sorted(first["train"]["class_number"][:]) if known else None) == classes
+    shuffled = {"train": stream["train"].shuffle(seed=0, buffer_size=5)}
+    assert len(first_images(shuffled, {"train": 4})["train"]) == 4
+
+
+def test_images_of_many_classes_are_among_the_first_of_a_stream(tmp_path: Path) -> None:
+    for name in "abcdefghijklmnop":
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for number in range(50):  # of a list of 800, of which each of 64 shards has a part
+            (tmp_path / "train" / name / f"{number}.png").touch()
+    stream = stream_images([str(tmp_path)])["train"].shuffle(seed=0, buffer_size=10)
+    first = first_images({"train": stream}, {"train": 40})["train"]
+    assert len(set(first["class_number"])) > 10
+
+
+def test_labels_of_a_stream_may_be_words_or_missing_as_in_a_list(tmp_path: Path) -> None:
+    for name, labels in (("words", ["b", "a", "", None, "b"]), ("numbers", [3, None, 10, -1, 3])):
+        dataset_of(labels).to_parquet(tmp_path / f"{name}.parquet")
+        first = first_images(stream_images([str(tmp_path / f"{name}.parquet")]), {"train": 5})["train"]
+        listed = load_unlabelled_images([str(tmp_path / f"{name}.parquet")])["train"]
+        assert first["class_number"][:] == listed["class_number"][:]
+        assert first["class_number"][:].count(-1) == 2
+
+
+def test_classes_of_splits_of_a_stream_are_the_same_ones(tmp_path: Path) -> None:
+    (tmp_path / "pets").mkdir()
+    for split, labels in (("train", ["b", "c", "a"]), ("test", ["c", "b"])):
+        dataset_of(labels).to_parquet(tmp_path / "pets" / f"{split}.parquet")
+    first = first_images(stream_images([str(tmp_path / "pets")]), {"train": 2, "test": 2})
+    assert {name: rows["class_number"][:] for name, rows in first.items()} == {"train": [0, 1], "test": [1, 0]}
 
 
 STREAMED = """
@@ -151,7 +184,7 @@ import json, sys
 from hf_vit.data import TargetDataset, first_images, masked_image_target, stream_images
 
 try:
-    rows = first_images(stream_images(sys.argv[1:])["train"], 5)
+    rows = first_images(stream_images(sys.argv[1:]), {"train": 5})["train"]
     images = TargetDataset(rows, masked_image_target)
     print(json.dumps([[image["image"].tobytes().hex() for image in images], rows["class_number"][:]]))
 except FileNotFoundError as error:
@@ -168,6 +201,12 @@ def test_names_on_the_hub_are_streamed_from_there(tmp_path: Path) -> None:
     assert images == [picture(number).tobytes().hex() for number in range(3)]
     assert classes == [0, 1, 1]
     assert nobody.startswith("There is no file or folder 'nobody/pets'.")
+
+
+def test_a_stream_that_does_not_say_its_columns_is_refused() -> None:
+    stream = IterableDataset.from_generator(lambda: iter([{"image": encoded(picture(0))}]))
+    with pytest.raises(ValueError, match=r"'test' of the stream does not say which columns .* Leave streaming out"):
+        select_image_and_class(stream, "The split 'test'", None, None)
 
 
 def test_an_image_of_a_stream_may_lie_in_an_archive(tmp_path: Path) -> None:

@@ -1,21 +1,27 @@
 """Images that are read while a training goes on, from the Hub or from disk, and of which none need fit on the disk."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from datasets import ClassLabel, Dataset, Features, Image, IterableDataset, Value, concatenate_datasets, load_dataset
+from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets, load_dataset
 
-from .labels import INTEGERS
+from .hold_out import SPLIT_SEED
 from .parquet import find_parquet
-from .pretraining_sources import CLASS, NO_CLASS, load_unlabelled_images, select_image_and_class
+from .pretraining_sources import (
+    CLASS,
+    check_single,
+    load_unlabelled_images,
+    select_image_and_class,
+    with_class_numbers,
+)
 from .splits import SPLITS
 from .stored import check_on_disk, stream_from_hub
 
 
 NUM_SHARDS = 64  # of files on disk: at most so many worker processes share them
-ROWS = Features({"image": Image(decode=False), "file": Value("string"), CLASS: Value("int64")})
+ROWS = Features({"image": Image(decode=False), "file": Value("string"), CLASS: Value("string")})
 
 
 def stream_images(
@@ -31,37 +37,49 @@ def stream_images(
     Args:
         sources: Names on the Hub, parquet files or folders of them, or folders of images as in
             `load_unlabelled_images`.
-        dataset_config_name: Configuration of a dataset on the Hub.
-        dataset_revision: Branch, tag or commit on the Hub.
+        dataset_config_name: Configuration of a dataset on the Hub, of a single source.
+        dataset_revision: Branch, tag or commit on the Hub, of a single source.
         image_column_name: Column of images, where neither type nor name say it.
         label_column_name: Column of labels, where neither type nor name say it.
 
     Returns:
         Those of the splits "train", "validation" and "test" that any source has, with the columns `image` (encoded),
-        `file`, and `class_number`, -1 where none is known, as it is if there are several sources.
+        `file`, and, of a single source whose labels are known, `class_number`, as text: only who has seen all classes
+        can number them, see `first_images`.
 
     Raises:
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if it has no images, or columns are not clear.
     """
+    check_single(sources, dataset_config_name, dataset_revision)
     columns = image_column_name, label_column_name
     opened = [_open(source, dataset_config_name, dataset_revision, *columns) for source in sources]
-    is_pool = len(sources) > 1  # whose classes are not the same ones
+    if len(opened) > 1:  # whose classes are not the same ones
+        opened = [{name: stream.select_columns("image") for name, stream in splits.items()} for splits in opened]
     return {
-        name: concatenate_datasets([_as_rows(splits[name], is_pool) for splits in opened if name in splits])
+        name: concatenate_datasets([_as_rows(splits[name]) for splits in opened if name in splits])
         for name in SPLITS
         if any(name in splits for splits in opened)
     }
 
 
-def first_images(stream: IterableDataset, count: int) -> Dataset:
-    """Keeps the first rows of a stream in memory.
+def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, int]) -> DatasetDict:
+    """Keeps the first rows of the splits of a stream in memory.
+
+    Args:
+        streams: As `stream_images` gives them.
+        counts: How many rows to keep of each split.
 
     Returns:
-        Its columns, and `number` (from 0).
+        These splits as `load_unlabelled_images` gives them, but for images, which are encoded.
     """
-    rows = Dataset.from_list(list(islice(stream, count)), features=ROWS)
-    return rows.add_column("number", list(range(len(rows))))
+    first = {
+        name: Dataset.from_list(list(islice(streams[name], count)), features=streams[name].features)
+        for name, count in counts.items()
+    }
+    return with_class_numbers(
+        DatasetDict({name: rows.add_column("number", list(range(len(rows)))) for name, rows in first.items()})
+    )
 
 
 def _open(
@@ -80,20 +98,24 @@ def _open(
             }
         else:
             listed = load_unlabelled_images([source], image_column_name=image_column, label_column_name=label_column)
-            return {name: split.to_iterable_dataset(min(NUM_SHARDS, len(split))) for name, split in listed.items()}
+            # Files are listed class by class, and a buffer would mix few of the classes.
+            return {
+                name: split.shuffle(seed=SPLIT_SEED).to_iterable_dataset(min(NUM_SHARDS, len(split)))
+                for name, split in listed.items()
+            }
     return {
         name: select_image_and_class(split, f"The split {name!r}", image_column, label_column)
         for name, split in splits.items()
     }
 
 
-def _as_rows(stream: IterableDataset, is_pool: bool) -> IterableDataset:
-    feature = stream.features.get(CLASS)
-    is_known = not is_pool and (isinstance(feature, ClassLabel) or feature in INTEGERS)
-
-    def as_row(row: dict[str, Any]) -> dict[str, Any]:
-        image = row["image"]
-        return {"image": image, "file": image["path"] or "an image", CLASS: row[CLASS] if is_known else NO_CLASS}
-
+def _as_rows(stream: IterableDataset) -> IterableDataset:
+    names = {"image", "file", *stream.features}
+    features = Features({name: feature for name, feature in ROWS.items() if name in names})
     stream = stream.cast_column("image", Image(decode=False))
-    return stream.map(as_row, remove_columns=list(stream.features), features=ROWS)
+    return stream.map(_as_row, remove_columns=list(stream.features), features=features)
+
+
+def _as_row(row: dict[str, Any]) -> dict[str, Any]:
+    known = {CLASS: None if row[CLASS] is None else str(row[CLASS])} if CLASS in row else {}
+    return {"image": row["image"], "file": (row["image"] or {}).get("path") or "an image", **known}

@@ -58,17 +58,22 @@ def load_unlabelled_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if a source has no images, or columns are not clear.
     """
-    if len(sources) > 1 and (dataset_config_name or dataset_revision):
-        raise ValueError(
-            f"dataset_config_name={dataset_config_name!r} and dataset_revision={dataset_revision!r} are of one "
-            f"data set, but there are {len(sources)}: {listed(sources)}. Leave them out."
-        )
+    check_single(sources, dataset_config_name, dataset_revision)
     columns = image_column_name, label_column_name
     loaded = [_load(source, dataset_config_name, dataset_revision, *columns) for source in sources]
     pool = loaded[0] if len(loaded) == 1 else _pooled(loaded)
     return DatasetDict(
         {name: split.add_column("number", list(range(len(split)))) for name, split in with_files(pool).items()}
     )
+
+
+def check_single(sources: Sequence[str], config_name: str | None, revision: str | None) -> None:
+    """Raises `ValueError` if several data sets are given what can only be of one."""
+    if len(sources) > 1 and (config_name or revision):
+        raise ValueError(
+            f"dataset_config_name={config_name!r} and dataset_revision={revision!r} are of one data set, but there "
+            f"are {len(sources)}: {listed(sources)}. Leave them out."
+        )
 
 
 def _pooled(loaded: Sequence[DatasetDict]) -> DatasetDict:
@@ -137,6 +142,11 @@ def select_image_and_class(dataset: Any, where: str, image_column: str | None, l
         ValueError: as `image_and_class` does.
     """
     features = dataset.features
+    if features is None:
+        raise ValueError(
+            f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. Leave "
+            "streaming out, or store the images as parquet files."
+        )
     images = [name for name, feature in features.items() if isinstance(feature, Image)]
     image = choose_column("image_column_name", image_column, features, where, by_type=images)
     if not can_hold_images(features[image]):
@@ -165,7 +175,12 @@ def _label_column(features: Any, where: str, given: str | None) -> str | None:
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
     """Makes the column `class_number`, where all splits have it, of whole numbers, the same ones in all."""
     if not all(CLASS in split.column_names for split in splits.values()):
-        return DatasetDict({name: split.select_columns("image") for name, split in splits.items()})
+        return DatasetDict(
+            {
+                name: split.remove_columns(CLASS) if CLASS in split.column_names else split
+                for name, split in splits.items()
+            }
+        )
     values = {name: split[CLASS][:] for name, split in splits.items()}
     names = sorted({str(value) for column in values.values() for value in column if value not in UNLABELLED})
     numbers = {name: number for number, name in enumerate(names)}

@@ -5,6 +5,8 @@ from functools import partial
 
 import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils import logging
 
 from ..data import (
     TargetData,
@@ -22,6 +24,8 @@ from .load_targets import fault_finder, load_targets
 from .masked_image_arguments import UnlabelledDataArguments
 
 
+logger = logging.get_logger(__name__)
+
 MAX_STREAMED = 1000  # images of a split of a stream that are scored, unless said otherwise
 
 
@@ -32,7 +36,8 @@ class UnlabelledImages:
     Args:
         splits: Rows that can be scored: "train", and "validation" and "test" where there are such. Of a stream these
             are some images, always the same, and "train" is there only if there is no other.
-        known: Training images whose class is known, among which neighbours are looked for; may be empty.
+        known: Training images whose class is known and that are not scored, among which neighbours are looked for; may
+            be empty.
         num_train: Number of training images, of a stream that of those that were looked at before the training.
         stream: The training images, if they are a stream.
     """
@@ -56,19 +61,19 @@ def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArgum
 
     Raises:
         OSError: if the data is missing.
-        ValueError: if it is bad, or the training on a stream has no end.
+        ValueError: if it is bad, or a training on a stream counts epochs.
     """
     if args.streaming:
         return _load_stream(args, training_args)
     load = partial(load_unlabelled_images, args.sources, **args.source_options())
     splits = load_targets(lambda: TargetData(load(), masked_image_target), args, training_args).splits
     train = splits["train"]
-    return UnlabelledImages(splits, _with_class(train, args.max_knn_samples, training_args.seed), len(train))
+    num_scored = len(train) if len(splits) == 1 else 0
+    return UnlabelledImages(splits, _with_class(train, num_scored, args, training_args.seed), len(train))
 
 
 def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArguments) -> UnlabelledImages:
-    if training_args.max_steps < 1:
-        raise ValueError("A stream does not say how many images it has, and so no epochs. Give --max_steps.")
+    _check_steps(training_args)
     with training_args.main_process_first(desc="opening the data"):
         streams = stream_images(args.sources, **args.source_options())
     if "train" not in streams:
@@ -79,21 +84,43 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
     }
     batch_size = training_args.train_batch_size * training_args.world_size
     scored = args.max_eval_samples or MAX_STREAMED
-    sample = first_images(shuffled["train"], max(args.max_knn_samples, scored, batch_size))
-    kept = DatasetDict(
-        {name: first_images(shuffled[name], scored) for name in ("validation", "test") if name in streams}
-    )
+    num_scored = scored if len(streams) == 1 else 0  # of the training images
+    num_known = args.max_knn_samples if all(CLASS in stream.features for stream in streams.values()) else 0
+    counts = dict.fromkeys(streams, scored) | {"train": max(num_scored + num_known, batch_size)}
     find_faults = fault_finder(TargetData(DatasetDict(), masked_image_target))
-    checked = readable_images(DatasetDict({"train": sample, **kept}), args, training_args, find_faults, UNREADABLE)
-    sample = checked.pop("train")
-    if not checked:
-        checked["train"] = sample.select(range(min(scored, len(sample))))
-    known = _with_class(sample, args.max_knn_samples, training_args.seed)
-    return UnlabelledImages(checked, known, len(sample), streams["train"])
+    splits = readable_images(first_images(shuffled, counts), args, training_args, find_faults, UNREADABLE)
+    sample = splits.pop("train")
+    if not splits:
+        splits["train"] = sample.select(range(min(num_scored, len(sample))))
+    known = _with_class(sample, num_scored, args, training_args.seed)
+    return UnlabelledImages(splits, known, len(sample), streams["train"])
 
 
-def _with_class(rows: Dataset, most: int, seed: int) -> Dataset:
-    """Returns images whose class is known, drawn at random, at most so many."""
-    if CLASS not in rows.column_names:
+def _check_steps(args: HfViTTrainingArguments) -> None:
+    """Raises `ValueError` if anything counts epochs: their only end is that of the training."""
+    is_missing = {
+        "--max_steps": args.max_steps < 1,
+        "--save_strategy steps": args.save_strategy == SaveStrategy.EPOCH,
+        "--eval_strategy steps": args.eval_strategy == IntervalStrategy.EPOCH,
+    }
+    if missing := [option for option, missing in is_missing.items() if missing]:
+        raise ValueError(
+            "A stream does not say how many images it has, and so no epochs, but "
+            f"max_steps={args.max_steps}, save_strategy={SaveStrategy(args.save_strategy).value!r}, "
+            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r}. Give {', '.join(missing)}."
+        )
+
+
+def _with_class(rows: Dataset, num_scored: int, args: UnlabelledDataArguments, seed: int) -> Dataset:
+    """Returns images whose class is known, drawn at random from those after the first ones, which are scored."""
+    if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
-    return at_most(most, rows.select(np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)), seed)
+    known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
+    apart = known[known >= num_scored]  # an image would be its own nearest neighbour
+    if len(known) and not len(apart):
+        logger.warning(
+            "No accuracy of nearest neighbours: all %d training images that were read are scored themselves. Hold "
+            "some out (train_val_split), or score fewer of a stream (max_eval_samples).",
+            len(rows),
+        )
+    return at_most(args.max_knn_samples, rows.select(apart), seed)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .arguments import LIBRARY, TrainedImagesArguments
-from .scored_arguments import ScoredTrainingArguments, TaskModelArguments, best_by, split_names
+from .scored_arguments import ScoredTrainingArguments, TaskModelArguments, best_by, split_sources
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
@@ -67,8 +67,8 @@ class UnlabelledDataArguments(TrainedImagesArguments):
     streaming: bool = field(
         default=False,
         metadata={
-            "help": "Read images while training goes on; needs --max_steps, and --eval_strategy steps for scores "
-            "before the end. --max_eval_samples (1000) images of the validation or test split are scored, and none is "
+            "help": "Read images while training goes on; needs --max_steps, --save_strategy steps and --eval_strategy "
+            "steps, or no. --max_eval_samples (1000) images of the validation or test split are scored, and none is "
             "held out of train."
         },
     )
@@ -79,6 +79,10 @@ class UnlabelledDataArguments(TrainedImagesArguments):
     def __post_init__(self) -> None:
         """Checks what can be checked without the data."""
         super().__post_init__()
+        if not all(self.sources):
+            raise ValueError(
+                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
+            )
         if self.max_knn_samples < 0:
             raise ValueError(f"max_knn_samples={self.max_knn_samples} must be 0 or more.")
         if self.shuffle_buffer_size < 1:
@@ -94,7 +98,7 @@ class UnlabelledDataArguments(TrainedImagesArguments):
     @property
     def sources(self) -> list[str]:
         """The paths or names on the Hub."""
-        return split_names(self.dataset_name)
+        return split_sources(self.dataset_name)
 
     def source_options(self) -> dict[str, Any]:
         """Returns the same, with the column of labels."""

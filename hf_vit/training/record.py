@@ -9,7 +9,7 @@ from ..data import DataRecord
 from .model_card import TrainingRecord
 from .models import shorten
 from .recipe import RECIPE_NAME
-from .scored_arguments import split_names
+from .scored_arguments import split_sources
 from .trainer import HfViTTrainer
 
 
@@ -40,7 +40,7 @@ def describe_data(
         parts: What has the names, with a place for their number.
     """
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
-    name = ", ".join(public_name(source) for source in split_names(dataset_name))
+    name = ", ".join(public_name(source) for source in split_sources(dataset_name))
     classes = f", {parts.format(len(names))} ({shorten(names)})" if names else ""
     return DataRecord(
         name=name,

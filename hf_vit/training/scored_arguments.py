@@ -1,6 +1,7 @@
 """What the training scripts of tasks with a `Scorer` can be told beside what all training scripts can."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from .arguments import LIBRARY, HfViTTrainingArguments, ModelArguments
@@ -33,6 +34,11 @@ class TaskModelArguments(ModelArguments):
 def split_names(names: str | None) -> list[str]:
     """Returns names that are written with commas between them."""
     return [name.strip() for name in names.split(",")] if names else []
+
+
+def split_sources(names: str) -> list[str]:
+    """Returns paths or names on the Hub that are written with commas between them; a single path may have some."""
+    return [names] if Path(names).expanduser().exists() else split_names(names)
 
 
 def best_by(default: str) -> Any:
