@@ -1,5 +1,6 @@
 """The loss of a student while it learns from a teacher too."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from .teacher import Teacher
 
 
 ALPHA = 0.5  # share of the teacher in the loss
-PROJECTION_NAME = "distillation.safetensors"  # in checkpoints, beside the model
+PROJECTION_NAME = "distillation.safetensors"  # in checkpoints with a teacher, beside the model; empty without a layer
 
 
 class Projection(nn.Linear):
@@ -102,19 +103,20 @@ class Distillation(ABC):
         self._sums, self._num_batches = {}, 0
         return parts
 
+    def weights(self) -> dict[str, Tensor]:
+        """Returns what is trained beside the student, by name."""
+        layer = {} if self.projection is None else dict(self.projection.named_parameters())
+        return {name: weight.detach() for name, weight in layer.items()}
+
     def save(self, checkpoint: Path) -> None:
-        """Writes what is trained beside the student into a checkpoint."""
-        if self.projection is not None:
-            weights = {name: weight.detach() for name, weight in self.projection.named_parameters()}
-            save_file(weights, checkpoint / PROJECTION_NAME)
+        """Writes what is trained beside the student, be it nothing, into a checkpoint."""
+        save_file(self.weights(), checkpoint / PROJECTION_NAME)
 
     def load(self, checkpoint: Path) -> None:
         """Reads it again."""
-        if self.projection is not None:
-            weights = load_file(checkpoint / PROJECTION_NAME)
-            with torch.no_grad():
-                for name, weight in self.projection.named_parameters():
-                    weight.copy_(weights[name])
+        saved = load_file(checkpoint / PROJECTION_NAME)
+        for name, weight in self.weights().items():
+            weight.copy_(saved[name])
 
     def facts(self) -> dict[str, str]:
         """Says what the card of the student shall say."""
@@ -124,3 +126,26 @@ class Distillation(ABC):
             "teacher": f"{name} ({type(model).__name__}, {model.num_parameters():,} parameters)",
             "distillation": f"{self.describe()}, alpha {self.alpha:g}",
         }
+
+
+def check_teacher(checkpoint: str | os.PathLike[str], distillation: Distillation | None) -> None:
+    """Raises `ValueError` unless a checkpoint was trained with a teacher as wide as this one, or like this without."""
+    file = Path(checkpoint) / PROJECTION_NAME
+    if file.is_file() != (distillation is not None):
+        begun, cure = ("with", "Name it by") if file.is_file() else ("without", "Leave out")
+        raise ValueError(
+            f"The training of {checkpoint} was begun {begun} a teacher. {cure} --teacher, or begin another training "
+            "in another --output_dir."
+        )
+    if distillation is None:
+        return
+    saved, wanted = (
+        {name: list(weight.shape) for name, weight in weights.items()}
+        for weights in (load_file(file), distillation.weights())
+    )
+    if saved != wanted:
+        raise ValueError(
+            f"The training of {checkpoint} was begun with weights {saved} between student and teacher, not {wanted}. "
+            "Go on with the same --teacher and --distillation_type, or begin another training in another "
+            "--output_dir."
+        )
