@@ -1,6 +1,7 @@
 """What a student learns from a teacher: losses, what the teacher sees, and how both are joined."""
 
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -267,6 +268,36 @@ def test_a_student_is_itself_in_evaluation_and_after_its_training(student: HfViT
         assert not student._forward_hooks
         assert not student.model._forward_hooks
         student.load_state_dict(before)
+
+
+def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTForImageClassification) -> None:
+    kept: list[weakref.ref[Tensor]] = []
+    student.model.register_forward_hook(lambda *given: kept.append(weakref.ref(given[-1].last_hidden_state)))
+    distillation, images = small_distillation("features", student), pixels(student.config)
+    with distillation.attached(student), torch.no_grad():
+        student.eval()(pixel_values=images, labels=torch.tensor([0, 2]))
+        assert kept.pop()() is None
+        student.train()(pixel_values=images)  # without a loss that could take them
+    assert kept.pop()() is None
+
+
+@pytest.mark.parametrize("kind", ["soft", "features"])
+def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None:
+    student = HfViTForImageClassification(small_config(use_distillation_token=True)).train()
+    draw_weights(student)
+    distillation, parts, gradients = small_distillation(kind, student), [], []
+    torch.compiler.reset()
+    for model in (student, torch.compile(student, backend="aot_eager", dynamic=False)):
+        student.zero_grad()
+        with distillation.attached(student):
+            # The teacher's losses of both batches are added up: numbers that must not be compiled in.
+            for stance in ("default", "fail_on_recompile"):
+                with torch.compiler.set_stance(stance):
+                    model(pixel_values=pixels(student.config), labels=torch.tensor([0, 2])).loss.backward()
+        parts.append(distillation.take_parts())
+        gradients.append({name: weight.grad for name, weight in student.named_parameters()})
+    torch.testing.assert_close(parts[1], parts[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_nothing_flows_into_the_teacher(student: HfViTForImageClassification) -> None:

@@ -17,7 +17,7 @@ from .teacher import Teacher
 
 
 ALPHA = 0.5  # share of the teacher in the loss
-PROJECTION_NAME = "distillation.safetensors"  # in checkpoints with a teacher, beside the model; empty without a layer
+PROJECTION_NAME = "distillation.safetensors"  # in checkpoints, beside the model
 
 
 class Projection(nn.Linear):
@@ -105,18 +105,21 @@ class Distillation(ABC):
 
     def weights(self) -> dict[str, Tensor]:
         """Returns what is trained beside the student, by name."""
-        layer = {} if self.projection is None else dict(self.projection.named_parameters())
-        return {name: weight.detach() for name, weight in layer.items()}
+        if self.projection is None:
+            return {}
+        return {name: weight.detach() for name, weight in self.projection.named_parameters()}
 
     def save(self, checkpoint: Path) -> None:
-        """Writes what is trained beside the student, be it nothing, into a checkpoint."""
-        save_file(self.weights(), checkpoint / PROJECTION_NAME)
+        """Writes what is trained beside the student into a checkpoint."""
+        if weights := self.weights():
+            save_file(weights, checkpoint / PROJECTION_NAME)
 
     def load(self, checkpoint: Path) -> None:
         """Reads it again."""
-        saved = load_file(checkpoint / PROJECTION_NAME)
-        for name, weight in self.weights().items():
-            weight.copy_(saved[name])
+        if weights := self.weights():
+            saved = load_file(checkpoint / PROJECTION_NAME)
+            for name, weight in weights.items():
+                weight.copy_(saved[name])
 
     def facts(self) -> dict[str, str]:
         """Says what the card of the student shall say."""
@@ -128,24 +131,18 @@ class Distillation(ABC):
         }
 
 
-def check_teacher(checkpoint: str | os.PathLike[str], distillation: Distillation | None) -> None:
-    """Raises `ValueError` unless a checkpoint was trained with a teacher as wide as this one, or like this without."""
+def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillation | None) -> None:
+    """Raises `ValueError` unless a checkpoint has just those weights beside the model that a training needs."""
     file = Path(checkpoint) / PROJECTION_NAME
-    if file.is_file() != (distillation is not None):
-        begun, cure = ("with", "Name it by") if file.is_file() else ("without", "Leave out")
-        raise ValueError(
-            f"The training of {checkpoint} was begun {begun} a teacher. {cure} --teacher, or begin another training "
-            "in another --output_dir."
+    needed, saved = (
+        {name: list(weight.shape) for name, weight in weights.items()} or "none"
+        for weights in (
+            {} if distillation is None else distillation.weights(),
+            load_file(file) if file.is_file() else {},
         )
-    if distillation is None:
-        return
-    saved, wanted = (
-        {name: list(weight.shape) for name, weight in weights.items()}
-        for weights in (load_file(file), distillation.weights())
     )
-    if saved != wanted:
+    if needed != saved:
         raise ValueError(
-            f"The training of {checkpoint} was begun with weights {saved} between student and teacher, not {wanted}. "
-            "Go on with the same --teacher and --distillation_type, or begin another training in another "
-            "--output_dir."
+            f"Between student and teacher this training needs as weights: {needed}; {checkpoint} has: {saved}. Go on "
+            "with the --teacher and --distillation_type of its training, or begin another one in another --output_dir."
         )
