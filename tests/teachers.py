@@ -8,6 +8,8 @@ from transformers import (
     BeitForImageClassification,
     BeitImageProcessor,
     ConvNextImageProcessor,
+    LevitConfig,
+    LevitForImageClassification,
     PreTrainedConfig,
     ResNetConfig,
     ResNetForImageClassification,
@@ -93,6 +95,15 @@ def theirs(kind: str, labels: dict) -> tuple[type, PreTrainedConfig, object]:
                 image_size=48, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[1, 2], window_size=3, **labels
             )
             return SwinForImageClassification, config, ViTImageProcessor(**SQUARE)
+        case "uneven_swin":  # whose grids have 10, 5 and 3 tokens a side
+            config = SwinConfig(
+                image_size=40, patch_size=4, embed_dim=4, depths=[1] * 3, num_heads=[1] * 3, window_size=3, **labels
+            )
+            return SwinForImageClassification, config, ViTImageProcessor(size={"height": 40, "width": 40})
+        case "levit":  # 7, 4 and 2
+            widths = {"hidden_sizes": [16] * 3, "key_dim": [4] * 3, "num_attention_heads": [1] * 3}
+            config = LevitConfig(image_size=112, depths=[1] * 3, **widths, **labels)
+            return LevitForImageClassification, config, ViTImageProcessor(size={"height": 112, "width": 112})
         case _:  # "resnet": a map, no CLS token
             config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", **labels)
             return ResNetForImageClassification, config, ConvNextImageProcessor(size={"shortest_edge": 32})

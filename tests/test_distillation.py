@@ -1,20 +1,28 @@
 """What a student learns from a teacher: losses, what the teacher sees, and how both are joined."""
 
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import ViTImageProcessor
+from transformers import (
+    BaseImageProcessor,
+    EfficientNetImageProcessor,
+    MobileViTImageProcessor,
+    SwinConfig,
+    SwinModel,
+    ViTImageProcessor,
+)
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.task_classification import classification_loss
 from hf_vit.training import DistillationArguments, TokenDistillation, make_distillation
 from hf_vit.training.distillation_losses import cosine_loss, hard_loss, resample_patches, soft_loss
 from hf_vit.training.open_teacher import match_classes, open_classifier, open_encoder
-from hf_vit.training.teacher import TeacherView
+from hf_vit.training.teacher import TeacherView, read_features
 
 from .helpers import TRAINING_CASES, pixels, small_config
 from .references import draw_weights
@@ -130,6 +138,8 @@ def test_a_teacher_answers_in_the_order_of_the_students_classes(
         ("beit", (6, 6), True),
         ("resnet", (4, 4), False),
         ("swin", (6, 6), False),
+        ("uneven_swin", (3, 3), False),
+        ("levit", (2, 2), False),
     ],
 )
 def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
@@ -144,6 +154,36 @@ def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
     if has_cls:
         assert torch.equal(cls, tokens[:, 0])
         assert torch.equal(patches[:, :, 1, 2], tokens[:, 1 + 1 * 6 + 2])
+
+
+def joining_encoder() -> SwinModel:
+    sizes = {"image_size": 32, "patch_size": 4, "window_size": 3}
+    return SwinModel(SwinConfig(**sizes, embed_dim=4, depths=[1, 1], num_heads=[1, 1]))
+
+
+def test_tokens_that_patches_do_not_come_to_are_not_cut_out_anywhere() -> None:
+    model = joining_encoder()
+    image = torch.zeros(1, 3, 18, 18)  # which it pads to 5 patches a side
+    tokens = model(image).last_hidden_state
+    assert tokens.shape[1] == 3 * 3
+    with pytest.raises(ValueError, match=r"It is not known where on an image of \(18, 18\) the 9 tokens of SwinModel"):
+        read_features(model, tokens, image)
+
+
+def test_a_cls_token_in_front_of_joined_patches_is_one() -> None:
+    tokens = drawn(1, 1 + 3 * 3, 8)
+    cls, patches = read_features(joining_encoder(), tokens, torch.zeros(1, 3, 20, 20))
+    assert torch.equal(cls, tokens[:, 0])
+    assert torch.equal(patches.flatten(2).mT, tokens[:, 1:])
+
+
+@pytest.mark.parametrize("processor", [MobileViTImageProcessor(), EfficientNetImageProcessor()])
+def test_a_teacher_whose_colours_are_not_only_scaled_is_refused(
+    processor: BaseImageProcessor, student: HfViTForImageClassification, tmp_path: Path
+) -> None:
+    processor.save_pretrained(save_teacher("resnet", tmp_path, NAMES))
+    with pytest.raises(ValueError, match=f"The teacher's {type(processor).__name__} makes .* of the colour"):
+        open_encoder(str(tmp_path), student, HfViTImageProcessor.for_model(student.config))
 
 
 def test_classes_that_have_twins_are_the_same_in_the_same_order_only() -> None:
@@ -228,6 +268,36 @@ def test_a_student_is_itself_in_evaluation_and_after_its_training(student: HfViT
         assert not student._forward_hooks
         assert not student.model._forward_hooks
         student.load_state_dict(before)
+
+
+def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTForImageClassification) -> None:
+    kept: list[weakref.ref[Tensor]] = []
+    student.model.register_forward_hook(lambda *given: kept.append(weakref.ref(given[-1].last_hidden_state)))
+    distillation, images = small_distillation("features", student), pixels(student.config)
+    with distillation.attached(student), torch.no_grad():
+        student.eval()(pixel_values=images, labels=torch.tensor([0, 2]))
+        assert kept.pop()() is None
+        student.train()(pixel_values=images)  # without a loss that could take them
+    assert kept.pop()() is None
+
+
+@pytest.mark.parametrize("kind", ["soft", "features"])
+def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None:
+    student = HfViTForImageClassification(small_config(use_distillation_token=True)).train()
+    draw_weights(student)
+    distillation, parts, gradients = small_distillation(kind, student), [], []
+    torch.compiler.reset()
+    for model in (student, torch.compile(student, backend="aot_eager", dynamic=False)):
+        student.zero_grad()
+        with distillation.attached(student):
+            # The teacher's losses of both batches are added up: numbers that must not be compiled in.
+            for stance in ("default", "fail_on_recompile"):
+                with torch.compiler.set_stance(stance):
+                    model(pixel_values=pixels(student.config), labels=torch.tensor([0, 2])).loss.backward()
+        parts.append(distillation.take_parts())
+        gradients.append({name: weight.grad for name, weight in student.named_parameters()})
+    torch.testing.assert_close(parts[1], parts[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_nothing_flows_into_the_teacher(student: HfViTForImageClassification) -> None:

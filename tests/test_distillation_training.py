@@ -116,6 +116,28 @@ def test_a_training_with_a_teacher_is_taken_up_bit_for_bit(place: Path) -> None:
         assert [entry.get(name) for entry in resumed] == [entry.get(name) for entry in whole]
 
 
+@pytest.mark.parametrize(
+    ("begun", "resumed", "needed", "saved"),
+    [
+        ([], ["--teacher", "tutor"], "{'weight': [16, 32], 'bias': [16]}", "none"),
+        (["--teacher", "tutor"], [], "none", "{'bias': [16], 'weight': [16, 32]}"),
+    ],
+)
+def test_a_checkpoint_of_a_training_with_another_teacher_is_not_taken_up(
+    begun: list[str], resumed: list[str], needed: str, saved: str, place: Path
+) -> None:
+    save_teacher("vit", place / "tutor", NAMES)
+    features = ["--distillation_type", "features"]
+    options = [*NEW, "--config_overrides", json.dumps({**TINY, "hidden_size": 32}), "--save_strategy", "steps"]
+    options += ["--save_steps", "1", "--eval_strategy", "no"]
+    train(*begun, *features[: len(begun)], *options, "--output_dir", "begun", "--max_steps", "1")
+    # In another folder, where no recipe stands that would tell of other arguments.
+    options += ["--output_dir", "output", "--max_steps", "2", "--resume_from_checkpoint", "begun/checkpoint-1"]
+    with pytest.raises(SystemExit) as stopped:
+        train(*resumed, *features[: len(resumed)], *options)
+    assert f"needs as weights: {needed}; begun/checkpoint-1 has: {saved}. Go on" in str(stopped.value.code)
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Where the data of each task are."""

@@ -1,5 +1,6 @@
 """The loss of a student while it learns from a teacher too."""
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,19 +103,23 @@ class Distillation(ABC):
         self._sums, self._num_batches = {}, 0
         return parts
 
+    def weights(self) -> dict[str, Tensor]:
+        """Returns what is trained beside the student, by name."""
+        if self.projection is None:
+            return {}
+        return {name: weight.detach() for name, weight in self.projection.named_parameters()}
+
     def save(self, checkpoint: Path) -> None:
         """Writes what is trained beside the student into a checkpoint."""
-        if self.projection is not None:
-            weights = {name: weight.detach() for name, weight in self.projection.named_parameters()}
+        if weights := self.weights():
             save_file(weights, checkpoint / PROJECTION_NAME)
 
     def load(self, checkpoint: Path) -> None:
         """Reads it again."""
-        if self.projection is not None:
-            weights = load_file(checkpoint / PROJECTION_NAME)
-            with torch.no_grad():
-                for name, weight in self.projection.named_parameters():
-                    weight.copy_(weights[name])
+        if weights := self.weights():
+            saved = load_file(checkpoint / PROJECTION_NAME)
+            for name, weight in weights.items():
+                weight.copy_(saved[name])
 
     def facts(self) -> dict[str, str]:
         """Says what the card of the student shall say."""
@@ -124,3 +129,20 @@ class Distillation(ABC):
             "teacher": f"{name} ({type(model).__name__}, {model.num_parameters():,} parameters)",
             "distillation": f"{self.describe()}, alpha {self.alpha:g}",
         }
+
+
+def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillation | None) -> None:
+    """Raises `ValueError` unless a checkpoint has just those weights beside the model that a training needs."""
+    file = Path(checkpoint) / PROJECTION_NAME
+    needed, saved = (
+        {name: list(weight.shape) for name, weight in weights.items()} or "none"
+        for weights in (
+            {} if distillation is None else distillation.weights(),
+            load_file(file) if file.is_file() else {},
+        )
+    )
+    if needed != saved:
+        raise ValueError(
+            f"Between student and teacher this training needs as weights: {needed}; {checkpoint} has: {saved}. Go on "
+            "with the --teacher and --distillation_type of its training, or begin another one in another --output_dir."
+        )

@@ -54,9 +54,11 @@ class FeatureDistillation(Distillation):
                 yield
         finally:
             hook.remove()
+            self._encoded = None
 
     def _keep(self, model: HfViTModel, _: tuple[Any, ...], outputs: ModelOutput) -> None:
-        self._encoded = outputs.last_hidden_state
+        if model.training:  # else nobody takes them, and they would keep their memory
+            self._encoded = outputs.last_hidden_state
 
     def losses(
         self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput

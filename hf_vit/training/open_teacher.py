@@ -24,7 +24,7 @@ from ..image_processing_hf_vit import HfViTImageProcessor
 from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .models import load_with_info, shorten
-from .teacher import Teacher, TeacherView
+from .teacher import Teacher, TeacherView, check_colours
 
 
 FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type features."
@@ -147,7 +147,7 @@ def with_view(
 
     Raises:
         OSError: if it has no image processor.
-        ValueError: if its images have other channels.
+        ValueError: if its images have other channels or colours.
     """
     wanted = student.config.num_channels
     channels = model.config.to_dict().get("num_channels", wanted)
@@ -156,27 +156,32 @@ def with_view(
             f"The teacher {name!r} takes images of {channels} channels, the student of {wanted}. Give the student as "
             f"many: --config_overrides '{{\"num_channels\": {channels}}}'."
         )
-    view = TeacherView(processor, open_image_processor(name, model, trust_remote_code), wanted)
-    return Teacher(name, model, view)
+    own_processor = open_image_processor(name, model, wanted, trust_remote_code)
+    return Teacher(name, model, TeacherView(processor, own_processor, wanted))
 
 
-def open_image_processor(name: str, model: PreTrainedModel, trust_remote_code: bool) -> BaseImageProcessor:
-    """Returns the image processor that belongs to a teacher.
+def open_image_processor(
+    name: str, model: PreTrainedModel, num_channels: int, trust_remote_code: bool
+) -> BaseImageProcessor:
+    """Returns the image processor that belongs to a teacher of images of so many channels.
 
     Raises:
         OSError: if there is none.
+        ValueError: if it does to colours what its student's pixels cannot follow.
     """
     if isinstance(model.config, HfViTConfig):
         return load_image_processor(name, patch_size=model.config.patch_size)
     if model.config.model_type == "timm_wrapper":  # whose own is a function of timm
         return HfViTImageProcessor(**timm_image_processor_options(model.config.to_dict().get("pretrained_cfg", {})))
     try:
-        return AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except OSError as error:
         raise OSError(
             f"The teacher {name!r} has no image processor, which tells how it sees images. Save one in its folder: "
             "image_processor.save_pretrained."
         ) from error
+    check_colours(processor, num_channels)
+    return processor
 
 
 def names_of(model: PreTrainedModel) -> list[str]:

@@ -13,6 +13,7 @@ from transformers import set_seed
 
 from .arguments import HfViTTrainingArguments, ModelArguments, parse_arguments
 from .checkpoints import check_labels, checkpoint_to_resume
+from .distilled_loss import check_projection
 from .recipe import begin_recipe, without_secrets
 from .trainer import HfViTTrainer
 
@@ -76,6 +77,8 @@ def run(
             check_labels(checkpoint, names)
         set_seed(args.seed)
         trainer = task.make_trainer()
+        if checkpoint is not None:
+            check_projection(checkpoint, trainer.distillation)
         if trainer.is_world_process_zero():
             begin_recipe(Path(args.output_dir), arguments, is_resumed=checkpoint is not None)
     except (ValueError, OSError, ImportError) as error:

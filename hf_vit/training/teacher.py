@@ -77,6 +77,27 @@ def read_colours(options: dict[str, Any], num_channels: int) -> tuple[float, Ten
     return scale, mean.expand(num_channels), std.expand(num_channels)
 
 
+def check_colours(processor: BaseImageProcessor, num_channels: int) -> None:
+    """Looks what an image processor makes of a picture of one colour, which no resizing changes.
+
+    Raises:
+        ValueError: if that is not what `read_colours` reads off its options, as where it turns RGB into BGR.
+    """
+    options = processor.to_dict()
+    scale, mean, std = read_colours(options, num_channels)
+    levels = torch.linspace(40, 220, num_channels).round()
+    expected = (levels / 255 * scale - mean) / std  # (C,)
+    picture = levels[:, None, None].expand(-1, *(read_size(options) or (64, 64)))  # (C, H, W)
+    images = processor(picture.byte().numpy(), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
+    made = images[0, :, images.shape[-2] // 2, images.shape[-1] // 2].float()  # (C,), not of a padded border
+    if ((made - expected).abs() > 0.01 * scale / std).any():
+        raise ValueError(
+            f"The teacher's {type(processor).__name__} makes {made.tolist()} of the colour {levels.tolist()}, and not "
+            f"{expected.tolist()}: it does not only rescale and normalise, and the teacher would see wrong colours. "
+            "Save the teacher with an image processor that does the same by these two alone, or choose another one."
+        )
+
+
 def read_size(options: dict[str, Any]) -> tuple[int, int] | None:
     """Returns height and width of the images that an image processor makes; None if it leaves their size alone."""
     if options.get("do_center_crop"):
@@ -159,16 +180,26 @@ def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Fea
 def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tuple[int, int]:
     """Returns rows and columns of the patches among `length` tokens of an image of a size in pixels.
 
-    Encoders that go from fine to coarse, such as Swin, join two by two patches until there are no more than tokens.
+    Encoders that go from fine to coarse, such as Swin, join two by two patches, of odd grids also those at the border,
+    until there are no more than tokens; in front of them then is a CLS token at most.
+
+    Raises:
+        ValueError: if it is not known.
     """
     patch = model.config.to_dict().get("patch_size")
+    cure = "Take a teacher whose last_hidden_state is a map, or a Vision Transformer."
     if patch is None:
         raise ValueError(
             f"{type(model).__name__} has no patch_size, which would tell where on the image its {length} tokens are. "
-            "Take a teacher whose last_hidden_state is a map, or a Vision Transformer."
+            f"{cure}"
         )
-    (height, width), (rows, columns) = to_pair(patch), size
-    rows, columns = rows // height, columns // width
+    height, width = to_pair(patch)
+    finest = rows, columns = size[0] // height, size[1] // width
     while rows * columns > length:
-        rows, columns = rows // 2, columns // 2
+        rows, columns = (rows + 1) // 2, (columns + 1) // 2
+    if (rows, columns) != finest and length - rows * columns > 1:
+        raise ValueError(
+            f"It is not known where on an image of {size} the {length} tokens of {type(model).__name__} are: its "
+            f"patches of {patch} make a grid of {finest}, which, joined two by two, does not come to them. {cure}"
+        )
     return rows, columns
