@@ -6,6 +6,7 @@ from typing import Any, ClassVar, cast
 from ..convert import load_image_processor
 from .arguments import ImageDataArguments, ModelArguments, TrainedImagesArguments
 from .checks import check_packages
+from .distillation import DistillationArguments
 from .evaluation import Evaluation, EvaluationArguments, ScoredModel
 from .load_targets import load_scored_targets
 from .models import open_trained
@@ -44,7 +45,7 @@ class ScoredEvaluation(Evaluation):
         self.args = args
         # Of the task, only how it opens data and scores is used, which takes nothing that is for training alone.
         images = cast(TrainedImagesArguments, data)
-        self.task = self.task_class(ModelArguments(), images, None, args, *options)
+        self.task = self.task_class(ModelArguments(), images, None, args, DistillationArguments(), *options)
 
     def prepare(self) -> tuple[str, int]:
         """Opens model and data."""
