@@ -10,12 +10,11 @@ from transformers.utils import logging
 from .columns import USUAL_NAMES, can_hold_images, choose_column
 from .files import images_at, with_files
 from .folders import IMAGE_SUFFIXES, files_below, is_image, subfolders
-from .idx import find_idx, load_idx
 from .labels import LABEL_TYPES, UNLABELLED
 from .pairs import IMAGE_FOLDERS, TARGET_FOLDERS
-from .parquet import find_parquet, load_parquet
+from .sources import load_stored
 from .splits import SPLITS, one_per_split, split_named
-from .stored import check_revision, is_saved, load_from_hub, load_saved
+from .stored import check_revision, load_from_hub
 from .table import find_tables, load_tables, read_table
 from .wording import listed
 
@@ -95,16 +94,8 @@ def _load(
         splits = load_from_hub(source, config_name, revision)
         return with_class_numbers(image_and_class(splits, image_column, label_column))
     check_revision(path, revision)
-    if idx_files := find_idx(path, config_name):
-        splits = load_idx(idx_files)
-    elif config_name is not None:
-        raise ValueError(
-            f"dataset_config_name={config_name!r} chooses on the Hub or among idx files; {path} is neither."
-        )
-    elif parquet_files := find_parquet(path):
-        splits = load_parquet(parquet_files)
-    elif is_saved(path):
-        splits = load_saved(path)
+    if stored := load_stored(path, config_name):
+        splits = stored
     elif tables := _labelled_tables(path, label_column):
         splits = load_tables(tables, image_column, label_column)
     elif path.is_dir():

@@ -65,17 +65,26 @@ def load_image_classification(
     return with_files(with_class_labels(splits))
 
 
-def _load_path(path: Path, config_name: str | None, image_column: str | None, label_column: str | None) -> DatasetDict:
+def load_stored(path: Path, config_name: str | None) -> DatasetDict | None:
+    """Opens idx files, parquet files or a saved data set; None where there are none.
+
+    Raises:
+        ValueError: if `config_name` chooses among idx files that are not there.
+    """
     if idx_files := find_idx(path, config_name):
-        splits = load_idx(idx_files)
-    elif config_name is not None:
+        return load_idx(idx_files)
+    if config_name is not None:
         raise ValueError(
             f"dataset_config_name={config_name!r} chooses on the Hub or among idx files; {path} is neither."
         )
-    elif parquet_files := find_parquet(path):
-        splits = load_parquet(parquet_files)
-    elif is_saved(path):
-        splits = load_saved(path)
+    if parquet_files := find_parquet(path):
+        return load_parquet(parquet_files)
+    return load_saved(path) if is_saved(path) else None
+
+
+def _load_path(path: Path, config_name: str | None, image_column: str | None, label_column: str | None) -> DatasetDict:
+    if stored := load_stored(path, config_name):
+        splits = stored
     elif tables := find_tables(path):
         return load_tables(tables, image_column, label_column)
     elif path.is_file():
