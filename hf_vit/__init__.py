@@ -15,6 +15,8 @@ from transformers import (
     AutoModelForObjectDetection,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
+    AutoModelForZeroShotImageClassification,
+    AutoProcessor,
 )
 
 # `transformers` itself exports a placeholder where torchvision is missing, in its older releases
@@ -30,10 +32,12 @@ from .configuration_tasks_hf_vit import (
     HfViTSegmentationConfig,
     HfViTUniversalSegmentationConfig,
 )
+from .configuration_text_hf_vit import HfViTContrastiveConfig, HfViTTextConfig
 from .convert import read_image_processor_file, read_published
 from .image_processing_hf_vit import HfViTImageProcessor
 from .image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .image_processing_shared_hf_vit import HfViTImageProcessorBase
+from .modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
 from .modeling_detection_hf_vit import HfViTForObjectDetection
 from .modeling_hf_vit import (
     HfViTBackbone,
@@ -55,6 +59,7 @@ from .outputs_hf_vit import (
 )
 from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
 from .pretrained_hf_vit import HfViTPreTrainedModel
+from .processing_hf_vit import HfViTProcessor
 from .task_classification import soften_labels
 
 
@@ -75,6 +80,9 @@ AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist
 AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
 AutoModelForMaskedImageModeling.register(HfViTConfig, HfViTForMaskedImageModeling, exist_ok=True)
 AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
+AutoModelForZeroShotImageClassification.register(HfViTConfig, HfViTForZeroShotImageClassification, exist_ok=True)
+# Found by its name. Registered for `HfViTConfig`, it would be asked for where there is no text either.
+AutoProcessor.register(HfViTTextConfig, HfViTProcessor, exist_ok=True)
 AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processors, exist_ok=True)
 
 PIPELINE_REGISTRY.register_pipeline(
@@ -91,6 +99,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HfViTBackbone",
     "HfViTConfig",
+    "HfViTContrastiveConfig",
     "HfViTDepthConfig",
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
@@ -101,6 +110,7 @@ __all__ = [
     "HfViTForSemanticSegmentation",
     "HfViTForUniversalSegmentation",
     "HfViTForUniversalSegmentationOutput",
+    "HfViTForZeroShotImageClassification",
     "HfViTImageClassifierOutput",
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
@@ -112,8 +122,10 @@ __all__ = [
     "HfViTModel",
     "HfViTObjectDetectionOutput",
     "HfViTPreTrainedModel",
+    "HfViTProcessor",
     "HfViTSegmentationConfig",
     "HfViTSemanticSegmenterOutput",
+    "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
     "soften_labels",
 ]

@@ -1,4 +1,4 @@
-"""Configuration of the Vision Transformer and the list of what travels with every checkpoint.
+"""Configuration of the Vision Transformer, with the options of all tasks beside the fields of the backbone.
 
 Annotations stay real objects in this file (no postponed evaluation): the strict field checks read them.
 """
@@ -6,7 +6,6 @@ Annotations stay real objects in this file (no postponed evaluation): the strict
 import copy
 import math
 import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -26,31 +25,10 @@ from .configuration_tasks_hf_vit import (
     HfViTSegmentationConfig,
     HfViTUniversalSegmentationConfig,
 )
+from .configuration_text_hf_vit import HfViTContrastiveConfig, HfViTTextConfig
 from .presets_hf_vit import PRESETS
+from .travelling_hf_vit import AUTO_MAP, CUSTOM_PIPELINES, copy_code
 
-
-# Every Auto class a saved folder opens under when `hf_vit` is not installed.
-AUTO_MAP = {
-    "AutoConfig": "configuration_hf_vit.HfViTConfig",
-    "AutoModel": "modeling_hf_vit.HfViTModel",
-    "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
-    "AutoModelForImageClassification": "modeling_hf_vit.HfViTForImageClassification",
-    "AutoModelForSemanticSegmentation": "modeling_hf_vit.HfViTForSemanticSegmentation",
-    "AutoModelForUniversalSegmentation": "modeling_hf_vit.HfViTForUniversalSegmentation",
-    "AutoModelForDepthEstimation": "modeling_hf_vit.HfViTForDepthEstimation",
-    "AutoModelForKeypointDetection": "modeling_keypoints_hf_vit.HfViTForKeypointDetection",
-    "AutoModelForMaskedImageModeling": "modeling_mim_hf_vit.HfViTForMaskedImageModeling",
-    "AutoModelForObjectDetection": "modeling_detection_hf_vit.HfViTForObjectDetection",
-}
-
-# The pipelines of our own that a saved model of keypoints opens in.
-CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
-    "keypoint-detection": {
-        "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
-        "pt": ["AutoModelForKeypointDetection"],
-        "type": "image",
-    }
-}
 
 # Fields that are a height and a width, and what these are counted in
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
@@ -62,18 +40,6 @@ PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions")
 def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
     """Returns `(height, width)` of a size given as one int for both or as a pair."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
-
-
-def copy_code(save_directory: str | os.PathLike[str]) -> None:
-    """Copies the flat source files beside this one into `save_directory`, so that the folder opens anywhere.
-
-    The library's own copier goes by the class of the saved object, which FSDP2 replaces by one of torch's.
-    """
-    target = Path(save_directory)
-    target.mkdir(parents=True, exist_ok=True)
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        if source.name != "__init__.py" and source.parent.resolve() != target.resolve():
-            shutil.copyfile(source, target / source.name)
 
 
 @strict
@@ -149,6 +115,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         detection_config: Options of `HfViTForObjectDetection`.
         keypoint_config: Options of `HfViTForKeypointDetection`.
         masked_image_modeling_config: Options of `HfViTForMaskedImageModeling`.
+        text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
+        contrastive_config: Options of its comparison of images with texts.
 
     Raises:
         ValueError: if the values do not fit together. The checks run again when a model is built and at saving.
@@ -165,6 +133,10 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         "distillation_logits",
         "auxiliary_logits",
         "auxiliary_outputs",
+        "logits_per_image",
+        "logits_per_text",
+        "text_model_output",
+        "vision_model_output",
     ]
 
     hidden_size: int = 768
@@ -216,6 +188,8 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     detection_config: HfViTDetectionConfig | dict[str, Any] | None = None
     keypoint_config: HfViTKeypointConfig | dict[str, Any] | None = None
     masked_image_modeling_config: HfViTMaskedImageModelingConfig | dict[str, Any] | None = None
+    text_config: HfViTTextConfig | dict[str, Any] | None = None
+    contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets a field; options of a task given as a dictionary become an object."""
@@ -291,6 +265,10 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             if isinstance(kwargs.get(name), dict):
                 kwargs[name] = TASK_CONFIGS[name].merge(config_dict.get(name) or {}, kwargs[name])
         return super().from_dict(config_dict, **kwargs)
+
+    def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> Self:
+        """Returns the whole configuration: `text_config` holds options, which the library would take for one."""
+        return self
 
     def save_pretrained(
         self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any
@@ -481,17 +459,3 @@ def check_fields(names: Iterable[str]) -> None:
     unknown = set(names) - {field.name for field in fields(HfViTConfig)} - {*PROPERTIES, "attn_implementation"}
     if unknown:
         raise ValueError(f"HfViTConfig has no field {', '.join(sorted(unknown))}. help(HfViTConfig) lists them.")
-
-
-def _travelling_files() -> tuple[Any, ...]:
-    """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
-    from .image_processing_hf_vit import HfViTImageProcessor
-    from .image_processing_pil_hf_vit import HfViTImageProcessorPil
-    from .modeling_detection_hf_vit import HfViTForObjectDetection
-    from .modeling_hf_vit import HfViTModel
-    from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
-    from .modeling_mim_hf_vit import HfViTForMaskedImageModeling
-    from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
-
-    models = (HfViTModel, HfViTForObjectDetection, HfViTForKeypointDetection, HfViTForMaskedImageModeling)
-    return *models, HfViTKeypointDetectionPipeline, HfViTImageProcessor, HfViTImageProcessorPil

@@ -11,6 +11,7 @@ from huggingface_hub.dataclasses import strict
 
 from .configuration_objects_hf_vit import HfViTDetectionConfig, HfViTKeypointConfig
 from .configuration_options_hf_vit import HfViTTaskConfig, check_defaults, check_positive, check_weights
+from .configuration_text_hf_vit import HfViTContrastiveConfig, HfViTTextConfig
 
 
 @strict
@@ -279,4 +280,6 @@ TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "detection_config": HfViTDetectionConfig,
     "keypoint_config": HfViTKeypointConfig,
     "masked_image_modeling_config": HfViTMaskedImageModelingConfig,
+    "text_config": HfViTTextConfig,
+    "contrastive_config": HfViTContrastiveConfig,
 }

@@ -18,7 +18,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils import CONFIG_NAME, cached_file
 
-from .configuration_hf_vit import copy_code, to_pair
+from .configuration_hf_vit import to_pair
 from .image_boxes_hf_vit import encode_objects, read_objects
 from .image_crops_hf_vit import crop_regions, cut_out, place_keypoints, read_keypoints, read_object_boxes
 from .image_inputs_hf_vit import named_images, open_image, read_image
@@ -27,6 +27,7 @@ from .image_sizes_hf_vit import center_crop, output_size, pad_batch, pad_to, res
 from .image_targets_hf_vit import encode_targets, place_target, read_targets, target_kind
 from .post_processing_hf_vit import HfViTPostProcessing
 from .post_processing_objects_hf_vit import HfViTObjectPostProcessing
+from .travelling_hf_vit import copy_code
 
 
 OBJECTS = ("boxes", "annotations")  # targets of detection

@@ -164,16 +164,6 @@ class HfViTModel(HfViTPreTrainedModel):
         hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
         return hidden_states, self.embeddings.rotary(pixel_values, patch_attention_mask)
 
-    def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
-        """Whether attention weights are asked for, by argument or else by the configuration."""
-        wanted = self.config.output_attentions if output_attentions is None else output_attentions
-        if wanted and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
-            logger.warning_once(
-                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
-                "output_attentions=True."
-            )
-        return bool(wanted)
-
     def attention_mask(
         self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
     ) -> Any:

@@ -24,6 +24,7 @@ from .encoder_hf_vit import HfViTAttention, HfViTAttentionPooling, HfViTLayer, H
 from .geometry_hf_vit import ChannelMode, Size, apply_geometry
 from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
 from .task_classification import HfViTClassifier
+from .task_contrastive import HfViTContrastiveHead
 from .task_deformable import HfViTRing
 from .task_depth import HfViTDepthPredictor
 from .task_detection import HfViTQueryDecoder
@@ -92,6 +93,8 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | linear layers and patches of MAE          | uniform by fan-in and fan-out (Glorot)              |
         | mask token of MAE's decoder               | normal of `config.initializer_range`                |
         | fixed positions of MAE's decoder          | their formula                                       |
+        | embeddings of text tokens, their positions | normal of `config.initializer_range`               |
+        | factor and bias of the comparison with text | `config.contrastive_config`                       |
 
         Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
         """
@@ -153,6 +156,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, HfViTMaeDecoder):
             init.normal_(module.mask_token, mean=0.0, std=std)
             init.copy_(module.position_embeddings, module.sincos_table())
+        elif isinstance(module, HfViTContrastiveHead):
+            for parameter, value in module.initial_values():
+                init.constant_(parameter, value)
         elif isinstance(module, HfViTLayerScale):
             init.constant_(module.scale, module.initial_value)
         else:
@@ -226,6 +232,16 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         arguments: dict[str, Any] = cls._read_published(name_or_path, geometry, **kwargs)
         return arguments
+
+    def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
+        """Whether attention weights are asked for, by argument or else by the configuration."""
+        wanted = self.config.output_attentions if output_attentions is None else output_attentions
+        if wanted and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
+            logger.warning_once(
+                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
+                "output_attentions=True."
+            )
+        return bool(wanted)
 
     def get_position_embeddings(self) -> Tensor | None:
         """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""

@@ -10,8 +10,8 @@ import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTModel
-from hf_vit.configuration_hf_vit import AUTO_MAP
 from hf_vit.configuration_tasks_hf_vit import TASK_CONFIGS
+from hf_vit.travelling_hf_vit import AUTO_MAP
 
 from .helpers import VARIANTS, small_config
 

@@ -18,7 +18,7 @@ from hf_vit import (
     HfViTImageProcessor,
     HfViTKeypointDetectionPipeline,
 )
-from hf_vit.configuration_hf_vit import CUSTOM_PIPELINES
+from hf_vit.travelling_hf_vit import CUSTOM_PIPELINES
 
 from .fresh import run_without_package
 from .helpers import small_config

@@ -28,7 +28,7 @@ from hf_vit import (
     HfViTModel,
     HfViTPreTrainedModel,
 )
-from hf_vit.configuration_hf_vit import AUTO_MAP
+from hf_vit.travelling_hf_vit import AUTO_MAP
 
 from .fresh import run_without_package
 from .helpers import SMALL, pixels, small_config

@@ -7,8 +7,8 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from ..configuration_hf_vit import AUTO_MAP
 from ..pretrained_hf_vit import HfViTPreTrainedModel
+from ..travelling_hf_vit import AUTO_MAP
 from .loading import Converted
 from .parity import OutputParity
 

@@ -40,6 +40,7 @@ from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
 from .teacher import Teacher
 from .token_distillation import TokenDistillation
+from .tokenizer import train_tokenizer
 from .trainer import HfViTTrainer
 from .universal_metric import UniversalMetric
 from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSegmentation
@@ -102,6 +103,7 @@ __all__ = [
     "parse_arguments",
     "publish",
     "run",
+    "train_tokenizer",
     "without_secrets",
     "write_model_card",
     "write_report",
