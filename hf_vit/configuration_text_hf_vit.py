@@ -131,13 +131,13 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
     def initial_scale(self) -> float:
         """The initial logarithm of the factor: `logit_scale_init_value`, or the default of the loss."""
         if self.logit_scale_init_value is not None:
-            return self.logit_scale_init_value
+            return float(self.logit_scale_init_value)
         return math.log(10 if self.loss == "sigmoid" else 1 / 0.07)
 
     @property
     def initial_bias(self) -> float:
         """What is added at first: `logit_bias_init_value`, or its default."""
-        return -10.0 if self.logit_bias_init_value is None else self.logit_bias_init_value
+        return -10.0 if self.logit_bias_init_value is None else float(self.logit_bias_init_value)
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

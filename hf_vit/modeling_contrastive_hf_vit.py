@@ -1,7 +1,7 @@
 """The model that compares images with texts, and its own text tower.
 
-Shapes: B images, T texts, S tokens of a text, D hidden size, C channels, H W pixels, h w patch grid, E width of what is
-compared.
+Shapes: B images, T texts, S tokens of a text, D hidden size, C channels, H W pixels, h w patch grid, E width of what
+is compared.
 """
 
 import os
@@ -129,19 +129,17 @@ def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTraine
     fields = {name: value for name, value in options.encoder_config.items() if name != "dtype"}
     encoder_config = AutoConfig.for_model(**fields)
     if encoder_config.is_encoder_decoder:
-        raise ValueError(
-            f"encoder_config is of {encoder_config.model_type!r}, which is no encoder alone. Take another."
-        )
+        raise ValueError(f"encoder_config is of {encoder_config.model_type!r}, which is no encoder alone.")
     chosen = config._attn_implementation  # SDPA is the default, which not every encoder has
     given = {} if chosen in (None, "sdpa") else {"attn_implementation": chosen}
     return without_pooler(AutoModel.from_config(encoder_config, **given))
 
 
 class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
-    """Says how alike images and texts are, and so finds texts for images, images for texts, and classes by their names.
+    """Says how alike images and texts are: it finds texts for images, images for texts, and classes by their names.
 
-    The losses are those of SigLIP (https://arxiv.org/abs/2303.15343) and CLIP (https://arxiv.org/abs/2103.00020).
-    Without padding, and with `return_loss=True`, it learns from pairs of an image and a text.
+    It learns from pairs of an image and a text, with `return_loss=True`, by the loss of SigLIP
+    (https://arxiv.org/abs/2303.15343) or CLIP (https://arxiv.org/abs/2103.00020).
     """
 
     input_modalities = ("image", "text")

@@ -104,10 +104,10 @@ def contrastive_loss(
     """How wrong it is which images and texts are alike, of the pairs of all processes.
 
     With a bias it is the loss of SigLIP: the cross-entropy of each of the N·N pairs, summed and divided by N. Without,
-    it is that of CLIP: the mean cross-entropy of the text of an image among all texts, and of the image of a text among
-    all images. It is the same on all processes, which must all call it, and DDP, which takes the mean of gradients over
-    the processes, ends with those of one process that has all pairs. At no time are there more than `max_logits`
-    logits, or those of one row: they are computed in rows, and once more in the backward pass.
+    it is that of CLIP: the mean cross-entropy of the text of an image among all texts, and of the image of a text
+    among all images. It is the same on all processes, which must all call it. DDP, which takes the mean of gradients
+    over the processes, then has those of one process with all pairs. At no time are there more logits than
+    `max_logits`, or those of one row: they are computed in rows, and once more in the backward pass.
 
     Args:
         image_embeds: (B, E) of length 1; processes may have another number of them each, but one at least.
@@ -194,7 +194,7 @@ def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
 
 
 def sigmoid_rows(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
-    """Sum over all pairs of rows (b, E) and others (N, E) of their cross-entropy; `partners` (b,) are the right ones."""
+    """Sum over all pairs of rows (b, E) and others (N, E) of their cross-entropy; the right ones are `partners` (b,)."""
     logits = own @ others.T + bias  # (b, N)
     signs = torch.full_like(logits, -1).scatter_(1, partners[:, None], 1)
     return -F.logsigmoid(signs * logits).sum()

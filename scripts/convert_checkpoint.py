@@ -85,7 +85,7 @@ def bring_in(args: argparse.Namespace) -> None:
         model.save_pretrained(folder)
         sizes = {name: args.config_overrides.get(name) for name in ("image_size", "num_channels")}
         sizes |= {"patch_size": model.config.patch_size, "given": args.config_overrides | options}
-        convert.load_image_processor(args.source, **sizes, **hub).save_pretrained(folder)
+        convert.load_processor(model, args.source, **sizes, **hub).save_pretrained(folder)
         convert.write_conversion_card(folder, args.output.name, model, converted, rows, changes)
     what = "conversion and parity" if rows else "conversion"
     memory = f"{convert.peak_memory()} MiB, {before} MiB of it before the start"

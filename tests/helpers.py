@@ -17,6 +17,7 @@ from hf_vit import (
     HfViTForObjectDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
+    HfViTForZeroShotImageClassification,
     HfViTModel,
 )
 from hf_vit.configuration_hf_vit import to_pair
@@ -61,6 +62,16 @@ SMALL: dict[str, Any] = {
         "decoder_num_attention_heads": 2,
         "decoder_intermediate_size": 24,
     },
+    "text_config": {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 9,
+        "eos_token_id": 39,
+    },
+    "contrastive_config": {"projection_dim": 12},
 }
 
 # Together these switch on every option of the backbone.
@@ -243,6 +254,16 @@ def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     return {"pixel_values": pixels(config, batch), "noise": noise}
 
 
+def with_texts(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    """Images and texts of several lengths, each with an end and then padding."""
+    length, end = 8, 39
+    texts = torch.randint(1, end, (batch, length), generator=torch.Generator().manual_seed(batch))
+    ends = 2 + torch.arange(batch)[:, None] % (length - 2)  # (B, 1)
+    shown = torch.arange(length) <= ends
+    texts = texts.scatter(1, ends, end) * shown
+    return {"pixel_values": pixels(config, batch), "input_ids": texts, "attention_mask": shown.long()}
+
+
 def padded(make_batch: MakeBatch) -> MakeBatch:
     """The same with padding in every image but the first, more of it in each."""
 
@@ -269,11 +290,30 @@ class WithoutCount(HfViTForObjectDetection):
     accepts_loss_kwargs = False
 
 
+class Comparing(HfViTForZeroShotImageClassification):
+    """Always gives the loss, as with a collator that asks for it."""
+
+    def forward(self, **inputs: Any) -> Any:
+        return super().forward(**inputs, return_loss=True)
+
+
 # For images of several sizes a position table is resampled in float32 by design, and its gradients are summed in it.
 ROTARY = {"position_embedding_type": "rotary"}
 
 DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
 QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}
+
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 9,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 
 SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
 
@@ -334,5 +374,12 @@ TRAINING_CASES = {
     ),
     "mae": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), ROTARY),
     "simmim": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), {**SIMMIM, **ROTARY}),
+    "sigmoid": TrainingCase(Comparing, padded(with_texts), ROTARY, accumulates=False),
+    "softmax": TrainingCase(
+        Comparing, padded(with_texts), {"contrastive_config": {"loss": "softmax"}, **ROTARY}, accumulates=False
+    ),
+    "text_encoder": TrainingCase(
+        Comparing, with_texts, {"text_config": {"encoder_config": BERT}, **ROTARY}, accumulates=False
+    ),
     "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
 }

@@ -241,6 +241,8 @@ def test_overrides_at_loading_leave_the_other_options(field: str, tmp_path: Path
         "detection_config": ("giou_weight", 1.5),
         "keypoint_config": ("hidden_size", 64),
         "masked_image_modeling_config": ("mask_ratio", 0.5),
+        "text_config": ("num_hidden_layers", 1),
+        "contrastive_config": ("projection_dim", 8),
     }[field]
     reopened = HfViTConfig.from_pretrained(tmp_path, **{field: {name: value}})
     assert getattr(reopened, field).to_dict() == {**TASKS[field], name: value}

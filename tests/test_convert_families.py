@@ -31,6 +31,7 @@ SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
 DINOV2 = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {"mlp_ratio": 2}
 SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
 TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 9}
+TO_IMAGES = {**TEXT, "projection_size": 32}
 LABELS = {"num_labels": 5}
 MASK = torch.zeros(2, 64, dtype=torch.bool).index_fill(1, torch.tensor([1, 5, 6]), True)
 NATIVE, OTHER = (32, 32), (24, 48)
@@ -207,7 +208,7 @@ CASES: dict[str, Case] = {
         lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**SHAPE, vision_use_head=False)), ("last_hidden_state",)
     ),
     "SiglipModel": Case(
-        lambda: hf.SiglipModel(hf.SiglipConfig(vision_config=SHAPE, text_config=TEXT)),
+        lambda: hf.SiglipModel(hf.SiglipConfig(vision_config=SHAPE, text_config=TO_IMAGES)),
         part=lambda source: source.vision_model,
     ),
     "SiglipForImageClassification": classifier(
@@ -217,7 +218,7 @@ CASES: dict[str, Case] = {
         lambda: hf.Siglip2VisionModel(hf.Siglip2VisionConfig(**SIGLIP_2)), inputs=flattened, **FREE
     ),
     "Siglip2Model": Case(
-        lambda: hf.Siglip2Model(hf.Siglip2Config(vision_config=SIGLIP_2, text_config=TEXT)),
+        lambda: hf.Siglip2Model(hf.Siglip2Config(vision_config=SIGLIP_2, text_config=TO_IMAGES)),
         inputs=flattened,
         part=lambda source: source.vision_model,
         **FREE,

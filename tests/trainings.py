@@ -23,7 +23,7 @@ from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 from hf_vit.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, last_checkpoint
 
-from . import dense_helpers, object_helpers
+from . import contrastive_helpers, dense_helpers, object_helpers
 from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
 from .pretraining_helpers import train_all_ways
@@ -267,6 +267,14 @@ def compare_distillation(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+def compare_shares(folder: Path) -> None:
+    """Compares images with texts of which each of two processes has some; each writes what it got."""
+    torch.distributed.init_process_group("gloo")
+    results = contrastive_helpers.losses_of_shares()
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
 def score_predictions(folder: Path, kind: str) -> None:
     """Scores made-up predictions in two processes; each writes what it got."""
     metrics = {"dense": dense_helpers.METRICS, "objects": object_helpers.METRICS}[kind]
@@ -376,6 +384,7 @@ JOBS: dict[str, Callable[..., None]] = {
     for job in (
         compare_processes,
         compare_distillation,
+        compare_shares,
         pretrain,
         score_predictions,
         score_tasks,

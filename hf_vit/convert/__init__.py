@@ -5,6 +5,7 @@ from .families import FAMILIES
 from .image_processor import read_image_processor_file
 from .layouts import LAYOUTS
 from .load_image_processor import load_image_processor
+from .load_processor import load_processor
 from .loading import Converted, convert_checkpoint, read_published
 from .model_card import write_conversion_card
 from .new_folder import check_new_folder, new_folder
@@ -30,6 +31,7 @@ __all__ = [
     "export_checkpoint",
     "families_table",
     "load_image_processor",
+    "load_processor",
     "new_folder",
     "open_source",
     "peak_memory",

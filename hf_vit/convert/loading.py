@@ -11,6 +11,7 @@ from transformers.initialization import no_init_weights
 
 from ..configuration_hf_vit import PROPERTIES, HfViTConfig
 from ..configuration_tasks_hf_vit import TASK_CONFIGS
+from ..modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
@@ -37,6 +38,7 @@ HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "keypoint_head.simple.predictor.weight": HfViTForKeypointDetection,  # whose name there is that of "classic" too
     "masked_image_modeling_head.mae.predictor.weight": HfViTForMaskedImageModeling,
     "masked_image_modeling_head.simmim.predictor.weight": HfViTForMaskedImageModeling,
+    "contrastive_head.text_projection.weight": HfViTForZeroShotImageClassification,
 }
 
 

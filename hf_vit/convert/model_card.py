@@ -21,6 +21,7 @@ PIPELINES = {
     "AutoModelForUniversalSegmentation": "image-segmentation",
     "AutoModelForDepthEstimation": "depth-estimation",
     "AutoModelForKeypointDetection": "keypoint-detection",
+    "AutoModelForZeroShotImageClassification": "zero-shot-image-classification",
 }
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
 from ..modeling_mim_hf_vit import HfViTForMaskedImageModeling
 from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .loading import Converted
@@ -70,7 +71,8 @@ def compare_with_source(source: Source, converted: Converted) -> Iterator[Output
     for size in sizes(converted.config, model_type):
         images = torch.randn(1, converted.config.num_channels, *size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
-            expected, actual = run_source(images), run_ours(model, images)
+            expected = run_source(images)
+            actual = run_ours(model, images, expected.get("input_ids"))
         names = [name for name in expected if name in actual and name not in skipped]
         if not names:
             raise ValueError(f"{source.name!r} has no output in common with {type(model).__name__} to compare.")
@@ -99,10 +101,12 @@ def sizes(config: HfViTConfig, model_type: str = "") -> list[tuple[int, int]]:
     return [(rows * height, columns * width) for rows, columns in grids]
 
 
-def run_ours(model: HfViTPreTrainedModel, images: Tensor) -> Outputs:
-    """Returns all outputs of one of our models, those of its base model included."""
+def run_ours(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None = None) -> Outputs:
+    """Returns all outputs of one of our models for images and texts, those of its base model included."""
     outputs = named(model.base_model(images, output_hidden_states=True))
     if isinstance(model, HfViTForMaskedImageModeling):  # whose hidden states are those of visible patches
         masked = model(images, bool_masked_pos=hide_most(images, model.config.patch_size))
         return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}
+    if isinstance(model, HfViTForZeroShotImageClassification):
+        return {**outputs, **named(model(texts, images))}
     return outputs if model.base_model is model else {**outputs, **named(model(images, output_hidden_states=True))}

@@ -14,8 +14,8 @@ from ..configuration_hf_vit import to_pair
 from .source import Source
 
 
-# Where a model of several towers has the one for images
-TOWERS = {"clip": "vision_model", "siglip": "vision_model", "siglip2": "vision_model"}
+# Models with a tower for images and one for texts
+TWO_TOWERS = (transformers.CLIPModel, transformers.SiglipModel, transformers.Siglip2Model)
 
 # How much of an image is masked where a decoder says what is there
 MASK_RATIO = 0.75
@@ -53,9 +53,6 @@ def open_transformers(source: Source) -> Run:
     config = source.config
     name = (config.get("architectures") or ["AutoModel"])[0]
     model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
-    tower = TOWERS.get(config["model_type"])
-    if tower is not None and "Classification" not in name:
-        model = model.get_submodule(tower)
     run = RUNNERS.get(config["model_type"], run_plain)
     chosen = {name: config[name] for name in ("dataset_index",) if name in config}
     return lambda images: run(model, images, **chosen)
@@ -105,16 +102,39 @@ def run_vit_mae(model: Any, images: Tensor) -> Outputs:
     return outputs
 
 
+def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = run_plain) -> Outputs:
+    """Runs a tower for images; one with a tower for texts beside it also with some texts, which it returns too."""
+    if not isinstance(model, TWO_TOWERS):
+        return run_tower(model, images)
+    texts = draw_texts(model.config.text_config)
+    compared = run_tower(model, images, input_ids=texts)
+    return {**run_tower(model.vision_model, images), **compared, "input_ids": texts}
+
+
+def draw_texts(config: Any) -> Tensor:
+    """Returns random texts (3, S) of the greatest length for a text tower of transformers, with an end."""
+    shape, known = (3, config.max_position_embeddings), config.vocab_size
+    texts = torch.randint(known, shape, generator=torch.Generator().manual_seed(0))
+    # CLIP reads 2 as the largest number
+    texts[:, -1] = config.eos_token_id if 2 < (config.eos_token_id or 0) < known else known - 1
+    return texts
+
+
 def run_siglip2(model: Any, images: Tensor) -> Outputs:
+    """Runs a model whose tower for images takes patches."""
+    return run_towers(model, images, run_patches)
+
+
+def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
     """Runs a model that takes patches, their pixels row by row with the channels last."""
-    side = model.config.patch_size
+    config = model.config.vision_config if isinstance(model, TWO_TOWERS) else model.config
+    side = config.patch_size
     patches = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, p, p)
     shape = torch.tensor([patches.shape[2:4]] * len(images))
     patches = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)  # (B, N, p·p·C)
     mask = torch.ones(patches.shape[:2], dtype=torch.long)
-    return named(
-        model(pixel_values=patches, pixel_attention_mask=mask, spatial_shapes=shape, output_hidden_states=True)
-    )
+    inputs = {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shape}
+    return named(model(**inputs, output_hidden_states=True, **kwargs))
 
 
 def run_eomt(model: Any, images: Tensor) -> Outputs:
@@ -150,6 +170,8 @@ def run_lw_detr(model: Any, images: Tensor) -> Outputs:
 RUNNERS = {
     "vit": run_vit,
     "vit_mae": run_vit_mae,
+    "clip": run_towers,
+    "siglip": run_towers,
     "siglip2": run_siglip2,
     "siglip2_vision_model": run_siglip2,
     "eomt": run_eomt,

@@ -1,5 +1,6 @@
 """What a converted checkpoint can be saved for."""
 
+from ..modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_hf_vit import (
     HfViTForDepthEstimation,
@@ -22,4 +23,5 @@ TASKS: dict[str, type[HfViTPreTrainedModel]] = {
     "keypoint-detection": HfViTForKeypointDetection,
     "masked-image-modeling": HfViTForMaskedImageModeling,
     "object-detection": HfViTForObjectDetection,
+    "zero-shot-image-classification": HfViTForZeroShotImageClassification,
 }

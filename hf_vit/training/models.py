@@ -30,6 +30,8 @@ HEADS = (
     "detection_head.",
     "keypoint_head.",
     "masked_image_modeling_head.",
+    "text_model.",
+    "contrastive_head.",
 )
 # What in the head of any task has a number for each class. The rest of a head is of use for other classes too.
 CLASS_WEIGHTS = (

@@ -1,11 +1,13 @@
-"""The image tower of CLIP of transformers (https://arxiv.org/abs/2103.00020), alone or within the whole model."""
+"""CLIP of transformers (https://arxiv.org/abs/2103.00020): both towers, or that for images alone."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from transformers.utils import logging
 
 from ..family import Config, Family, Shapes, architecture_fields, is_classifier
-from ..key_map import Joined, KeyMap, Reshaped, Zeros
+from ..key_map import Joined, KeyMap, Reshaped, Rule, Zeros
 
 
 logger = logging.get_logger(__name__)
@@ -25,6 +27,25 @@ BLOCK: KeyMap = {
     "encoder.layers.*.mlp.fc1": "encoder.layers.*.mlp.fc1",
     "encoder.layers.*.mlp.fc2": "encoder.layers.*.mlp.fc2",
 }
+
+
+def below(part: str, keys: KeyMap) -> KeyMap:
+    """Returns a key map of what stands below `part` on both sides."""
+
+    def moved(rule: Rule) -> Rule:
+        return part + rule if isinstance(rule, str) else replace(rule, names=tuple(part + name for name in rule.names))
+
+    return {part + name: moved(rule) for name, rule in keys.items()}
+
+
+# The tower for texts, which that of SigLIP is too, and what compares it with images
+TEXT_KEYS: KeyMap = {
+    "text_model.token_embedding": "text_model.embeddings.token_embedding",
+    "text_model.position_embedding": "text_model.embeddings.position_embedding",
+    **below("text_model.", BLOCK),
+    "text_model.norm": "text_model.final_layer_norm",
+    "contrastive_head.logit_scale": Reshaped(("logit_scale",)),
+}
 KEYS: KeyMap = {
     "embeddings.cls_token": Reshaped(("embeddings.class_embedding",)),
     "embeddings.position_embeddings": Reshaped(("embeddings.position_embedding.weight",)),
@@ -33,13 +54,22 @@ KEYS: KeyMap = {
     "pre_norm": "pre_layrnorm",
     **BLOCK,
     "norm": "post_layernorm",
+    **TEXT_KEYS,
+    "contrastive_head.image_projection": "visual_projection",
+    "contrastive_head.text_projection": "text_projection",
 }
-# What towers for images and text have beside the image tower.
-OTHER_PARTS = {
-    r"(text_model|text_projection|visual_projection)\..*": "of the comparison with text",
-    r"logit_(scale|bias)": "of the comparison with text",
-    r"embeddings\.position_ids": "the numbers 0, 1, 2, …",
-}
+NUMBERS = {r"(text_model\.)?embeddings\.position_ids": "the numbers 0, 1, 2, …"}
+# Fields that the towers for texts share with ours
+TEXT_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "layer_norm_eps",
+    "max_position_embeddings",
+)
 
 
 def tower_of(config: Config) -> Config:
@@ -54,6 +84,27 @@ def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     return {**architecture_fields(tower, **defaults), "attention_probs_dropout_prob": dropout}
 
 
+def fields_of(config: Config, names: Iterable[str], **defaults: Any) -> dict[str, Any]:
+    """Returns the fields `names` that a configuration has, over defaults."""
+    return {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
+
+
+def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
+    """Returns the fields of the text tower of CLIP, and of what compares it; `text_config_dict` of older files wins.
+
+    They end a text at `eos_token_id`, but for 2, which files say that were made before it was read: those go by the
+    largest number. One that is beyond the vocabulary is never found, and then CLIP takes the first token.
+    """
+    tower = config.get("text_config_dict") or config.get("text_config") or {}
+    text = fields_of(tower, TEXT_FIELDS, hidden_act="quick_gelu")
+    end, vocab_size = tower.get("eos_token_id", 49407), text.get("vocab_size", 49408)
+    if end == 2:
+        end = vocab_size - 1
+    summary = {"eos_token_id": end} if end < vocab_size else {"eos_token_id": None, "pooling": "first"}
+    head = fields_of(config, ("projection_dim",), loss="softmax")
+    return {"text_config": {**text, **summary}, "contrastive_config": head}
+
+
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """CLIPConfig, in older files with the tower in `vision_config_dict`, which wins; or CLIPVisionConfig."""
     if config.get("vision_config_dict") is not None:
@@ -65,7 +116,8 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
             "head."
         )
     fields = tower_fields(config, patch_size=32, hidden_act="quick_gelu", layer_norm_eps=1e-5)
-    return {**fields, "use_pre_layernorm": True}
+    texts = text_fields(config) if "text_projection.weight" in shapes else {}
+    return {**fields, **texts, "use_pre_layernorm": True}
 
 
 CLIP = Family(
@@ -75,6 +127,10 @@ CLIP = Family(
     keys=KEYS,
     configure=configure,
     prefixes=("vision_model.",),
-    dropped={**OTHER_PARTS, r"classifier\..*": "it takes the mean of patches without the final norm"},
-    outputs="hidden states, pooled",
+    dropped={
+        **NUMBERS,
+        r"classifier\..*": "it takes the mean of patches without the final norm",
+        r"visual_projection\..*": "of the comparison with text, which is not there",
+    },
+    outputs="hidden states, pooled; embeddings and logits of images and texts",
 )

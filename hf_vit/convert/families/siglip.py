@@ -1,11 +1,11 @@
-"""The image tower of SigLIP and SigLIP 2 of transformers (https://arxiv.org/abs/2303.15343, 2502.14786)."""
+"""SigLIP and SigLIP 2 of transformers (https://arxiv.org/abs/2303.15343, 2502.14786): both towers, or one alone."""
 
 import math
 from typing import Any
 
 from ..family import Config, Family, Shapes, is_classifier, label_fields
 from ..key_map import KeyMap, Reshaped, Rows
-from .clip import BLOCK, OTHER_PARTS, tower_fields, tower_of
+from .clip import BLOCK, NUMBERS, TEXT_FIELDS, TEXT_KEYS, fields_of, tower_fields, tower_of
 
 
 KEYS: KeyMap = {
@@ -23,13 +23,39 @@ KEYS: KeyMap = {
     "attention_pooling.mlp.fc1": "head.mlp.fc1",
     "attention_pooling.mlp.fc2": "head.mlp.fc2",
     "classifier": "classifier",
+    **TEXT_KEYS,
+    "contrastive_head.logit_bias": Reshaped(("logit_bias",)),
+    "contrastive_head.text_projection": "text_model.head",
 }
 # Their patches are flattened with the channels last.
 KEYS_2: KeyMap = {
     **KEYS,
     "embeddings.patch_embeddings.projection.weight": Reshaped(("embeddings.patch_embedding.weight",), (0, 2, 3, 1)),
 }
-DROPPED = {**OTHER_PARTS, r"head\..*": "the classifier does without the attention pooling"}
+DROPPED = {**NUMBERS, r"head\..*": "the classifier does without the attention pooling"}
+# What the class of their text towers assumes
+TEXT_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+}
+# Those of SigLIP 2, whose tokenizer is Gemma's
+GEMMA_TOKENS = 256000
+
+
+def text_fields(config: Config) -> dict[str, Any]:
+    """Returns the fields of the text tower and of what compares it.
+
+    It sees padding, with which texts must be filled up. Files of SigLIP 2 say of its number what is that of SigLIP.
+    """
+    text = fields_of(config.get("text_config") or {}, TEXT_FIELDS, **TEXT_DEFAULTS)
+    padding = 0 if text["vocab_size"] == GEMMA_TOKENS else 1
+    tower = {"is_causal": False, "pooling": "last", "eos_token_id": None, "pad_token_id": padding}
+    return {"text_config": {**text, **tower}, "contrastive_config": {"loss": "sigmoid", "projection_dim": None}}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
@@ -40,6 +66,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         **label_fields(config),
         "use_cls_token": False,
         "pooling": "attention" if has_attention else "mean",
+        **(text_fields(config) if "text_model.head.weight" in shapes else {}),
     }
 
 
@@ -62,7 +89,7 @@ SIGLIP = Family(
     configure=configure,
     prefixes=("vision_model.",),
     dropped=DROPPED,
-    outputs="hidden states, pooled, logits",
+    outputs="hidden states, pooled, logits; embeddings and logits of images and texts",
 )
 SIGLIP_2 = Family(
     name="SigLIP 2, any size",
@@ -72,5 +99,5 @@ SIGLIP_2 = Family(
     configure=configure_2,
     prefixes=("vision_model.",),
     dropped=DROPPED,
-    outputs="hidden states, pooled",
+    outputs="hidden states, pooled; embeddings and logits of images and texts",
 )
