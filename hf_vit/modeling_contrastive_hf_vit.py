@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import capture_outputs, maybe_install_c
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_text_hf_vit import HfViTContrastiveConfig, HfViTTextConfig
-from .encoder_hf_vit import HfViTEncoder, make_norm
+from .encoder_hf_vit import HfViTAttention, HfViTEncoder, make_norm
 from .modeling_hf_vit import HfViTModel
 from .pretrained_hf_vit import HfViTPreTrainedModel
 from .task_contrastive import HfViTContrastiveHead, contrastive_loss, pool_tokens
@@ -49,9 +49,10 @@ class HfViTTextModel(HfViTPreTrainedModel):
         self.token_embedding = nn.Embedding(self.options.vocab_size, own.hidden_size)
         self.position_embedding = nn.Embedding(self.options.max_position_embeddings, own.hidden_size)
         self.encoder = HfViTEncoder(own)
-        for layer in self.encoder.layers:
-            layer.attention.config = config  # so that another attention implementation is that of this tower too
-            layer.attention.is_causal = self.options.is_causal
+        for module in self.encoder.modules():
+            if isinstance(module, HfViTAttention):
+                module.config = config  # so that another attention implementation is that of this tower too
+                module.is_causal = self.options.is_causal
         self.norm = make_norm(own, own.hidden_size)
         self.post_init()
         maybe_install_capturing_hooks(self)

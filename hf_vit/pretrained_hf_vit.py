@@ -42,7 +42,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     config: HfViTConfig
     base_model_prefix = "model"
     main_input_name = "pixel_values"
-    input_modalities = ("image",)
+    input_modalities: ClassVar[tuple[str, ...]] = ("image",)
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
     _input_embed_layer = "patch_embeddings"

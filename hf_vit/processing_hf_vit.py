@@ -14,7 +14,7 @@ from .travelling_hf_vit import copy_code
 LONGEST = 10**6
 
 
-class HfViTProcessorKwargs(ProcessingKwargs, total=False):
+class HfViTProcessorKwargs(ProcessingKwargs, total=False):  # type: ignore[call-arg]
     """What the processor is called with. Texts of one call are brought to one length, and cut off where too long."""
 
     _defaults = {"text_kwargs": {"padding": True, "truncation": True}}  # noqa: RUF012 - as the library reads it

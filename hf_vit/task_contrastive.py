@@ -49,6 +49,7 @@ def pool_tokens(
     positions = torch.arange(input_ids.shape[1], device=input_ids.device)
     index = (positions * attention_mask).argmax(dim=1)  # (B,)
     if pooling == "eos":
+        assert eos_token_id is not None  # refused by the configuration
         is_end = input_ids == eos_token_id
         index = torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), index)
     return hidden_states[torch.arange(len(index), device=index.device), index]
@@ -194,7 +195,7 @@ def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
 
 
 def sigmoid_rows(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
-    """Sum over all pairs of rows (b, E) and others (N, E) of their cross-entropy; the right ones are `partners` (b,)."""
+    """Sum over all pairs of rows (b, E) and others (N, E) of their cross-entropy; `partners` (b,) are right."""
     logits = own @ others.T + bias  # (b, N)
     signs = torch.full_like(logits, -1).scatter_(1, partners[:, None], 1)
     return -F.logsigmoid(signs * logits).sum()

@@ -32,7 +32,7 @@ def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int =
 
 
 def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
-    """The loss of some of six pairs, and the gradients of a model that made them, the mean over processes as in DDP."""
+    """The loss of some of six pairs, and the gradients of what made them, the mean over processes as in DDP."""
     images, texts, scale, bias = draw(6, loss)
     weight = torch.eye(5, dtype=torch.float64).requires_grad_()
     own = [F.normalize(part.detach()[start:stop] @ weight, dim=-1) for part in (images, texts)]

@@ -1,4 +1,4 @@
-"""Images and texts together: the processor, tokenizers that are trained, and the stock pipeline without the package."""
+"""Images and texts together: the processor, trained tokenizers, and the stock pipeline without the package."""
 
 from pathlib import Path
 
