@@ -194,6 +194,8 @@ TASKS: dict[str, dict[str, Any]] = {
     "detection_config": {"decoder": "queries", "num_blocks": 2, "class_loss": "focal"},
     "keypoint_config": {"head": "simple", "flip_pairs": [[0, 1]], "sigma": 1.5},
     "masked_image_modeling_config": {"mask_type": "blockwise", "norm_pix_loss": False},
+    "text_config": {"num_hidden_layers": 2, "pooling": "last"},
+    "contrastive_config": {"loss": "softmax", "logit_scale_init_value": 1.0},
 }
 all_tasks = pytest.mark.parametrize("field", TASKS)
 

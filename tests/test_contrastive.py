@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_vit import HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
 from hf_vit.task_contrastive import contrastive_loss, pool_tokens
 
 from . import distributed
@@ -439,3 +439,14 @@ def test_bad_input_is_refused() -> None:
 def test_options_that_do_not_fit_are_refused(field: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small_config(**{field: options})
+
+
+def test_options_of_another_tower_are_left_behind(tmp_path: Path) -> None:
+    small_config().save_pretrained(tmp_path)
+    config = HfViTConfig.from_pretrained(tmp_path, text_config={"encoder_config": BERT})
+    assert config.text_config.to_dict() == {"encoder_config": BERT}
+    config.save_pretrained(tmp_path)
+    assert HfViTConfig.from_pretrained(tmp_path).text_config.encoder_config == BERT
+    options = {"encoder_config": None, "hidden_size": 64}
+    assert HfViTConfig.from_pretrained(tmp_path, text_config=options).text_config.to_dict() == {"hidden_size": 64}
+    assert config.get_text_config() is config  # which the library looks for in `text_config`
