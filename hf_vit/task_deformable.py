@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_objects_hf_vit import HfViTDetectionConfig
@@ -25,6 +26,7 @@ from .decoders_hf_vit import (
     check_blocks,
 )
 from .embeddings_hf_vit import Grid
+from .initialization_hf_vit import HfViTOwnStart
 from .outputs_hf_vit import DetectionPrediction
 from .projector_hf_vit import HfViTProjector, Level
 
@@ -104,13 +106,18 @@ def deformable_attention(maps: Sequence[Tensor], places: Tensor, weights: Tensor
     return total.reshape(batch, -1, num_queries).transpose(1, 2)
 
 
-class HfViTRing(nn.Linear):
+class HfViTRing(HfViTOwnStart, nn.Linear):
     """Offsets of the points of each head on each level, before training on a ring around a query."""
 
     def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
         """Builds the layer for queries of width `size`."""
         super().__init__(size, 2 * num_heads * num_levels * num_points)
         self.shape = (num_heads, num_levels, num_points)
+
+    def initialize(self, std: float) -> None:
+        """Starts on the ring, whatever the query."""
+        init.zeros_(self.weight)
+        init.copy_(self.bias, self.ring())
 
     def ring(self) -> Tensor:
         """The bias before training: each head has a direction, in which one point is farther away than the other."""
