@@ -65,15 +65,6 @@ class HfViTHeadConvTranspose2d(HfViTOwnStart, nn.ConvTranspose2d):
             init.zeros_(self.bias)
 
 
-class HfViTHeadLinear(HfViTOwnStart, nn.Linear):
-    """A linear layer of a decoder, which starts at the scale of its inputs whatever their width (Glorot)."""
-
-    def initialize(self, std: float) -> None:
-        """Draws evenly, by fan-in and fan-out."""
-        init.xavier_uniform_(self.weight)
-        init.zeros_(self.bias)
-
-
 class HfViTPredictor(HfViTOwnStart, nn.Linear):
     """The last layer of a head."""
 
@@ -91,16 +82,11 @@ class HfViTPredictor(HfViTOwnStart, nn.Linear):
 
 
 class HfViTQueries(HfViTOwnStart, nn.Embedding):
-    """What queries start from, drawn with a deviation of its own."""
-
-    def __init__(self, count: int, size: int, initial_std: float = 1.0) -> None:
-        """Builds a table (count, size)."""
-        super().__init__(count, size)
-        self.initial_std = initial_std
+    """What queries that join the patches start from."""
 
     def initialize(self, std: float) -> None:
-        """Draws with the deviation of these queries."""
-        init.normal_(self.weight, mean=0.0, std=self.initial_std)
+        """Draws with a deviation of 1, so that no two of them are alike."""
+        init.normal_(self.weight, mean=0.0, std=1.0)
 
 
 class HfViTPredictionHead(nn.Module):
