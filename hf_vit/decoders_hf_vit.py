@@ -65,6 +65,15 @@ class HfViTHeadConvTranspose2d(HfViTOwnStart, nn.ConvTranspose2d):
             init.zeros_(self.bias)
 
 
+class HfViTHeadLinear(HfViTOwnStart, nn.Linear):
+    """A linear layer of a decoder, which starts at the scale of its inputs whatever their width (Glorot)."""
+
+    def initialize(self, std: float) -> None:
+        """Draws evenly, by fan-in and fan-out."""
+        init.xavier_uniform_(self.weight)
+        init.zeros_(self.bias)
+
+
 class HfViTPredictor(HfViTOwnStart, nn.Linear):
     """The last layer of a head."""
 

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_objects_hf_vit import HfViTDetectionConfig
-from .decoders_hf_vit import PRIOR_BIAS, HfViTPredictionHead, check_blocks
+from .decoders_hf_vit import PRIOR_BIAS, HfViTHeadLinear, HfViTPredictionHead, HfViTPredictor, check_blocks
 from .embeddings_hf_vit import Grid
+from .initialization_hf_vit import HfViTOwnStart
 from .outputs_hf_vit import DetectionPrediction
 from .projector_hf_vit import HfViTProjector, Level
 
@@ -97,6 +99,29 @@ def deformable_attention(maps: Sequence[Tensor], places: Tensor, weights: Tensor
     return total.reshape(batch, -1, num_queries).transpose(1, 2)
 
 
+class HfViTRing(HfViTOwnStart, nn.Linear):
+    """Offsets of the points of each head on each level, before training on a ring around a query."""
+
+    def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
+        """Builds the layer for queries of width `size`."""
+        super().__init__(size, 2 * num_heads * num_levels * num_points)
+        self.shape = (num_heads, num_levels, num_points)
+
+    def initialize(self, std: float) -> None:
+        """Starts on the ring, whatever the query."""
+        init.zeros_(self.weight)
+        init.copy_(self.bias, self.ring())
+
+    def ring(self) -> Tensor:
+        """The bias before training: each head has a direction, in which one point is farther away than the other."""
+        num_heads, num_levels, num_points = self.shape
+        angles = torch.arange(num_heads) * (2 * math.pi / num_heads)
+        directions = torch.stack((angles.cos(), angles.sin()), dim=-1)  # (n, 2)
+        directions = directions / directions.abs().amax(dim=1, keepdim=True)
+        distances = torch.arange(1, num_points + 1)[:, None]  # (T, 1)
+        return (directions[:, None, None] * distances).expand(-1, num_levels, -1, -1).flatten()
+
+
 class HfViTDeformableAttention(nn.Module):
     """Each query reads the pyramid at a few places around its box, which it chooses itself."""
 
@@ -104,10 +129,10 @@ class HfViTDeformableAttention(nn.Module):
         """Builds the layers for queries of width `size`."""
         super().__init__()
         self.shape = (num_heads, num_levels, num_points)
-        self.offsets = nn.Linear(size, 2 * math.prod(self.shape))
-        self.weights = nn.Linear(size, math.prod(self.shape))
-        self.value = nn.Linear(size, size)
-        self.projection = nn.Linear(size, size)
+        self.offsets = HfViTRing(size, *self.shape)
+        self.weights = HfViTPredictor(size, math.prod(self.shape), starts_at_zero=True)
+        self.value = HfViTHeadLinear(size, size)
+        self.projection = HfViTHeadLinear(size, size)
 
     def forward(self, queries: Tensor, boxes: Tensor, pyramid: Pyramid) -> Tensor:
         """Looks around boxes.
