@@ -175,7 +175,7 @@ def test_the_script_searches_a_photo_seen_as_a_whole_for_a_class(workplace: Path
     photo = Image.open(workplace / "photos" / "a.png")
     (heat,) = gradient_rollout(model, processor(photo, return_tensors="pt").pixel_values, [1])
     assert heat.shape == (6, 9)
-    draw_heat(photo, heat, "dog", tmp_path / "expected.png")
+    draw_heat(photo, heat, "saliency for dog", tmp_path / "expected.png")
     assert np.abs(read(tmp_path / "a_saliency.png") - read(tmp_path / "expected.png")).max() <= 3
 
 

@@ -115,7 +115,7 @@ def _draw_saliency(look: Look, file: Path) -> None:
     check_classifier(look.model)
     number = look.class_number()
     (heat,) = gradient_rollout(look.model, look.pixel_values, [number])
-    draw_heat(look.picture, heat, look.model.config.id2label[number], file)
+    draw_heat(look.picture, heat, f"saliency for {look.model.config.id2label[number]}", file)
 
 
 def _draw_similarity(look: Look, file: Path) -> None:
