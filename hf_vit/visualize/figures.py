@@ -99,6 +99,7 @@ def picture_rows(
 def show(panel: "Axes", picture: np.ndarray) -> None:
     """Draws a picture (H, W, 3) without a frame."""
     panel.imshow(picture)
+    panel.set_anchor("S")  # room that is left over is the title's, which is cut off otherwise
     panel.set_axis_off()
 
 

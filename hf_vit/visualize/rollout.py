@@ -107,8 +107,9 @@ def _scores(logits: Tensor, class_numbers: Sequence[int] | None) -> Tensor:
 
 
 def _relevance(speaking: Attention) -> Tensor:
-    """Follows what speaks for a class through the blocks; returns it of each patch, (h, w)."""
+    """Follows what speaks for a class through the blocks; returns what looks have brought of each patch, (h, w)."""
     relevance = speaking.pooled  # (L,)
     for layer in speaking.weights.mean(dim=1).flip(0):  # (L, L), from the last one
         relevance = relevance + relevance @ layer
-    return speaking.to_maps(relevance)
+    # Where patches are summed up, each has a share that it brought itself, the same for all.
+    return speaking.to_maps(relevance - speaking.pooled)
