@@ -51,7 +51,7 @@ def train(model: PreTrainedModel, steps: int, **inputs: Tensor | bool) -> list[f
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     model.eval()
     return losses
 
