@@ -40,10 +40,10 @@ def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tupl
 
 
 def scores_on_held_out(features: np.ndarray, classes: np.ndarray) -> list[float]:
-    """Returns the accuracy of each of `STRENGTHS` on a tenth of the training images (M, D), learned from the others."""
+    """Returns the accuracy of each of `STRENGTHS` on a tenth of training images (M, D), learned from the others."""
     kept, held_out = held_out_rows(classes)
     with warnings.catch_warnings():
-        # A weak regularisation may need more steps than it gets: it is scored as it is, and the chosen one still warns.
+        # Weak regularisation may need more steps than it gets: it is scored as it is, and the chosen one still warns.
         warnings.filterwarnings("ignore", "lbfgs failed to converge")
         return [
             float((classify(features[kept], classes[kept], features[held_out], strength) == classes[held_out]).mean())
