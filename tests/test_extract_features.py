@@ -116,9 +116,8 @@ def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     finished = run_python(*launcher, SCRIPT, *command, workdir=workplace, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.splitlines() == [
-        f"Features ({', '.join(ALL)}) of images, 36 of train, 21 of test: {tmp_path / 'features'}"
-    ]
+    said = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
+    assert said == [f"Features ({', '.join(ALL)}) of images, 36 of train, 21 of test: {tmp_path / 'features'}"]
     found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
     del found["features.json"], expected["features.json"]  # which says where they lay
     assert found == expected

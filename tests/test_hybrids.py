@@ -24,12 +24,21 @@ from .helpers import pixels, small_config
 START, END = 0, 1
 CAPTIONS = torch.tensor([[2, 3, 4, END], [5, 6, END, END], [7, 2, 5, END]])
 IMAGES = pixels(small_config(), batch=len(CAPTIONS))
+UNDROPPED = {"attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}
 TEXT = {"vocab_size": 8, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+TEXT |= {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
 
 
 def make_captioner() -> VisionEncoderDecoderModel:
     decoder = GPT2Config(
-        vocab_size=8, n_positions=8, n_embd=24, n_layer=1, n_head=2, add_cross_attention=True, is_decoder=True
+        vocab_size=8,
+        n_positions=8,
+        n_embd=24,
+        n_layer=1,
+        n_head=2,
+        add_cross_attention=True,
+        is_decoder=True,
+        **UNDROPPED,
     )
     model = VisionEncoderDecoderModel(encoder=HfViTModel(small_config()), decoder=GPT2LMHeadModel(decoder))
     for config in (model.config, model.generation_config):
@@ -82,9 +91,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("workplace")
     captioner, pairs = make_captioner(), make_dual_encoder()
-    losses = train(captioner, 60, labels=CAPTIONS)
+    losses = train(captioner, 100, labels=CAPTIONS)
     assert losses[-1] < 0.1 < 1 < losses[0]
-    losses = train(pairs, 30, input_ids=CAPTIONS, return_loss=True)
+    losses = train(pairs, 60, input_ids=CAPTIONS, return_loss=True)
     assert losses[-1] < 0.1 < losses[0]
     with torch.no_grad():
         captions = captioner.generate(IMAGES, max_new_tokens=4)
