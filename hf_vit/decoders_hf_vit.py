@@ -13,8 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
+from .initialization_hf_vit import HfViTOwnStart
 
 
 P = ParamSpec("P")
@@ -35,31 +37,44 @@ def in_full_precision(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Con
     return without_autocast
 
 
-class HfViTHeadConv2d(nn.Conv2d):
-    """A convolution of a head, which starts at the scale of its inputs (https://arxiv.org/abs/1502.01852)."""
+class HfViTHeadConv2d(HfViTOwnStart, nn.Conv2d):
+    """A convolution of a head, which starts at the scale of its inputs (He, https://arxiv.org/abs/1502.01852)."""
+
+    initial_bias = 0.0
 
     @property
     def initial_limit(self) -> float:
         """How far from zero a weight may start."""
         return math.sqrt(6 / (self.in_channels // self.groups * math.prod(self.kernel_size)))
 
+    def initialize(self, std: float) -> None:
+        """Draws evenly up to the limit."""
+        init.uniform_(self.weight, -self.initial_limit, self.initial_limit)
+        if self.bias is not None:
+            init.constant_(self.bias, self.initial_bias)
 
-class HfViTHeadConvTranspose2d(nn.ConvTranspose2d):
+
+class HfViTHeadConvTranspose2d(HfViTOwnStart, nn.ConvTranspose2d):
     """A transposed convolution of a head, which starts in the same way."""
 
-    @property
-    def initial_limit(self) -> float:
-        """How far from zero a weight may start; only each stride-th row and column of the kernel meets a result."""
-        return math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
+    def initialize(self, std: float) -> None:
+        """Draws evenly; only each stride-th row and column of the kernel meets a result."""
+        limit = math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
+        init.uniform_(self.weight, -limit, limit)
+        if self.bias is not None:
+            init.zeros_(self.bias)
 
 
-class HfViTHeadLinear(nn.Linear):
+class HfViTHeadLinear(HfViTOwnStart, nn.Linear):
     """A linear layer of a decoder, which starts at the scale of its inputs whatever their width (Glorot)."""
 
+    def initialize(self, std: float) -> None:
+        """Draws evenly, by fan-in and fan-out."""
+        init.xavier_uniform_(self.weight)
+        init.zeros_(self.bias)
 
-# The library initialises no module of remote code that has no weights of its own, so what starts in its own way is a
-# layer of its own kind.
-class HfViTPredictor(nn.Linear):
+
+class HfViTPredictor(HfViTOwnStart, nn.Linear):
     """The last layer of a head."""
 
     def __init__(self, size: int, out_size: int, initial_bias: float = 0.0, starts_at_zero: bool = False) -> None:
@@ -67,14 +82,20 @@ class HfViTPredictor(nn.Linear):
         super().__init__(size, out_size)
         self.initial_bias, self.starts_at_zero = initial_bias, starts_at_zero
 
+    def initialize(self, std: float) -> None:
+        """As a linear layer, or at zero, with its own bias."""
+        init.trunc_normal_(self.weight, mean=0.0, std=std)
+        if self.starts_at_zero:
+            init.zeros_(self.weight)
+        init.constant_(self.bias, self.initial_bias)
 
-class HfViTQueries(nn.Embedding):
-    """What queries start from, drawn with a deviation of its own."""
 
-    def __init__(self, count: int, size: int, initial_std: float = 1.0) -> None:
-        """Builds a table (count, size)."""
-        super().__init__(count, size)
-        self.initial_std = initial_std
+class HfViTQueries(HfViTOwnStart, nn.Embedding):
+    """What queries that join the patches start from."""
+
+    def initialize(self, std: float) -> None:
+        """Draws with a deviation of 1, so that no two of them are alike."""
+        init.normal_(self.weight, mean=0.0, std=1.0)
 
 
 class HfViTPredictionHead(nn.Module):

@@ -10,8 +10,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig, to_pair
+from .initialization_hf_vit import HfViTOwnStart
 
 
 Grid = tuple[int, int]
@@ -173,7 +175,7 @@ class HfViTPatchEmbeddings(nn.Module):
         return self.projection(pixel_values).flatten(2).transpose(1, 2)  # (B, N, D)
 
 
-class HfViTEmbeddings(nn.Module):
+class HfViTEmbeddings(HfViTOwnStart):
     """Prefix tokens, patches and their positions: the sequence that enters the encoder."""
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -197,6 +199,16 @@ class HfViTEmbeddings(nn.Module):
             learned = config.position_embedding_type in ("learned", "learned+rotary")
             self.position_embeddings = tokens(num_positions if learned else 0)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def initialize(self, std: float) -> None:
+        """Draws tokens and learned positions; the mask token starts at zero, fixed positions follow their formula."""
+        for tokens in (self.cls_token, self.distillation_token, self.register_tokens, self.position_embeddings):
+            if isinstance(tokens, nn.Parameter):
+                init.trunc_normal_(tokens, mean=0.0, std=std)
+        if self.mask_token is not None:
+            init.zeros_(self.mask_token)
+        if self.config.position_embedding_type == "sincos2d":
+            init.copy_(self.position_embeddings, self.sincos_table())
 
     def sincos_table(self) -> Tensor:
         """The fixed position table at the native grid, (1, P + N, D)."""

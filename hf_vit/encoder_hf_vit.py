@@ -9,12 +9,14 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig
 from .embeddings_hf_vit import Rotary
+from .initialization_hf_vit import HfViTOwnStart
 from .windows_hf_vit import Windows
 
 
@@ -68,7 +70,7 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
 
 
-class HfViTAttention(nn.Module):
+class HfViTAttention(HfViTOwnStart):
     """Multi-head self-attention with one projection for query, key and value."""
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -88,6 +90,12 @@ class HfViTAttention(nn.Module):
         self.key_norm = make_norm(config, self.head_size) if config.use_qk_norm else nn.Identity()
         self.projection = nn.Linear(width, width, bias=config.proj_bias)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def initialize(self, std: float) -> None:
+        """Starts the biases of query and value at zero."""
+        for bias in (self.query_bias, self.value_bias):
+            if bias is not None:
+                init.zeros_(bias)
 
     def forward(
         self,
@@ -152,7 +160,7 @@ class HfViTGatedMLP(nn.Module):
         return self.dropout(self.down(self.activation(self.gate(hidden_states)) * self.up(hidden_states)))
 
 
-class HfViTAttentionPooling(nn.Module):
+class HfViTAttentionPooling(HfViTOwnStart):
     """Sums up tokens by a learned query that attends to them, and a residual MLP.
 
     Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
@@ -170,6 +178,10 @@ class HfViTAttentionPooling(nn.Module):
         self.norm = make_norm(config, width)
         self.mlp = HfViTMLP(config)
 
+    def initialize(self, std: float) -> None:
+        """Draws the query."""
+        init.trunc_normal_(self.probe, mean=0.0, std=std)
+
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pools tokens (B, L, D) to (B, D); `mask` is (B, L) bool, True for tokens that count."""
         query = self.query(self.probe.expand(len(hidden_states), -1, -1))  # (B, 1, D)
@@ -184,7 +196,7 @@ class HfViTAttentionPooling(nn.Module):
         return pooled + self.mlp(self.norm(pooled))
 
 
-class HfViTLayerScale(nn.Module):
+class HfViTLayerScale(HfViTOwnStart):
     """One learned factor per channel on a residual branch (https://arxiv.org/abs/2103.17239)."""
 
     def __init__(self, hidden_size: int, initial_value: float) -> None:
@@ -192,6 +204,10 @@ class HfViTLayerScale(nn.Module):
         super().__init__()
         self.initial_value = initial_value
         self.scale = nn.Parameter(torch.full((hidden_size,), float(initial_value)))
+
+    def initialize(self, std: float) -> None:
+        """Starts every factor at the initial value."""
+        init.constant_(self.scale, self.initial_value)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, D) to (B, L, D)."""

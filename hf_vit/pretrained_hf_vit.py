@@ -12,25 +12,10 @@ from transformers import initialization as init
 from transformers.utils import logging
 
 from .configuration_hf_vit import HfViTConfig
-from .decoders_hf_vit import (
-    HfViTHeadConv2d,
-    HfViTHeadConvTranspose2d,
-    HfViTHeadLinear,
-    HfViTPredictor,
-    HfViTQueries,
-)
-from .embeddings_hf_vit import HfViTEmbeddings
-from .encoder_hf_vit import HfViTAttention, HfViTAttentionPooling, HfViTLayer, HfViTLayerScale
+from .encoder_hf_vit import HfViTAttention, HfViTLayer
 from .geometry_hf_vit import ChannelMode, Size, apply_geometry
+from .initialization_hf_vit import HfViTOwnStart
 from .loading_hf_vit import check_weights, read_config, take_geometry, without_collecting
-from .task_classification import HfViTClassifier
-from .task_contrastive import HfViTContrastiveHead
-from .task_deformable import HfViTRing
-from .task_depth import HfViTDepthPredictor
-from .task_detection import HfViTQueryDecoder
-from .task_mim import HfViTMaeDecoder
-from .task_segmentation import HfViTMaskSegmentationHead
-from .task_universal_segmentation import HfViTUniversalSegmentationHead
 
 
 logger = logging.get_logger(__name__)
@@ -67,100 +52,28 @@ class HfViTPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """The whole initialisation, as in transformers' ViT, with the zero head of the original.
+        """Sets weights before training, as transformers' ViT does.
 
-        | parameter                                 | value                                               |
-        |-------------------------------------------|-----------------------------------------------------|
-        | weights of linear layers and of the patches | truncated normal of `config.initializer_range`    |
-        | CLS, distillation, register tokens, positions | the same                                        |
-        | query of the attention pooling            | the same                                            |
-        | mask token                                | zero                                                |
-        | every bias, and the whole classifier      | zero                                                |
-        | norms                                     | one, their bias zero                                |
-        | LayerScale                                | `config.layerscale_value`                           |
-        | fixed sin-cos positions                   | their formula                                       |
-        | convolutions of dense heads               | uniform by their fan-in (He), their bias zero; the  |
-        |                                           | last one of depth a tenth, for relative bias 1;     |
-        |                                           | that of keypoints by a deviation of 0.001           |
-        | class tokens of the mask head             | as the CLS token                                    |
-        | queries                                   | normal of deviation 1                               |
-        | positions between blocks                  | as those before them                                |
-        | biases of classes without softmax         | log(0.01 / 0.99)                                    |
-        | linear layers of the deformable decoder   | uniform by fan-in and fan-out (Glorot)              |
-        | where its queries look                    | a ring around them, all points alike                |
-        | what moves its boxes: last layer, queries | zero                                                |
-        | chance of masked attention                | one                                                 |
-        | linear layers and patches of MAE          | uniform by fan-in and fan-out (Glorot)              |
-        | mask token of MAE's decoder               | normal of `config.initializer_range`                |
-        | fixed positions of MAE's decoder          | their formula                                       |
-        | embeddings of text tokens, their positions | normal of `config.initializer_range`               |
-        | factor and bias of the comparison with text | `config.contrastive_config`                       |
+        | parameter                                           | value                                          |
+        |-----------------------------------------------------|------------------------------------------------|
+        | weights of linear layers and of the patches         | truncated normal of `config.initializer_range` |
+        | the same, under MAE                                 | uniform by fan-in and fan-out (Glorot)         |
+        | their biases                                        | zero                                           |
+        | norms                                               | one, their bias zero                           |
+        | layers of `HfViTOwnStart`: classifier, tokens, …    | see their `initialize`                         |
 
         Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
         """
-        std = self.config.initializer_range
-        if isinstance(module, HfViTClassifier):
-            init.zeros_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, HfViTHeadConv2d | HfViTHeadConvTranspose2d):
-            init.uniform_(module.weight, -module.initial_limit, module.initial_limit)
-            if module.bias is not None:
-                init.constant_(module.bias, module.initial_bias if isinstance(module, HfViTDepthPredictor) else 0.0)
-        elif isinstance(module, HfViTHeadLinear):
-            init.xavier_uniform_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, HfViTPredictor):
-            init.trunc_normal_(module.weight, mean=0.0, std=std)
-            if module.starts_at_zero:
-                init.zeros_(module.weight)
-            init.constant_(module.bias, module.initial_bias)
-        elif isinstance(module, HfViTRing):
-            init.zeros_(module.weight)
-            init.copy_(module.bias, module.ring())
-        elif isinstance(module, HfViTQueries):
-            init.normal_(module.weight, mean=0.0, std=module.initial_std)
+        if isinstance(module, HfViTOwnStart):
+            module.initialize(self.config.initializer_range)
         elif isinstance(module, nn.Linear | nn.Conv2d):
             if self._starts_as_mae:
-                limit = math.sqrt(
-                    6 / (len(module.weight) + module.weight[0].numel())
-                )  # of patches as of a linear layer
-                init.uniform_(module.weight, -limit, limit)
+                fans = len(module.weight) + module.weight[0].numel()  # of patches as of a linear layer
+                init.uniform_(module.weight, -math.sqrt(6 / fans), math.sqrt(6 / fans))
             else:
-                init.trunc_normal_(module.weight, mean=0.0, std=std)
+                init.trunc_normal_(module.weight, mean=0.0, std=self.config.initializer_range)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        elif isinstance(module, HfViTEmbeddings):
-            tokens = (module.cls_token, module.distillation_token, module.register_tokens)
-            for parameter in (*tokens, module.position_embeddings):
-                if isinstance(parameter, nn.Parameter):
-                    init.trunc_normal_(parameter, mean=0.0, std=std)
-            if module.mask_token is not None:
-                init.zeros_(module.mask_token)
-            if self.config.position_embedding_type == "sincos2d":
-                init.copy_(module.position_embeddings, module.sincos_table())
-        elif isinstance(module, HfViTAttention):
-            if module.query_bias is not None:
-                init.zeros_(module.query_bias)
-                init.zeros_(module.value_bias)
-        elif isinstance(module, HfViTAttentionPooling):
-            init.trunc_normal_(module.probe, mean=0.0, std=std)
-        elif isinstance(module, HfViTMaskSegmentationHead):
-            init.trunc_normal_(module.class_tokens, mean=0.0, std=std)
-        elif isinstance(module, HfViTUniversalSegmentationHead):
-            init.normal_(module.queries.weight, mean=0.0, std=1.0)
-            init.ones_(module.mask_probabilities)
-        elif isinstance(module, HfViTQueryDecoder):
-            for parameter in (module.mid_position_embeddings, module.mid_query_embeddings):
-                if parameter is not None:
-                    init.trunc_normal_(parameter, mean=0.0, std=std)
-        elif isinstance(module, HfViTMaeDecoder):
-            init.normal_(module.mask_token, mean=0.0, std=std)
-            init.copy_(module.position_embeddings, module.sincos_table())
-        elif isinstance(module, HfViTContrastiveHead):
-            for parameter, value in module.initial_values():
-                init.constant_(parameter, value)
-        elif isinstance(module, HfViTLayerScale):
-            init.constant_(module.scale, module.initial_value)
         else:
             super()._init_weights(module)
 

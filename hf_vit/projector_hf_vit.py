@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_objects_hf_vit import HfViTDetectionConfig
-from .decoders_hf_vit import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTHeadConvTranspose2d, HfViTLayerNorm2d
+from .decoders_hf_vit import HfViTBatchNorm2d, HfViTLayerNorm2d
 
 
 NUM_BOTTLENECKS = 3
@@ -32,7 +32,7 @@ class HfViTConvNorm(nn.Module):
     ) -> None:
         """Builds the layers; `norm` is "batch" or "layer"."""
         super().__init__()
-        self.conv = HfViTHeadConv2d(in_size, out_size, kernel_size, stride, padding=kernel_size // 2, bias=False)
+        self.conv = nn.Conv2d(in_size, out_size, kernel_size, stride, padding=kernel_size // 2, bias=False)
         self.norm = HfViTBatchNorm2d(out_size) if norm == "batch" else HfViTLayerNorm2d(out_size, eps=1e-6)
         self.activation = activation
 
@@ -60,7 +60,7 @@ class HfViTResampling(nn.Module):
             self.out_size = size // 4 if narrow else size // 2
             if narrow:
                 self.convs.append(HfViTConvNorm(size, size // 2, 1, norm, nn.ReLU()))
-            self.upsample = HfViTHeadConvTranspose2d(2 * self.out_size, self.out_size, kernel_size=2, stride=2)
+            self.upsample = nn.ConvTranspose2d(2 * self.out_size, self.out_size, kernel_size=2, stride=2)
         for _ in range({0.5: 1, 0.25: 2}.get(scale, 0)):
             self.convs.append(HfViTConvNorm(size, size, 3, norm, nn.ReLU(), stride=2))
 

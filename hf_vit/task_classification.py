@@ -6,10 +6,18 @@ Shapes: B batch, K labels.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
+
+from .initialization_hf_vit import HfViTOwnStart
 
 
-class HfViTClassifier(nn.Linear):
+class HfViTClassifier(HfViTOwnStart, nn.Linear):
     """A linear layer that starts at zero, as in the code of the ViT paper: at first all classes are equally likely."""
+
+    def initialize(self, std: float) -> None:
+        """Starts at zero."""
+        init.zeros_(self.weight)
+        init.zeros_(self.bias)
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:

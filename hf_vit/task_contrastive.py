@@ -3,7 +3,7 @@
 Shapes: B images or texts of a process, N of all processes, S tokens, D hidden size, E width of what is compared.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,10 +11,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_text_hf_vit import HfViTContrastiveConfig
 from .decoders_hf_vit import in_full_precision, sum_over_processes
+from .initialization_hf_vit import HfViTOwnStart
 
 
 # How many logits of a loss are there at once: 16 MiB in float32
@@ -58,7 +60,7 @@ def pool_tokens(
 # Head
 
 
-class HfViTContrastiveHead(nn.Module):
+class HfViTContrastiveHead(HfViTOwnStart):
     """Brings what sums up images and texts to one width, and says how alike they are."""
 
     def __init__(self, config: HfViTConfig, options: HfViTContrastiveConfig, text_size: int) -> None:
@@ -79,11 +81,11 @@ class HfViTContrastiveHead(nn.Module):
         has_bias = options.loss == "sigmoid"
         self.logit_bias = nn.Parameter(torch.full((1,), options.initial_bias)) if has_bias else None
 
-    def initial_values(self) -> Iterator[tuple[nn.Parameter, float]]:
-        """Yields the parameters that are single numbers, and what each starts from."""
-        yield self.logit_scale, self.options.initial_scale
+    def initialize(self, std: float) -> None:
+        """Sets the numbers that the comparison starts from."""
+        init.constant_(self.logit_scale, self.options.initial_scale)
         if self.logit_bias is not None:
-            yield self.logit_bias, self.options.initial_bias
+            init.constant_(self.logit_bias, self.options.initial_bias)
 
     def forward(self, image_embeds: Tensor, text_embeds: Tensor) -> Tensor:
         """Compares each image (B, E) with each text (B', E), both of length 1; returns the logits (B, B')."""

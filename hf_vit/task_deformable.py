@@ -13,18 +13,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_objects_hf_vit import HfViTDetectionConfig
-from .decoders_hf_vit import (
-    PRIOR_BIAS,
-    HfViTHeadLinear,
-    HfViTPredictionHead,
-    HfViTPredictor,
-    HfViTQueries,
-    check_blocks,
-)
+from .decoders_hf_vit import PRIOR_BIAS, HfViTHeadLinear, HfViTPredictionHead, HfViTPredictor, check_blocks
 from .embeddings_hf_vit import Grid
+from .initialization_hf_vit import HfViTOwnStart
 from .outputs_hf_vit import DetectionPrediction
 from .projector_hf_vit import HfViTProjector, Level
 
@@ -104,13 +99,18 @@ def deformable_attention(maps: Sequence[Tensor], places: Tensor, weights: Tensor
     return total.reshape(batch, -1, num_queries).transpose(1, 2)
 
 
-class HfViTRing(nn.Linear):
+class HfViTRing(HfViTOwnStart, nn.Linear):
     """Offsets of the points of each head on each level, before training on a ring around a query."""
 
     def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
         """Builds the layer for queries of width `size`."""
         super().__init__(size, 2 * num_heads * num_levels * num_points)
         self.shape = (num_heads, num_levels, num_points)
+
+    def initialize(self, std: float) -> None:
+        """Starts on the ring, whatever the query."""
+        init.zeros_(self.weight)
+        init.copy_(self.bias, self.ring())
 
     def ring(self) -> Tensor:
         """The bias before training: each head has a direction, in which one point is farther away than the other."""
@@ -171,7 +171,7 @@ class HfViTGroupAttention(nn.Module):
         """Builds the layers for queries of width `size`."""
         super().__init__()
         self.num_heads = num_heads
-        self.query, self.key, self.value, self.projection = (HfViTHeadLinear(size, size) for _ in range(4))
+        self.query, self.key, self.value, self.projection = (nn.Linear(size, size) for _ in range(4))
 
     def forward(self, states: Tensor, positions: Tensor, num_groups: int) -> Tensor:
         """(B, G·Q, C) twice to (B, G·Q, C)."""
@@ -196,8 +196,8 @@ class HfViTDeformableLayer(nn.Module):
         self.norm1 = nn.LayerNorm(size)
         self.deformable = HfViTDeformableAttention(size, 2 * num_heads, len(options.scale_factors), options.num_points)
         self.norm2 = nn.LayerNorm(size)
-        self.fc1 = HfViTHeadLinear(size, intermediate_size)
-        self.fc2 = HfViTHeadLinear(intermediate_size, size)
+        self.fc1 = nn.Linear(size, intermediate_size)
+        self.fc2 = nn.Linear(intermediate_size, size)
         self.norm3 = nn.LayerNorm(size)
 
     def forward(self, states: Tensor, positions: Tensor, boxes: Tensor, pyramid: Pyramid, num_groups: int) -> Tensor:
@@ -213,7 +213,7 @@ class HfViTProposalHead(nn.Module):
     def __init__(self, size: int, num_labels: int) -> None:
         """Builds the layers for places of width `size`."""
         super().__init__()
-        self.linear = HfViTHeadLinear(size, size)
+        self.linear = nn.Linear(size, size)
         self.norm = nn.LayerNorm(size)
         self.class_head = HfViTPredictionHead(size, num_labels, num_layers=1, initial_bias=PRIOR_BIAS)
         self.box_head = HfViTPredictionHead(size, 4, starts_at_zero=True)
@@ -286,14 +286,15 @@ class HfViTDeformableDecoder(nn.Module):
         self.out_indices = out_indices_of(config, options)
         self.projector = HfViTProjector(config, options, len(self.out_indices))
         self.proposal_heads = nn.ModuleList(HfViTProposalHead(size, config.num_labels) for _ in range(self.num_groups))
-        self.query_features = HfViTQueries(self.num_groups * self.num_queries, size)
-        self.query_boxes = HfViTQueries(self.num_groups * self.num_queries, 4, initial_std=0.0)
-        self.position_fc1 = HfViTHeadLinear(2 * size, size)
-        self.position_fc2 = HfViTHeadLinear(size, size)
+        self.query_features = nn.Embedding(self.num_groups * self.num_queries, size)
+        self.query_boxes = nn.Embedding(self.num_groups * self.num_queries, 4)
+        self.position_fc1 = nn.Linear(2 * size, size)
+        self.position_fc2 = nn.Linear(size, size)
         self.blocks = nn.ModuleList(HfViTDeformableLayer(options) for _ in range(options.num_layers or NUM_LAYERS))
         self.norm = nn.LayerNorm(size)
-        self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1, initial_bias=PRIOR_BIAS)
-        self.box_head = HfViTPredictionHead(size, 4, starts_at_zero=True)
+        # Unlike the choice of places, with neither a bias against classes nor zeros: see the card of blood cells.
+        self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1)
+        self.box_head = HfViTPredictionHead(size, 4)
 
     def forward(
         self, levels: Sequence[Tensor], patch_attention_mask: Tensor | None = None

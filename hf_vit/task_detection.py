@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 from transformers.image_transforms import center_to_corners_format
 
 from .configuration_hf_vit import HfViTConfig
@@ -18,6 +19,7 @@ from .configuration_objects_hf_vit import HfViTDetectionConfig
 from .decoders_hf_vit import PRIOR_BIAS, HfViTPredictionHead, HfViTQueries, in_full_precision
 from .embeddings_hf_vit import Grid, lay_out, resample_position_embeddings
 from .encoder_hf_vit import HfViTEncoder
+from .initialization_hf_vit import HfViTOwnStart
 from .matching_hf_vit import match
 from .outputs_hf_vit import DetectionPrediction
 
@@ -34,7 +36,7 @@ def class_loss_of(options: HfViTDetectionConfig) -> str:
     return options.class_loss or ("cross_entropy" if options.decoder == "queries" else "iou_aware")
 
 
-class HfViTQueryDecoder(nn.Module):
+class HfViTQueryDecoder(HfViTOwnStart):
     """Learned queries that join the patches, and what makes boxes and classes of them.
 
     Sources: YOLOS (https://arxiv.org/abs/2106.00666), DETR (https://arxiv.org/abs/2005.12872).
@@ -66,6 +68,12 @@ class HfViTQueryDecoder(nn.Module):
             width, config.num_labels + has_no_object, initial_bias=0.0 if has_no_object else PRIOR_BIAS
         )
         self.box_predictor = HfViTPredictionHead(width, 4)
+
+    def initialize(self, std: float) -> None:
+        """Draws the positions between the blocks, as those before them."""
+        for positions in (self.mid_position_embeddings, self.mid_query_embeddings):
+            if positions is not None:
+                init.trunc_normal_(positions, mean=0.0, std=std)
 
     def join_queries(self, hidden_states: Tensor) -> Tensor:
         """(B, P + N, D) to (B, L, D), with the queries at the end."""

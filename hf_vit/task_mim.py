@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTMaskedImageModelingConfig
@@ -24,6 +25,7 @@ from .embeddings_hf_vit import (
     sincos_position_embeddings,
 )
 from .encoder_hf_vit import HfViTLayer, make_norm
+from .initialization_hf_vit import HfViTOwnStart
 
 
 # Of blocks, as in https://arxiv.org/abs/2106.08254
@@ -238,7 +240,7 @@ class HfViTPixelPredictor(nn.Linear):
         super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
 
 
-class HfViTMaeDecoder(nn.Module):
+class HfViTMaeDecoder(HfViTOwnStart):
     """A small ViT with a mask token in the place of each patch that the encoder has not seen.
 
     Its blocks are plain ones, its positions fixed, whatever those of the encoder are; tokens of the prefix have none.
@@ -273,6 +275,11 @@ class HfViTMaeDecoder(nn.Module):
             layer.attention.config = config  # so that another attention implementation is that of the decoder too
         self.norm = make_norm(own, own.hidden_size)
         self.predictor = HfViTPixelPredictor(own.hidden_size, config)
+
+    def initialize(self, std: float) -> None:
+        """Draws the mask token; positions follow their formula."""
+        init.normal_(self.mask_token, mean=0.0, std=std)
+        init.copy_(self.position_embeddings, self.sincos_table())
 
     def sincos_table(self) -> Tensor:
         """The fixed position table at the native grid, (1, N, E)."""

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .configuration_tasks_hf_vit import HfViTSegmentationConfig
@@ -23,6 +24,7 @@ from .decoders_hf_vit import (
     to_maps,
 )
 from .encoder_hf_vit import HfViTLayer, make_norm
+from .initialization_hf_vit import HfViTOwnStart
 
 
 class HfViTSimpleSegmentationHead(nn.Module):
@@ -61,7 +63,7 @@ class HfViTConvSegmentationHead(nn.Module):
         return self.classifier(self.dropout(maps))
 
 
-class HfViTMaskSegmentationHead(nn.Module):
+class HfViTMaskSegmentationHead(HfViTOwnStart):
     """Class tokens that attend to the patches and are compared with them (https://arxiv.org/abs/2105.05633)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
@@ -76,6 +78,10 @@ class HfViTMaskSegmentationHead(nn.Module):
         self.class_projection = nn.Linear(width, width, bias=False)
         self.dropout = nn.Dropout(options.dropout_prob)
         self.mask_norm = make_norm(config, config.num_labels)
+
+    def initialize(self, std: float) -> None:
+        """Draws the class tokens, as the CLS token."""
+        init.trunc_normal_(self.class_tokens, mean=0.0, std=std)
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, C, h, w) to (B, K, h, w)."""

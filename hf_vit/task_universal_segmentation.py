@@ -11,10 +11,12 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
 from .configuration_tasks_hf_vit import HfViTUniversalSegmentationConfig
-from .decoders_hf_vit import HfViTUpscale, each_image_alone, in_full_precision, to_maps
+from .decoders_hf_vit import HfViTQueries, HfViTUpscale, each_image_alone, in_full_precision, to_maps
+from .initialization_hf_vit import HfViTOwnStart
 from .matching_hf_vit import lattice, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 
 
@@ -31,7 +33,7 @@ class HfViTMaskEmbedding(nn.Module):
         return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(queries)))))
 
 
-class HfViTUniversalSegmentationHead(nn.Module):
+class HfViTUniversalSegmentationHead(HfViTOwnStart):
     """Queries, and what makes masks and classes of them."""
 
     mask_probabilities: Tensor
@@ -49,13 +51,17 @@ class HfViTUniversalSegmentationHead(nn.Module):
                 f"num_hidden_layers={config.num_hidden_layers}. Lower num_blocks in universal_segmentation_config."
             )
         width = config.hidden_size
-        self.queries = nn.Embedding(options.num_queries, width)
+        self.queries = HfViTQueries(options.num_queries, width)
         self.mask_embedding = HfViTMaskEmbedding(width)
         self.upscale = nn.Sequential(*(HfViTUpscale(width) for _ in range(options.num_upscale_blocks)))
         self.classifier = nn.Linear(width, config.num_labels + 1)
         # How likely the queries of each of these blocks attend to their own mask alone
         self.register_buffer("mask_probabilities", torch.ones(options.num_blocks))
         self.masked_blocks = [True] * options.num_blocks  # which do so now, see `settle_masks`
+
+    def initialize(self, std: float) -> None:
+        """Starts with masks in all blocks."""
+        init.ones_(self.mask_probabilities)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)

@@ -13,7 +13,7 @@ from hf_vit.metrics import DetectionMetric
 from .helpers import boxes
 
 
-STEPS = 400
+STEPS = 600
 DECODERS: dict[str, dict[str, Any]] = {
     "all_blocks": {"decoder": "queries", "num_queries": 6},
     "behind_the_encoder": {"decoder": "queries", "num_queries": 6, "num_blocks": 0, "num_layers": 2},
@@ -57,7 +57,7 @@ def test_average_precision_of_a_batch_learned_by_heart(decoder: str) -> None:
         )
     ).train()
     images, labels = painted(4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, STEPS)
     for _ in range(STEPS):
         model(images, labels=labels).loss.backward()

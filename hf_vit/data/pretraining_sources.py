@@ -51,7 +51,7 @@ def load_unlabelled_images(
     Returns:
         Those of the splits "train", "validation" and "test" that any source has, each with the columns `image`
         (`datasets.Image`), `file` (see `with_files`) and `number` (from 0). A single source whose labels are known, by
-        a column or by folders of classes, also has `class_number`, -1 where an image has none.
+        a column or by folders of classes, also has `class_number` (`datasets.ClassLabel`), -1 where an image has none.
 
     Raises:
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
@@ -173,16 +173,22 @@ def with_class_numbers(splits: DatasetDict) -> DatasetDict:
             }
         )
     values = {name: split[CLASS][:] for name, split in splits.items()}
-    names = sorted({str(value) for column in values.values() for value in column if value not in UNLABELLED})
-    numbers = {name: number for number, name in enumerate(names)}
+    known = sorted({str(value) for column in values.values() for value in column if value not in UNLABELLED})
+    numbers = {value: number for number, value in enumerate(known)}
+    feature = ClassLabel(names=_names_of(known, next(iter(splits.values())).features[CLASS]))
     return DatasetDict(
         {
             name: split.remove_columns(CLASS).add_column(
-                CLASS, [numbers.get(str(value), NO_CLASS) for value in values[name]]
+                CLASS, [numbers.get(str(value), NO_CLASS) for value in values[name]], feature=feature
             )
             for name, split in splits.items()
         }
     )
+
+
+def _names_of(values: Sequence[str], feature: object) -> list[str]:
+    """Returns what classes are called that a column holds by number, or by name already."""
+    return [feature.int2str(int(value)) for value in values] if isinstance(feature, ClassLabel) else list(values)
 
 
 def list_images(folder: Path) -> DatasetDict:

@@ -11,6 +11,7 @@ from .macro_f1 import MacroF1
 from .nearest_neighbours import NeighbourAccuracy, classify_by_neighbours
 from .object_detection import DetectionMetric
 from .panoptic_segmentation import PanopticMetric
+from .retrieval import retrieval_average_precision
 from .semantic_segmentation import SemanticSegmentationMetric
 from .streamed import StreamedMetric
 from .top_k_accuracy import TopKAccuracy
@@ -29,4 +30,5 @@ __all__ = [
     "StreamedMetric",
     "TopKAccuracy",
     "classify_by_neighbours",
+    "retrieval_average_precision",
 ]

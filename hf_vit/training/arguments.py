@@ -74,8 +74,8 @@ class ModelArguments:
 
 
 @dataclass
-class ImageDataArguments:
-    """Which images, whatever is known of them."""
+class SourceArguments:
+    """Where images are."""
 
     dataset_name: str = field(default="", metadata={"help": "Folder, or name on the Hub."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of a dataset on the Hub."})
@@ -85,6 +85,25 @@ class ImageDataArguments:
     image_column_name: str | None = field(
         default=None, metadata={"help": "Column of the images, where it is not clear by itself."}
     )
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the data."""
+        if not self.dataset_name:
+            raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns what says where the data are beside `dataset_name`, as the loaders of `hf_vit.data` take it."""
+        return {
+            "dataset_config_name": self.dataset_config_name,
+            "dataset_revision": self.dataset_revision,
+            "image_column_name": self.image_column_name,
+        }
+
+
+@dataclass
+class ImageDataArguments(SourceArguments):
+    """Which images, whatever is known of them."""
+
     skip_unreadable: bool = field(
         default=False, metadata={"help": "Leave images out that cannot be read, rather than stop."}
     )
@@ -103,22 +122,13 @@ class ImageDataArguments:
 
     def __post_init__(self) -> None:
         """Checks what can be checked without the data."""
-        if not self.dataset_name:
-            raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
+        super().__post_init__()
         if self.skip_unreadable and not self.check_images:
             raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
         if not 0 <= self.train_val_split < 1:
             raise ValueError(f"train_val_split={self.train_val_split} must lie in [0, 1). 0.1 holds out a tenth.")
         if self.max_eval_samples is not None and self.max_eval_samples < 1:
             raise ValueError(f"max_eval_samples={self.max_eval_samples} leaves no image to score. Give at least 1.")
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns what says where the data are beside `dataset_name`, as the loaders of `hf_vit.data` take it."""
-        return {
-            "dataset_config_name": self.dataset_config_name,
-            "dataset_revision": self.dataset_revision,
-            "image_column_name": self.image_column_name,
-        }
 
 
 @dataclass

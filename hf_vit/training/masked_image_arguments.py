@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .arguments import LIBRARY, TrainedImagesArguments
-from .scored_arguments import ScoredTrainingArguments, TaskModelArguments, best_by, split_sources
+from .pool_arguments import POOL, PoolArguments
+from .scored_arguments import ScoredTrainingArguments, TaskModelArguments, best_by
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
@@ -45,19 +46,10 @@ class MaskedImageModelArguments(TaskModelArguments):
 
 
 @dataclass
-class UnlabelledDataArguments(TrainedImagesArguments):
+class UnlabelledDataArguments(TrainedImagesArguments, PoolArguments):
     """Which images to learn from."""
 
-    dataset_name: str = field(
-        default="",
-        metadata={
-            "help": "Folder of images at any depth, whatever classifiers train on, or a Hub name; several, parted by "
-            "commas, are one pool."
-        },
-    )
-    label_column_name: str | None = field(
-        default=None, metadata={"help": "Column of labels, for the accuracy of nearest neighbours, where not clear."}
-    )
+    dataset_name: str = field(default="", metadata=POOL)
     max_knn_samples: int = field(
         default=5000,
         metadata={
@@ -79,10 +71,6 @@ class UnlabelledDataArguments(TrainedImagesArguments):
     def __post_init__(self) -> None:
         """Checks what can be checked without the data."""
         super().__post_init__()
-        if not all(self.sources):
-            raise ValueError(
-                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
-            )
         if self.max_knn_samples < 0:
             raise ValueError(f"max_knn_samples={self.max_knn_samples} must be 0 or more.")
         if self.shuffle_buffer_size < 1:
@@ -94,15 +82,6 @@ class UnlabelledDataArguments(TrainedImagesArguments):
                 f"max_train_samples={self.max_train_samples} are drawn from all images, which a stream does not know. "
                 "Leave it out, or --streaming."
             )
-
-    @property
-    def sources(self) -> list[str]:
-        """The paths or names on the Hub."""
-        return split_sources(self.dataset_name)
-
-    def source_options(self) -> dict[str, Any]:
-        """Returns the same, with the column of labels."""
-        return {**super().source_options(), "label_column_name": self.label_column_name}
 
 
 @dataclass

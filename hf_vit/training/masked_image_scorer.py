@@ -145,7 +145,7 @@ class TrivialScorer(MaskedImageScorer):
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
         """Returns the pixels of each image at a small size, (B, C·32·32)."""
-        return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
+        return raw_pixels(pixel_values)
 
     def logits(self, model: PreTrainedModel, pixel_values: Tensor, masks: Tensor) -> Tensor:
         """Returns the mean of each patch, (B, N, p·q·C)."""
@@ -153,6 +153,11 @@ class TrivialScorer(MaskedImageScorer):
         if model.options.normalizes_patches:
             return torch.zeros_like(patches)
         return patches.mean(dim=-1, keepdim=True).expand_as(patches)
+
+
+def raw_pixels(pixel_values: Tensor) -> Tensor:
+    """Returns the pixels of images (B, C, H, W) at a small size, (B, C·32·32), as features that nobody learned."""
+    return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
 
 
 def _masks(batch: Batch, grid: tuple[int, int], options: HfViTMaskedImageModelingConfig) -> Tensor:

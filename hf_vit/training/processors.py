@@ -26,6 +26,7 @@ def whole_image_processor(
     options = {
         **processor.to_dict(),
         "size": size,
+        "keep_aspect_ratio": False,  # that of DPT, which goes with a height and a width
         "do_resize": True,
         "do_center_crop": False,
         "do_affine_crop": False,

@@ -1,32 +1,62 @@
-"""Pictures of trainings, of scores, and of what models say about images."""
+"""Pictures of trainings, of scores, of what models say about images, and of what they look at."""
 
+from .attention import Attention, attention_maps, record_attention
+from .attention_distance import attention_distances, draw_attention_distances
 from .depth import colour_depth, draw_depth
 from .detection import draw_boxes, draw_detections
+from .feature_pictures import draw_feature_colours
+from .features import feature_colours, patch_features, patch_similarity
 from .figures import MAX_ROWS
+from .filters import patch_filters
+from .heat import draw_heat, overlay_heat
 from .keypoints import draw_keypoints, draw_poses
+from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity
 from .palette import segmentation_palette
 from .panoptic import draw_panoptic, overlay_segments
+from .patches import patch_at, patch_distances
 from .plots import draw_class_scores, draw_confusion_matrix, draw_curves, draw_precision_recall
+from .positions import position_similarity
 from .reconstruction import draw_reconstructions
+from .rollout import attention_rollout, gradient_rollout
 from .segmentation import draw_segmentation, overlay_segmentation
 
 
 __all__ = [
     "MAX_ROWS",
+    "Attention",
+    "attention_distances",
+    "attention_maps",
+    "attention_rollout",
     "colour_depth",
+    "draw_attention",
+    "draw_attention_distances",
     "draw_boxes",
     "draw_class_scores",
     "draw_confusion_matrix",
     "draw_curves",
     "draw_depth",
     "draw_detections",
+    "draw_feature_colours",
+    "draw_heat",
     "draw_keypoints",
     "draw_panoptic",
+    "draw_patch_filters",
     "draw_poses",
+    "draw_position_similarity",
     "draw_precision_recall",
     "draw_reconstructions",
     "draw_segmentation",
+    "feature_colours",
+    "gradient_rollout",
+    "overlay_heat",
     "overlay_segmentation",
     "overlay_segments",
+    "patch_at",
+    "patch_distances",
+    "patch_features",
+    "patch_filters",
+    "patch_similarity",
+    "position_similarity",
+    "record_attention",
     "segmentation_palette",
 ]

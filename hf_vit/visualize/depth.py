@@ -2,27 +2,19 @@
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..metrics.streamed import as_array
+from .colour_maps import BAR_COLUMN, draw_bar, in_colours, span_of
 from .figures import MAX_ROWS, Picture, as_picture, check_size, picture_rows, save, show
-from .palette import IGNORED
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 DEPTH_COLOURS, INVERSE_DEPTH_COLOURS = "viridis_r", "viridis"  # what is near is bright
 ERROR_COLOURS = "magma"
 MAX_ERROR = 0.5  # of the truth: beyond, an error is as bright as this one
-OUTLIERS = 1  # per cent of the pixels, at either end, that do not stretch the colours
-BAR_COLUMN = 0.28  # of a picture: the bar, its numbers and what they are
-BAR_WIDTH = 0.2  # of that column
 
 
 def colour_depth(depth: ArrayLike | Tensor, lowest: float, highest: float) -> np.ndarray:
@@ -37,7 +29,7 @@ def colour_depth(depth: ArrayLike | Tensor, lowest: float, highest: float) -> np
         (H, W, 3) uint8.
     """
     values = as_array(depth, np.float64)
-    return _colour(values, _is_valid(values), (lowest, highest), DEPTH_COLOURS)
+    return in_colours(values, _is_valid(values), (lowest, highest), DEPTH_COLOURS)
 
 
 def draw_depth(
@@ -86,18 +78,18 @@ def draw_depth(
 def _draw_metric(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None) -> None:
     """Draws truth, prediction, colour bar, error and its bar; the prediction and its bar where there is no truth."""
     if truth is None:
-        span = _span(prediction[_is_valid(prediction)])
+        span = span_of(prediction[_is_valid(prediction)])
         show(panels[0], colour_depth(prediction, *span))
-        _draw_bar(panels[1], span, DEPTH_COLOURS, "metres")
+        draw_bar(panels[1], span, DEPTH_COLOURS, "metres")
         return
     valid = _is_valid(truth)
-    span = _span(truth[valid])
+    span = span_of(truth[valid])
     show(panels[0], colour_depth(truth, *span))
     show(panels[1], colour_depth(prediction, *span))
-    _draw_bar(panels[2], span, DEPTH_COLOURS, "metres")
+    draw_bar(panels[2], span, DEPTH_COLOURS, "metres")
     error = np.abs(prediction - truth) / np.where(valid, truth, 1.0)
-    show(panels[3], _colour(error, valid & np.isfinite(error), (0, MAX_ERROR), ERROR_COLOURS))
-    _draw_bar(panels[4], (0, MAX_ERROR), ERROR_COLOURS, "share of the truth")
+    show(panels[3], in_colours(error, valid & np.isfinite(error), (0, MAX_ERROR), ERROR_COLOURS))
+    draw_bar(panels[4], (0, MAX_ERROR), ERROR_COLOURS, "share of the truth")
 
 
 def _draw_relative(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None) -> None:
@@ -107,45 +99,10 @@ def _draw_relative(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray
         valid = _is_valid(truth)
         maps.insert(0, (1 / np.where(valid, truth, 1.0), valid))
     for panel, (values, valid) in zip(panels[:-1], maps, strict=True):
-        show(panel, _colour(values, valid, _span(values[valid]), INVERSE_DEPTH_COLOURS))
-    _draw_bar(panels[-1], (0, 1), INVERSE_DEPTH_COLOURS, "relative", {0: "far", 1: "near"})
+        show(panel, in_colours(values, valid, span_of(values[valid]), INVERSE_DEPTH_COLOURS))
+    draw_bar(panels[-1], (0, 1), INVERSE_DEPTH_COLOURS, "relative", {0: "far", 1: "near"})
 
 
 def _is_valid(depth: np.ndarray) -> np.ndarray:
     """Returns where a depth is finite and positive."""
     return np.isfinite(depth) & (depth > 0)
-
-
-def _span(values: np.ndarray) -> tuple[float, float]:
-    """Returns the lowest and the highest of values (N,), without outliers; 0 and 1 where there are none."""
-    if not len(values):
-        return 0.0, 1.0
-    lowest, highest = np.percentile(values, [OUTLIERS, 100 - OUTLIERS])
-    return float(lowest), float(highest)
-
-
-def _colour(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colours: str) -> np.ndarray:
-    """Returns values (H, W) in colours, grey where they are not valid, (H, W, 3) uint8."""
-    from matplotlib import colormaps  # here, as training needs this package but not always a picture
-
-    lowest, highest = span
-    above = np.where(valid, values, lowest) - lowest
-    shares = above / (highest - lowest) if highest > lowest else np.zeros_like(above)
-    picture = colormaps[colours](shares.clip(0, 1), bytes=True)[..., :3]
-    return np.where(valid[..., None], picture, np.array(IGNORED, dtype=np.uint8))
-
-
-def _draw_bar(
-    panel: "Axes", span: tuple[float, float], colours: str, label: str, ticks: dict[float, str] | None = None
-) -> None:
-    """Draws the colours of a span of values at the left of a panel."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    panel.set_axis_off()
-    inset = panel.inset_axes((0, 0, BAR_WIDTH, 1))
-    bar = panel.figure.colorbar(ScalarMappable(Normalize(*span), colours), cax=inset)
-    bar.set_label(label, fontsize=8)
-    bar.ax.tick_params(labelsize=8)
-    if ticks is not None:
-        bar.set_ticks(list(ticks), labels=list(ticks.values()))

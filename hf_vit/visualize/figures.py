@@ -92,13 +92,14 @@ def picture_rows(
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.01, hspace=0.01)
     panels = figure.subplots(len(pictures), len(titles), squeeze=False, width_ratios=widths, height_ratios=aspects)
     for panel, title in zip(panels[0], titles, strict=True):
-        panel.set_title(title, fontsize=10)
+        panel.set_title(title, fontsize=10, parse_math=False)  # a class may be called "$5_$", which is no formula
     return figure, panels
 
 
 def show(panel: "Axes", picture: np.ndarray) -> None:
     """Draws a picture (H, W, 3) without a frame."""
     panel.imshow(picture)
+    panel.set_anchor("S")  # room that is left over is the title's, which is cut off otherwise
     panel.set_axis_off()
 
 

@@ -1,0 +1,124 @@
+"""What stands for an image: tokens of a model, and beside them what has learned nothing.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N patches that show the image, P prefix tokens, D hidden size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import BaseImageProcessor, BatchFeature
+
+from ..convert import load_image_processor
+from ..modeling_hf_vit import HfViTModel
+from ..training.masked_image_scorer import RAW_SIZE, raw_pixels
+from ..training.models import load_with_info, shorten
+
+
+FEATURES = {
+    "cls": "the CLS token",
+    "mean": "the mean of the patches",
+    "patches": "all patches",
+    "pixels": f"raw pixels at {RAW_SIZE} x {RAW_SIZE}",
+    "untrained_cls": "the CLS token of the same model with fresh weights",
+    "untrained_mean": "the mean of its patches",
+}
+UNTRAINED = "untrained_"
+UNTRAINED_SEED = 0
+
+
+class ImageEncoder:
+    """Says what the features of images are."""
+
+    def __init__(self, model: HfViTModel, processor: BaseImageProcessor, features: Sequence[str]) -> None:
+        """Takes a model, and makes one with fresh weights if there shall be features of it.
+
+        Args:
+            model: The model.
+            processor: Makes its images.
+            features: Keys of `FEATURES`.
+
+        Raises:
+            ValueError: if the CLS token is wanted of a model that has none.
+        """
+        if wanted := [name for name in features if name.endswith("cls") and not model.config.use_cls_token]:
+            raise ValueError(f"The model has no CLS token, and so no {' and '.join(wanted)}. Give --features mean.")
+        self.model, self.processor, self.features = model.eval(), processor, tuple(features)
+        self.untrained = _untrained(model) if any(name.startswith(UNTRAINED) for name in features) else None
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Number of values of each feature, of patches that of each of them."""
+        config = self.model.config
+        return {
+            name: config.num_channels * RAW_SIZE**2 if name == "pixels" else config.hidden_size
+            for name in self.features
+        }
+
+    @torch.no_grad()
+    def __call__(self, images: Sequence[Tensor]) -> dict[str, Tensor | list[Tensor]]:
+        """Describes images.
+
+        Args:
+            images: B tensors (C, H_i, W_i), not resized.
+
+        Returns:
+            (B, D) of each feature; of "patches" for each image (N_i, D), row by row, and "grid" (B, 2) int32, their
+            rows and columns.
+        """
+        inputs = self.processor(images=list(images), input_data_format="channels_first", return_tensors="pt")
+        inputs = inputs.to(self.model.device)
+        grid = self.model.embeddings.patch_embeddings.grid(inputs["pixel_values"])
+        real = inputs.get("patch_attention_mask")
+        if real is None:
+            real = torch.ones(len(images), *grid, dtype=torch.bool, device=self.model.device)
+        described: dict[str, Tensor | list[Tensor]] = {}
+        if not all(name == "pixels" or name.startswith(UNTRAINED) for name in self.features):
+            described |= _read(self.model, inputs, real)
+        if self.untrained is not None:
+            described |= {f"{UNTRAINED}{name}": value for name, value in _read(self.untrained, inputs, real).items()}
+        if "pixels" in self.features:
+            described["pixels"] = raw_pixels(inputs["pixel_values"])
+        names = [part for name in self.features for part in ((name, "grid") if name == "patches" else (name,))]
+        return {name: described[name] for name in names}
+
+
+def _read(model: HfViTModel, inputs: BatchFeature, real: Tensor) -> dict[str, Tensor | list[Tensor]]:
+    """Runs a model; `real` (B, h, w) is True where a patch shows the image and no padding."""
+    hidden_states = model(**inputs).last_hidden_state  # (B, P + h·w, D)
+    seen = real.flatten(1).bool()  # (B, h·w)
+    patches = hidden_states[:, model.config.num_prefix_tokens :]  # (B, h·w, D)
+    mean = torch.where(seen[..., None], patches, 0).sum(dim=1) / seen.sum(dim=1, keepdim=True)  # (B, D)
+    grids = torch.stack([real.any(dim=2).sum(dim=1), real.any(dim=1).sum(dim=1)], dim=1)  # (B, 2)
+    shown = [image[kept] for image, kept in zip(patches, seen, strict=True)]
+    return {"cls": hidden_states[:, 0], "mean": mean, "patches": shown, "grid": grids.int()}
+
+
+def _untrained(model: HfViTModel) -> HfViTModel:
+    """Returns a model of the same kind with fresh weights, always the same ones."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(UNTRAINED_SEED)
+        fresh = HfViTModel(model.config, add_pooling_layer=False)
+    return fresh.to(model.device).eval()
+
+
+def open_encoder(name_or_path: str, features: Sequence[str], device: torch.device) -> ImageEncoder:
+    """Opens a saved or published model.
+
+    Args:
+        name_or_path: Folder, file of weights, or name on the Hub.
+        features: Keys of `FEATURES`.
+        device: Where it shall run.
+
+    Raises:
+        OSError: if there is no such model, or it lacks its image processor.
+        ValueError: if it is of another kind, or has no such features.
+    """
+    model, info = load_with_info(HfViTModel, name_or_path, {})
+    if missing := sorted(name for name in info["missing_keys"] if "pool" not in name):  # tokens do not go through it
+        raise ValueError(
+            f"{name_or_path} holds no weights for {shorten(missing, 3)}: its features would be drawn at random. Give "
+            "a model that was trained."
+        )
+    processor = load_image_processor(name_or_path, patch_size=model.config.patch_size)
+    return ImageEncoder(model.float().to(device), processor, features)

@@ -1,0 +1,123 @@
+"""What features are good for: nearest neighbours, a linear classifier, and finding images of the same class.
+
+Shapes: M training images, B images that are scored, D features.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..metrics import classify_by_neighbours, retrieval_average_precision
+from .linear_probe import probe
+from .reading import FeatureSplit
+
+
+COLUMNS = {
+    "knn_accuracy": "k-NN",
+    "linear_probe_accuracy": "linear probe",
+    "linear_probe_C": "C",
+    "retrieval_map": "mAP in train",
+    "retrieval_map_among_scored": "mAP among these",
+}
+COMMONEST = "commonest class"
+PAIRS_AT_A_TIME = 2**24  # of an image that is scored and one that it is compared with
+FILE_NAME = "evaluation.json"
+
+
+def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]:
+    """Scores every feature that is one vector an image.
+
+    Args:
+        train: Features to learn from, and to search.
+        test: Features that are scored.
+
+    Returns:
+        By feature, and for what always says the commonest class of the training images, the scores that `COLUMNS`
+        names, in [0, 1]; beside them the splits, their sizes and the model.
+
+    Raises:
+        ImportError: if scikit-learn is not installed.
+        ValueError: if a class has a single training image.
+    """
+    names = sorted({*train.labels, *test.labels})
+    numbers = {name: number for number, name in enumerate(names)}
+    classes, truth = (torch.tensor([numbers[label] for label in split.labels]) for split in (train, test))
+    commonest, _ = Counter(train.labels).most_common(1)[0]
+    share = test.labels.count(commonest) / len(test.labels)
+    scores = {
+        feature: score(train.read(feature), classes, test.read(feature), truth)
+        for feature in train.vectors
+        if feature in test.vectors
+    }
+    return {
+        "model": train.settings.model,
+        "splits": [train.name, test.name],
+        "images": [len(train.labels), len(test.labels)],
+        "classes": len(names),
+        "scores": {**scores, COMMONEST: {"knn_accuracy": share, "linear_probe_accuracy": share}},
+    }
+
+
+def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> dict[str, float]:
+    """Scores features (B, D) of classes `truth` (B,) beside known ones (M, D) of `classes` (M,)."""
+    neighbours = torch.cat([classify_by_neighbours(features[rows], known, classes) for rows in _parts(truth, classes)])
+    answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
+    precisions = [
+        retrieval_average_precision(features[rows], truth[rows], known, classes) for rows in _parts(truth, classes)
+    ]
+    among = [
+        retrieval_average_precision(features[rows], truth[rows], features, truth, own=rows)
+        for rows in _parts(truth, truth)
+    ]
+    return {
+        "knn_accuracy": float((neighbours == truth).double().mean()),
+        "linear_probe_accuracy": float(np.mean(answers == truth.numpy())),
+        "linear_probe_C": strength,
+        "retrieval_map": float(torch.cat(precisions).nanmean()),
+        "retrieval_map_among_scored": float(torch.cat(among).nanmean()),
+    }
+
+
+def _parts(queries: Tensor, others: Tensor) -> Iterator[Tensor]:
+    """Yields the numbers of as many queries as can be compared with all others at a time."""
+    yield from torch.arange(len(queries)).split(max(1, PAIRS_AT_A_TIME // len(others)))
+
+
+def format_table(scores: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns scores by feature as lines of text."""
+    rows = [["", *COLUMNS.values()]]
+    rows += [
+        [name, *(_format(column, of_feature.get(column)) for column in COLUMNS)] for name, of_feature in scores.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [[name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])] for name, *cells in rows]
+    return "\n".join(map("  ".join, aligned))
+
+
+def _format(column: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if column == "linear_probe_C" else f"{value:.2%}"
+
+
+def report(train: FeatureSplit, test: FeatureSplit, folder: Path, say: Callable[[str], None]) -> None:
+    """Scores features, writes evaluation.json and says what is in it.
+
+    Args:
+        train: Features to learn from, and to search.
+        test: Features that are scored.
+        folder: Where to write.
+        say: Takes lines of text.
+    """
+    found = evaluate_features(train, test)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE_NAME).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    say(f"{len(test.labels):,} {test.name} images of {found['classes']} classes beside {len(train.labels):,} of train")
+    say(format_table(found["scores"]))
+    say(f"The same as JSON: {folder / FILE_NAME}")

@@ -1,0 +1,120 @@
+"""What patches are to a model: which are alike, and what tells them apart.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w, D hidden size.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..pretrained_hf_vit import HfViTPreTrainedModel
+from .patches import Patch, check_evaluates, grids_of, number_of
+from .principal_components import principal_components
+
+
+NUM_COLOURS = 3
+
+
+@torch.no_grad()
+def patch_features(
+    model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_mask: Tensor | None = None
+) -> list[Tensor]:
+    """Returns the patches of images after the last block and the final norm.
+
+    Args:
+        model: A model of any task; its encoder sees the images without masks and without queries.
+        pixel_values: (B, C, H, W).
+        patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+
+    Returns:
+        (h, w, D) for each image, without padding, in float32 at least.
+
+    Raises:
+        ValueError: if the model is in training mode, or an input does not fit it.
+    """
+    check_evaluates(model)
+    encoder = model.base_model
+    outputs = encoder(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True)
+    tokens = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, N, D)
+    tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+    maps = tokens.unflatten(1, encoder.embeddings.patch_embeddings.grid(pixel_values))  # (B, h, w, D)
+    grids = grids_of(model, pixel_values, patch_attention_mask)
+    return [own[:rows, :columns] for own, (rows, columns) in zip(maps, grids, strict=True)]
+
+
+def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
+    """Returns how alike one patch and all others are.
+
+    Args:
+        features: (h, w, D) of one image.
+        patch: Row and column.
+
+    Returns:
+        (h, w) cosines, from -1 to 1.
+
+    Raises:
+        ValueError: if there is no such patch.
+    """
+    row, column = divmod(number_of(patch, (features.shape[0], features.shape[1])), features.shape[1])
+    directions = F.normalize(features, dim=-1)
+    return directions @ directions[row, column]
+
+
+def feature_colours(features: Sequence[Tensor], foreground_threshold: float | None = None) -> list[Tensor]:
+    """Gives patches colours by the three directions along which they differ most: like patches have like colours.
+
+    Args:
+        features: (h, w, D) of each image. All have the same directions and colours.
+        foreground_threshold: Tells first foreground from background, by the one direction along which patches differ
+            most, from 0 to 1 as they do: only those above have colours, by the directions along which these differ.
+            The background is the side to which the borders of the images belong. None gives all patches colours.
+
+    Returns:
+        (h, w, 3) for each image, red, green and blue in [0, 1], float64; NaN in the background.
+
+    Raises:
+        ValueError: if there are too few patches for three directions.
+
+    Source: figure 1 of https://arxiv.org/abs/2304.07193.
+    """
+    rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D) of all images
+    is_foreground = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    if foreground_threshold is not None:
+        borders = torch.cat([_borders(own).flatten() for own in features])  # (M,)
+        is_foreground = _spread(_off_borders(rows, borders))[:, 0] > foreground_threshold
+    count = int(is_foreground.sum())
+    if min(count, rows.shape[1]) <= NUM_COLOURS:
+        above = "" if foreground_threshold is None else f" above foreground_threshold={foreground_threshold}"
+        raise ValueError(
+            f"{count} patches{above}, of {rows.shape[1]} features, have no {NUM_COLOURS} colours. Take more images, "
+            "larger ones, or a lower threshold."
+        )
+    chosen = rows[is_foreground]
+    components, _ = principal_components(chosen, NUM_COLOURS)
+    colours = rows.new_full((len(rows), NUM_COLOURS), torch.nan)
+    colours[is_foreground] = _spread(chosen @ components.T)
+    sizes = [own.shape[:2] for own in features]
+    parts = colours.split([height * width for height, width in sizes])
+    return [part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _borders(features: Tensor) -> Tensor:
+    """Returns which patches (h, w) of features (h, w, D) lie at the border of their image."""
+    borders = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+    borders[1:-1, 1:-1] = False
+    return borders
+
+
+def _off_borders(rows: Tensor, borders: Tensor) -> Tensor:
+    """Returns where patches (M, D) lie in the direction in which they differ most, (M, 1); borders (M,) lie low."""
+    (component,), _ = principal_components(rows, 1)
+    places = (rows - rows.mean(dim=0)) @ component  # (M,)
+    return (places if places[borders].mean() <= 0 else -places)[:, None]
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Returns each column of values (M, K) from 0, the least, to 1, the largest."""
+    lowest, highest = values.amin(dim=0), values.amax(dim=0)
+    return (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)

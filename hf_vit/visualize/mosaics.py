@@ -1,0 +1,122 @@
+"""Many small maps beside each other.
+
+Shapes: R C rows and columns of maps, h w of each.
+"""
+
+import os
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from ..metrics.streamed import as_array
+from .canvas import large_enough
+from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, as_picture, new_figure, save, show
+from .heat import HEAT_COLOURS, mark
+from .patches import Patch
+
+
+MAP_WIDTH = 0.75  # inches
+MAX_POSITIONS = 14  # rows and columns of position embeddings; more would be too small
+FILTERS_BESIDE = 7  # as in the paper
+
+
+def mosaic(maps: np.ndarray) -> np.ndarray:
+    """Puts maps into rows and columns.
+
+    Args:
+        maps: (R, C, h, w), or with channels (R, C, h, w, K).
+
+    Returns:
+        (R·(h + 1) - 1, C·(w + 1) - 1) or with channels, float64; NaN in the gaps.
+    """
+    gaps = [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)][: maps.ndim]
+    framed = np.pad(maps.astype(np.float64), gaps, constant_values=np.nan).swapaxes(1, 2)  # (R, h + 1, C, w + 1)
+    rows, height, columns, width = framed.shape[:4]
+    return framed.reshape(rows * height, columns * width, *maps.shape[4:])[:-1, :-1]
+
+
+def draw_attention(
+    image: Picture, maps: ArrayLike | Tensor, file: str | os.PathLike[str], patch: Patch | None = None
+) -> None:
+    """Draws an image beside the attention of each layer (a row) and head (a column), in its own span of colours.
+
+    Args:
+        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8, that the model saw as a whole at any size.
+        maps: (layers, heads, h, w), from `attention_maps`.
+        file: Where to save the picture; the suffix is the format.
+        patch: Row and column of the patch that looks, to be marked; None where none does.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    values = as_array(maps, np.float64)
+    layers, heads, *grid = values.shape
+    highest = values.max(axis=(2, 3), keepdims=True)
+    lowest = values.min(axis=(2, 3), keepdims=True)
+    shares = (values - lowest) / np.maximum(highest - lowest, np.finfo(np.float64).tiny)
+    height, width = as_picture(image).shape[:2]
+    map_height = MAP_WIDTH * min(height / width, MAX_ASPECT)
+    figure_height = max(layers * map_height, COLUMN_WIDTH * height / width) + 0.6
+    figure = new_figure(COLUMN_WIDTH + heads * MAP_WIDTH + 0.4, figure_height)
+    panels = figure.subplots(1, 2, width_ratios=[COLUMN_WIDTH, heads * MAP_WIDTH])
+    show(panels[0], np.asarray(large_enough(image)[0]))
+    panels[0].set_anchor("N")
+    if patch is not None:
+        mark(panels[0], patch, tuple(grid))
+    # Cells are as high as those of the image, also where patches are not square.
+    aspect = height / grid[0] / (width / grid[1])
+    panels[1].imshow(mosaic(shares), cmap=HEAT_COLOURS, aspect=aspect)
+    panels[1].set(xlabel="head", ylabel="layer")
+    panels[1].set_xticks(np.arange(heads) * (grid[1] + 1) + grid[1] / 2, range(1, heads + 1), fontsize=8)
+    panels[1].set_yticks(np.arange(layers) * (grid[0] + 1) + grid[0] / 2, range(1, layers + 1), fontsize=8)
+    panels[1].tick_params(length=0)
+    panels[1].spines[:].set_visible(False)
+    save(figure, file)
+
+
+def draw_position_similarity(similarity: ArrayLike | Tensor, file: str | os.PathLike[str]) -> None:
+    """Draws, at the place of each position, how alike it and all others are.
+
+    Args:
+        similarity: (h, w, h, w), from `position_similarity`. Of many rows or columns, evenly spread ones are drawn.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    values = as_array(similarity, np.float64)
+    rows, columns = (np.linspace(0, n - 1, min(n, MAX_POSITIONS)).round().astype(int) for n in values.shape[:2])
+    figure = new_figure(len(columns) * MAP_WIDTH * 0.8 + 1, len(rows) * MAP_WIDTH * 0.8 + 0.6)
+    axes = figure.subplots()
+    drawn = axes.imshow(mosaic(values[np.ix_(rows, columns)]), cmap="viridis")
+    height, width = values.shape[2:]
+    axes.set_xticks(np.arange(len(columns)) * (width + 1) + width / 2, columns + 1, fontsize=8)
+    axes.set_yticks(np.arange(len(rows)) * (height + 1) + height / 2, rows + 1, fontsize=8)
+    axes.set(xlabel="column of the patch", ylabel="row of the patch")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    figure.colorbar(drawn, shrink=0.6).set_label("cosine similarity", fontsize=8)
+    save(figure, file)
+
+
+def draw_patch_filters(filters: ArrayLike | Tensor, file: str | os.PathLike[str]) -> None:
+    """Draws filters in rows, the most important first; grey is 0.
+
+    Args:
+        filters: (count, height, width, C), from `patch_filters`; those of neither 1 nor 3 channels show their first.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    values = as_array(filters, np.float64)
+    values = values if values.shape[-1] == 3 else np.repeat(values[..., :1], 3, axis=-1)
+    strongest = np.abs(values).max(axis=(1, 2, 3), keepdims=True)
+    colours = 0.5 + 0.5 * values / np.maximum(strongest, np.finfo(np.float64).tiny)
+    missing = -len(colours) % FILTERS_BESIDE
+    colours = np.pad(colours, [(0, missing), (0, 0), (0, 0), (0, 0)], constant_values=1.0)
+    picture = mosaic(colours.reshape(-1, FILTERS_BESIDE, *colours.shape[1:]))
+    figure = new_figure(FILTERS_BESIDE * MAP_WIDTH, len(colours) // FILTERS_BESIDE * MAP_WIDTH + 0.2)
+    show(figure.subplots(), np.nan_to_num(picture, nan=1.0))
+    save(figure, file)

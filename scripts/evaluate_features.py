@@ -1,0 +1,36 @@
+"""Scores features that extract_features.py has written, by the classes of their images, in three ways.
+
+k-NN is the class of 20 training images, weighted as in DINO; the linear probe a logistic regression on standardised
+features, whose regularisation is chosen on a tenth of the training images; mAP the mean average precision of looking
+for images of the same class, among the training images and among the scored ones.
+
+Examples:
+    python scripts/evaluate_features.py outputs/features
+    python scripts/evaluate_features.py outputs/train-features outputs/test-features --output_dir outputs/scores
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from hf_vit.features import open_train_and_test, report
+from hf_vit.training.checks import check_packages
+
+
+def main(arguments: list[str]) -> None:
+    """Scores features as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("train", type=Path, help="folder of features to learn from, the split train of it")
+    parser.add_argument("test", type=Path, nargs="?", help="folder of those to score; by default the same one")
+    parser.add_argument("--output_dir", type=Path, help="where to write evaluation.json (default: beside the scored)")
+    args = parser.parse_args(arguments)
+    try:
+        check_packages("sklearn")
+        folders = [args.train] if args.test is None else [args.train, args.test]
+        report(*open_train_and_test(folders), args.output_dir or folders[-1], print)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,89 @@
+"""Draws what a model looks at, on photos and in its own weights: any model of ours, or a published ViT.
+
+Writes <photo>_<kind>.png for each photo and <kind>.png for all together, by default all kinds that the model has:
+
+    <photo>_attention    how much each head of each layer looks at which patches
+    <photo>_rollout      how much of each patch reaches the end: attention followed through all layers
+    <photo>_saliency     how much each patch speaks for a class (of classifiers)
+    <photo>_similarity   how alike one patch and all others are
+    distance             how far the heads of each layer look
+    pca                  patches in the colours of what tells them apart, the same in all photos
+    positions            how alike the position embeddings are (of models that have a table of them)
+    filters              what the model sees in patches first
+
+Photos are seen as a whole, in their proportions.
+
+Examples:
+    V=scripts/visualize.py
+    python $V outputs/photos photo.jpg --output_dir outputs/looks
+    python $V outputs/photos photo.jpg --output_dir outputs/looks --kinds attention similarity --point 320,200
+    python $V facebook/dinov2-small folder_of_photos --output_dir outputs/looks --kinds pca --foreground_threshold 0.5
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from prediction.inputs import find_images, name_outputs, open_image
+
+from hf_vit.visualize.looks import OF_ALL, OF_EACH, Look, LookOptions, kinds_of
+from hf_vit.visualize.opening import open_to_look
+
+
+def to_point(text: str) -> tuple[float, float]:
+    """Returns x and y of "x,y"."""
+    x, y = map(float, text.split(","))
+    return x, y
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder or file of a saved model, or its name on the Hub, ours or published")
+    parser.add_argument("photos", nargs="+", type=Path, help="image files, and folders that are searched for them")
+    parser.add_argument("--output_dir", type=Path, required=True, help="where to write the pictures")
+    parser.add_argument("--kinds", nargs="+", choices=[*OF_EACH, *OF_ALL], help="what to draw (default: all)")
+    parser.add_argument("--image_size", type=int, help="shorter side of what the model sees, in pixels")
+    parser.add_argument(
+        "--point",
+        type=to_point,
+        help="x,y in pixels of the photo: whose attention and rollout, by default that of what sums the photo up, and "
+        "what is compared, by default the middle",
+    )
+    parser.add_argument("--class_name", help="what saliency speaks for (default: the likeliest class)")
+    parser.add_argument("--foreground_threshold", type=float, help="leave patches below out of pca, from 0 to 1")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Draws and names what was written."""
+    files = find_images(args.photos)
+    model, processor = open_to_look(args.model, args.image_size)
+    options = LookOptions(args.point, args.class_name, args.foreground_threshold)
+    looks = [Look(model, processor, open_image(file), options) for file in files]
+    kinds = args.kinds or kinds_of(model)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for kind in kinds:
+        if kind in OF_ALL:
+            written = args.output_dir / f"{kind}.png"
+            OF_ALL[kind](looks, written)
+            print(written, flush=True)
+            continue
+        for look, name in zip(looks, name_outputs(files), strict=True):
+            written = args.output_dir / f"{name}_{kind}.png"
+            OF_EACH[kind](look, written)
+            print(written, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Draws as the command line says."""
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    try:
+        run(args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+
+
+if __name__ == "__main__":
+    main()
