@@ -233,14 +233,13 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         """
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokens of the texts that the tokenizer returns.")
-        padding = self.text_options.pad_token_id
-        if padding is not None:  # which is seen
-            missing = self.text_options.max_position_embeddings - input_ids.shape[1]
-            input_ids, attention_mask = F.pad(input_ids, (0, max(missing, 0)), value=padding), None
+        options = self.text_options
+        if options.pad_token_id is not None:  # padding is seen
+            missing = options.max_position_embeddings - input_ids.shape[1]
+            input_ids, attention_mask = F.pad(input_ids, (0, max(missing, 0)), value=options.pad_token_id), None
         given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: value for name, value in given.items() if value is not None}
         outputs = self.text_model(input_ids=input_ids, return_dict=True, **given, **kwargs)
-        options = self.text_options
         pooled = pool_tokens(
             outputs.last_hidden_state, input_ids, attention_mask, options.pooled_by, options.eos_token_id
         )
