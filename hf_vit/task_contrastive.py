@@ -164,11 +164,11 @@ def share_of_loss(
 ) -> Tensor:
     """Returns what images and texts (B, E), of which the first is number `start` of all (N, E), add to the loss."""
     scale = logit_scale.to(images.dtype).exp()
-    options = {"start": start, "max_logits": max_logits}
-    if logit_bias is not None:
-        return sum_over_rows(sigmoid_rows, images * scale, all_texts, logit_bias.to(images.dtype), **options)
-    rows = partial(sum_over_rows, softmax_rows, **options)
-    return (rows(images * scale, all_texts) + rows(texts * scale, all_images)) / 2
+    if logit_bias is None:
+        rows = partial(sum_over_rows, softmax_rows, start=start, max_logits=max_logits)
+        return (rows(images * scale, all_texts) + rows(texts * scale, all_images)) / 2
+    bias = logit_bias.to(images.dtype)
+    return sum_over_rows(sigmoid_rows, images * scale, all_texts, bias, start=start, max_logits=max_logits)
 
 
 def gather_pairs(images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -49,12 +49,12 @@ class ImageTextScorer(ImageScorer):
         images, texts, counts = self.metric.embeddings()
         first = counts.cumsum(dim=0) - counts
         head = model.contrastive_head
-        numbers = [part if part is None else part.detach().cpu() for part in (head.logit_scale, head.logit_bias)]
+        scale = head.logit_scale.detach().cpu()
+        bias = None if head.logit_bias is None else head.logit_bias.detach().cpu()
         with torch.no_grad():
-            losses = [
-                loss_of_pairs(images, texts[first + turn % counts], *numbers) for turn in range(int(counts.max()))
-            ]
-        return float(torch.stack(losses).double().mean())
+            turns = [texts[first + turn % counts] for turn in range(int(counts.max()))]
+            losses = torch.stack([loss_of_pairs(images, chosen, scale, bias) for chosen in turns])
+        return float(losses.double().mean())
 
     def draw(
         self,

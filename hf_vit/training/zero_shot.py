@@ -80,6 +80,8 @@ def load_zero_shot(
 class ZeroShotClassifier(nn.Module):
     """A classifier whose weights are what a model makes of the names of classes."""
 
+    class_embeds: Tensor
+
     def __init__(self, model: HfViTForZeroShotImageClassification, class_embeds: Tensor) -> None:
         """Takes a model and what it makes of K classes, (K, E) of length 1."""
         super().__init__()

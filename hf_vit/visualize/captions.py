@@ -53,7 +53,7 @@ def _write(panel: "Axes", texts: Sequence[str], colours: Sequence[str]) -> None:
     panel.set_axis_off()
     for place, (text, colour) in enumerate(zip(texts[:NUM_CAPTIONS], colours, strict=False)):
         lines = textwrap.fill(textwrap.shorten(text, 2 * LETTERS - 10, placeholder=" ..."), LETTERS)
-        height = 1 - place / NUM_CAPTIONS
-        options = {"transform": panel.transAxes, "va": "top", "fontsize": 8, "color": colour}
-        # A caption may hold "$5_$", which is no formula; and a long one is not to make its panel narrow.
-        panel.text(0, height, lines, parse_math=False, **options).set_in_layout(False)
+        drawn = panel.text(0, 1 - place / NUM_CAPTIONS, lines, transform=panel.transAxes, va="top", color=colour)
+        drawn.set_fontsize(8)
+        drawn.set_parse_math(False)  # a caption may hold "$5_$", which is no formula
+        drawn.set_in_layout(False)  # a long one would make its panel narrow
