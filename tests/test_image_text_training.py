@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, BertConfig, BertModel
+from transformers import AutoTokenizer, BertConfig, BertModel, CLIPConfig, CLIPModel
 
 from hf_vit import HfViTModel
 from hf_vit.configuration_hf_vit import HfViTConfig
@@ -38,7 +38,7 @@ from .test_demo import load_script
 
 
 STEPS = ["--max_steps", "80", "--eval_strategy", "steps", "--eval_steps", "40", "--save_strategy", "steps"]
-STEPS += ["--save_steps", "40", "--learning_rate", "3e-3", "--weight_decay", "0.05", "--min_crop_scale", "0.8"]
+STEPS += ["--save_steps", "40", "--learning_rate", "2e-3", "--weight_decay", "0.05", "--min_crop_scale", "0.8"]
 
 
 @pytest.fixture(scope="module")
@@ -199,6 +199,27 @@ def test_a_saved_model_goes_on_with_its_texts_and_another_loss(workplace: Path, 
     assert model.options.loss == "softmax"
     assert {name for name in saved if name not in model.state_dict()} == {"contrastive_head.logit_bias"}
     assert all(torch.equal(weight, saved[name]) for name, weight in model.state_dict().items())
+
+
+def test_published_towers_go_on_with_their_tokenizer(workplace: Path, tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(captions_of("red", "blue") * 3, 270, 40)
+    text = {
+        **TEXT,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 12,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    vision = {**CONFIG, "image_size": 16}
+    clip = CLIPModel(CLIPConfig(vision_config=vision, text_config=text, projection_dim=20))
+    clip.save_pretrained(tmp_path / "clip")
+    tokenizer.save_pretrained(tmp_path / "clip")
+    trainer = make_trainer(workplace / "halves", tmp_path / "out", "--model_name_or_path", str(tmp_path / "clip"))
+    theirs = clip.text_model.embeddings.token_embedding.weight
+    assert torch.equal(trainer.model.text_model.token_embedding.weight, theirs)
+    assert trainer.model.options.loss == "softmax"
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["input_ids"].shape[1] <= 12  # where the tower ends, before the tokenizer does
+    assert trainer.model(**batch).loss.isfinite()
 
 
 def test_a_text_encoder_of_the_library_brings_its_weights_and_tokens(workplace: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from ..convert import load_tokenizer
 from ..convert.source import find_file
 from ..modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
 from ..processing_hf_vit import HfViTProcessor, text_options_of
@@ -34,7 +35,7 @@ def load_image_text_model(
     if name is not None and text_name is None and has_tokenizer(name):
         args.refuse_beside("model_name_or_path", "tokenizer_name", "vocab_size", "text_preset", "max_text_length")
         model, image_processor = load_model(HfViTForZeroShotImageClassification, args)
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = load_tokenizer(model, name)
     else:
         tokenizer = make_tokenizer(args, captions)
         options = {**args.text_size(), **text_options_of(tokenizer)}
