@@ -11,9 +11,13 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertConfig, BertModel, CLIPConfig, CLIPModel
 
-from hf_vit import HfViTModel
-from hf_vit.configuration_hf_vit import HfViTConfig
-from hf_vit.image_processing_hf_vit import HfViTImageProcessor
+from hf_vit import (
+    HfViTConfig,
+    HfViTForZeroShotImageClassification,
+    HfViTImageProcessor,
+    HfViTModel,
+    HfViTProcessor,
+)
 from hf_vit.task_contrastive import contrastive_loss
 from hf_vit.training import check_upload, train_tokenizer
 
@@ -96,17 +100,26 @@ from pathlib import Path
 exec(re.findall("```python\\n(.*?)```", Path("pairs/README.md").read_text(), flags=re.DOTALL)[0].replace(
     "path/to/this/folder", "pairs"
 ))
-labels = ["red beside blue", "green beside white", "blue beside red"]
-found = classify("image.png", candidate_labels=labels, hypothesis_template="{}")
-print(type(classify.model).__name__, type(classify.model).__module__.split(".")[0], found[0]["label"])
+found = classify("image.png", candidate_labels=sys.argv[1:], hypothesis_template="{}")
+print(type(classify.model).__name__, type(classify.model).__module__.split(".")[0])
+print(found[0]["score"], found[0]["label"])
 """
 
 
 def test_it_opens_in_the_stock_pipeline_where_the_package_is_not(workplace: Path) -> None:
     number = PAIRS.index(("red", "blue"))
-    Image.open(workplace / "halves" / "val" / "images" / f"{number}.png").save(workplace / "image.png")
-    printed = run_without_package(OPENED, workplace).stdout.splitlines()
-    assert printed[-1] == "HfViTForZeroShotImageClassification transformers_modules red beside blue"
+    image = Image.open(workplace / "halves" / "val" / "images" / f"{number}.png")
+    image.save(workplace / "image.png")
+    labels = ["green beside white", "red beside blue", "green beside green"]
+    *_, kind, answer = run_without_package(OPENED, workplace, *labels).stdout.splitlines()
+    assert kind == "HfViTForZeroShotImageClassification transformers_modules"
+    model = HfViTForZeroShotImageClassification.from_pretrained(workplace / "pairs")
+    processor = HfViTProcessor.from_pretrained(workplace / "pairs")
+    with torch.no_grad():
+        scores = model(**processor(images=image, text=labels, return_tensors="pt")).logits_per_image.softmax(dim=1)[0]
+    score, label = answer.split(maxsplit=1)
+    assert label == "red beside blue"
+    assert float(score) == pytest.approx(float(scores[1]), rel=1e-4)
 
 
 def test_the_cards_code_runs_with_the_package(
