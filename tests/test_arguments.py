@@ -93,7 +93,7 @@ def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
     "file", sorted((Path(__file__).parents[1] / "model_cards").glob("*.yaml")), ids=lambda file: file.stem
 )
 def test_published_recipes_are_understood(file: Path, tmp_path: Path) -> None:
-    (script,) = re.findall(r"^# python scripts/train_(\w+)\.py", file.read_text(), re.MULTILINE)
+    (script,) = re.findall(r"^# python scripts/(?:pre)?train_(\w+)\.py", file.read_text(), re.MULTILINE)
     task = getattr(training, script.title().replace("_", ""))
     command = [str(file), "--dataset_name", "photos", "--use_cpu", "--output_dir", str(tmp_path)]
     model, *parts = parse_arguments(task.argument_types, command)

@@ -286,8 +286,7 @@ def test_gradient_checkpointing_changes_nothing(tower: str, reentrant: bool) -> 
 @all_losses
 def test_overfits_one_batch(loss: str) -> None:
     model = build(loss=loss).train()
-    for parameter, value in model.contrastive_head.initial_values():
-        nn.init.constant_(parameter, value)
+    model.contrastive_head.initialize(model.config.initializer_range)
     inputs = batch_of(model, 8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(90):
