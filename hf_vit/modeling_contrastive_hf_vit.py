@@ -179,9 +179,20 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         encoder_config = AutoConfig.from_pretrained(text_model_name_or_path).to_diff_dict()
         kwargs["text_config"] = {**kwargs.get("text_config", {}), "encoder_config": encoder_config}
         model = cls.from_pretrained(vision_model_name_or_path, **kwargs)
-        trained = AutoModel.from_pretrained(text_model_name_or_path, dtype=model.dtype)
-        model.text_model.load_state_dict(without_pooler(trained).state_dict())
+        model.load_text_weights(text_model_name_or_path)
         return model
+
+    def load_text_weights(self, name_or_path: str | os.PathLike[str]) -> None:
+        """Gives the text tower the weights of a text encoder of the library whose configuration it has.
+
+        Args:
+            name_or_path: What `AutoModel` opens.
+
+        Raises:
+            OSError: if there is no such model.
+        """
+        trained = AutoModel.from_pretrained(name_or_path, dtype=self.dtype)
+        self.text_model.load_state_dict(without_pooler(trained).state_dict())
 
     def freeze_vision(self) -> None:
         """Keeps the image tower as it is, so that only the text learns to fit it (https://arxiv.org/abs/2111.07991).

@@ -14,6 +14,17 @@ from .travelling_hf_vit import copy_code
 LONGEST = 10**6
 
 
+def text_options_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns what a tokenizer tells of the text tower that reads its tokens, options of `HfViTTextConfig`."""
+    has_end, longest = tokenizer.eos_token_id is not None, tokenizer.model_max_length
+    return {
+        "vocab_size": len(tokenizer),
+        "eos_token_id": tokenizer.eos_token_id,
+        "pooling": "eos" if has_end else "last",
+        **({"max_position_embeddings": longest} if longest < LONGEST else {}),
+    }
+
+
 class HfViTProcessorKwargs(ProcessingKwargs, total=False):  # type: ignore[call-arg]
     """What the processor is called with. Texts of one call are brought to one length, and cut off where too long."""
 
@@ -35,14 +46,7 @@ class HfViTProcessor(ProcessorMixin):
 
     def text_options(self) -> dict[str, Any]:
         """Returns what the tokenizer tells of the text tower, options of `HfViTTextConfig`."""
-        tokenizer = self.tokenizer
-        has_end, longest = tokenizer.eos_token_id is not None, tokenizer.model_max_length
-        return {
-            "vocab_size": len(tokenizer),
-            "eos_token_id": tokenizer.eos_token_id,
-            "pooling": "eos" if has_end else "last",
-            **({"max_position_embeddings": longest} if longest < LONGEST else {}),
-        }
+        return text_options_of(self.tokenizer)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the options, and which class reads them."""

@@ -134,16 +134,41 @@ def contrastive_loss(
         )
     precision = torch.promote_types(image_embeds.dtype, torch.float32)
     images, texts = image_embeds.to(precision), text_embeds.to(precision)
-    all_images, all_texts, start = gather_pairs(images, texts)  # (N, E)
-    scale = logit_scale.to(precision).exp()
+    everything = gather_pairs(images, texts)
+    total = share_of_loss(images, texts, *everything, logit_scale, logit_bias, max_logits)
+    return sum_over_processes(total) / len(everything[0])
+
+
+@in_full_precision
+def loss_of_pairs(
+    image_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: Tensor,
+    logit_bias: Tensor | None = None,
+    max_logits: int = MAX_LOGITS,
+) -> Tensor:
+    """The loss of pairs that this process has all of, whatever others have; otherwise as `contrastive_loss`."""
+    pairs = image_embeds, text_embeds
+    return share_of_loss(*pairs, *pairs, 0, logit_scale, logit_bias, max_logits) / len(image_embeds)
+
+
+def share_of_loss(
+    images: Tensor,
+    texts: Tensor,
+    all_images: Tensor,
+    all_texts: Tensor,
+    start: int,
+    logit_scale: Tensor,
+    logit_bias: Tensor | None,
+    max_logits: int,
+) -> Tensor:
+    """Returns what images and texts (B, E), of which the first is number `start` of all (N, E), add to the loss."""
+    scale = logit_scale.to(images.dtype).exp()
     if logit_bias is None:
         rows = partial(sum_over_rows, softmax_rows, start=start, max_logits=max_logits)
-        total = (rows(images * scale, all_texts) + rows(texts * scale, all_images)) / 2
-    else:
-        total = sum_over_rows(
-            sigmoid_rows, images * scale, all_texts, logit_bias.to(precision), start=start, max_logits=max_logits
-        )
-    return sum_over_processes(total) / len(all_texts)
+        return (rows(images * scale, all_texts) + rows(texts * scale, all_images)) / 2
+    bias = logit_bias.to(images.dtype)
+    return sum_over_rows(sigmoid_rows, images * scale, all_texts, bias, start=start, max_logits=max_logits)
 
 
 def gather_pairs(images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, int]:

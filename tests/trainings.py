@@ -26,6 +26,7 @@ from hf_vit.training import HfViTTrainer, last_checkpoint
 from . import contrastive_helpers, dense_helpers, object_helpers
 from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
+from .image_text_helpers import train_as_one
 from .pretraining_helpers import train_all_ways
 from .references import draw_weights
 from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
@@ -307,6 +308,14 @@ def pretrain(folder: Path, data: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+def train_pairs(folder: Path, data: str) -> None:
+    """Trains on images and texts in two processes; each writes what it got."""
+    results = train_as_one(Path(data), folder, batch_size=4)
+    assert torch.distributed.get_world_size() == 2
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
 # What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
 SAVE_STEPS, KILL_STEP = 4, 10
 RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
@@ -389,6 +398,7 @@ JOBS: dict[str, Callable[..., None]] = {
         score_predictions,
         score_tasks,
         train_and_die,
+        train_pairs,
         train_to_the_end,
     )
 }

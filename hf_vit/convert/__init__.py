@@ -5,7 +5,7 @@ from .families import FAMILIES
 from .image_processor import read_image_processor_file
 from .layouts import LAYOUTS
 from .load_image_processor import load_image_processor
-from .load_processor import load_processor
+from .load_processor import load_processor, load_tokenizer
 from .loading import Converted, convert_checkpoint, read_published
 from .model_card import write_conversion_card
 from .new_folder import check_new_folder, new_folder
@@ -32,6 +32,7 @@ __all__ = [
     "families_table",
     "load_image_processor",
     "load_processor",
+    "load_tokenizer",
     "new_folder",
     "open_source",
     "peak_memory",

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, BaseImageProcessor
+from transformers import AutoTokenizer, BaseImageProcessor, PreTrainedTokenizerBase
 
 from ..modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
 from ..pretrained_hf_vit import HfViTPreTrainedModel
@@ -29,4 +29,24 @@ def load_processor(
     hub = {name: options[name] for name in HUB_ARGUMENTS if name in options}
     if find_file(str(name_or_path), "tokenizer_config.json", **hub) is None:
         return image_processor
-    return HfViTProcessor(image_processor, AutoTokenizer.from_pretrained(name_or_path, **hub))
+    return HfViTProcessor(image_processor, load_tokenizer(model, name_or_path, **hub))
+
+
+def load_tokenizer(
+    model: HfViTForZeroShotImageClassification, name_or_path: str | os.PathLike[str], **hub: Any
+) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a checkpoint, which cuts texts off where its text tower of our own ends.
+
+    Args:
+        model: What the checkpoint was opened as.
+        name_or_path: Folder, or name on the Hub.
+        **hub: `HUB_ARGUMENTS`.
+
+    Raises:
+        OSError: if it has none.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
+    options = model.text_options
+    if options.encoder_config is None:  # else the tokenizer alone knows
+        tokenizer.model_max_length = min(tokenizer.model_max_length, options.max_position_embeddings)
+    return tokenizer

@@ -3,6 +3,7 @@
 from .augmentation import image_classification_augmentation, small_affine
 from .augmented_dataset import AugmentedDataset
 from .augmented_stream import AugmentedStream
+from .caption_sources import load_image_text
 from .checks import unreadable_images, without_unreadable
 from .class_list import ClassList
 from .collators import ImageClassificationCollator
@@ -16,6 +17,7 @@ from .detection_sources import load_object_detection
 from .digits import DIGITS_RECORD, load_digits_dataset
 from .hold_out import hold_out
 from .image_stream import first_images, stream_images
+from .image_text_batches import ImageTextCollator, image_text_augmentation
 from .keypoint_augmentation import keypoint_augmentation
 from .keypoint_collator import KeypointDetectionCollator
 from .keypoint_sources import load_keypoint_detection
@@ -35,6 +37,7 @@ __all__ = [
     "DataRecord",
     "DensePredictionCollator",
     "ImageClassificationCollator",
+    "ImageTextCollator",
     "KeypointData",
     "KeypointDetectionCollator",
     "MaskedImageModelingCollator",
@@ -47,10 +50,12 @@ __all__ = [
     "first_images",
     "hold_out",
     "image_classification_augmentation",
+    "image_text_augmentation",
     "keypoint_augmentation",
     "load_depth_estimation",
     "load_digits_dataset",
     "load_image_classification",
+    "load_image_text",
     "load_keypoint_detection",
     "load_object_detection",
     "load_semantic_segmentation",

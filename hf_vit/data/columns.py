@@ -1,6 +1,6 @@
 """Which columns of a dataset hold its images and its labels or targets."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from datasets import ClassLabel, Dataset, DatasetDict, Image, Value
 
@@ -20,6 +20,16 @@ USUAL_NAMES = {
     ),
     "objects_column_name": ("objects", "object", "annotations", "annotation"),
     "depth_column_name": ("depth", "depth_map", "depths", "label", "labels"),
+    "caption_column_name": (
+        "caption",
+        "captions",
+        "text",
+        "texts",
+        "sentence",
+        "sentences",
+        "description",
+        "descriptions",
+    ),
 }
 
 
@@ -46,15 +56,9 @@ def image_and_label(splits: DatasetDict, image_column: str | None, label_column:
 
 def _two_columns(dataset: Dataset, where: str, image_column: str | None, label_column: str | None) -> Dataset:
     features = dataset.features
-    images = [name for name, feature in features.items() if isinstance(feature, Image)]
     labels = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-    image = choose_column("image_column_name", image_column, features, where, by_type=images)
+    image = choose_image_column(features, image_column, where)
     label = choose_column("label_column_name", label_column, features, where, by_type=labels)
-    if not can_hold_images(features[image]):
-        raise ValueError(
-            f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name the "
-            f"right one with image_column_name; there are {', '.join(map(repr, features))}."
-        )
     dataset = dataset.select_columns([image, label]).rename_columns({image: "image", label: "label"})
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
 
@@ -96,6 +100,27 @@ def _two_image_columns(
     columns = {image: "image", found: target}
     dataset = dataset.select_columns(list(columns)).rename_columns(columns)
     return dataset.cast_column("image", Image()).cast_column(target, Image(decode=False))
+
+
+def choose_image_column(features: Mapping[str, object], given: str | None, where: str) -> str:
+    """Returns the column that holds the images.
+
+    Args:
+        features: The types of all columns by name.
+        given: Which one it is, where that is not clear.
+        where: What has the columns, to begin an error with.
+
+    Raises:
+        ValueError: if it is missing, if several could be it, or if it does not hold images.
+    """
+    images = [name for name, feature in features.items() if isinstance(feature, Image)]
+    image = choose_column("image_column_name", given, features, where, by_type=images)
+    if not can_hold_images(features[image]):
+        raise ValueError(
+            f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name the "
+            f"right one with image_column_name; there are {', '.join(map(repr, features))}."
+        )
+    return image
 
 
 def can_hold_images(feature: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from datasets import ClassLabel, DatasetDict, Image, concatenate_datasets
 from transformers.utils import logging
 
-from .columns import USUAL_NAMES, can_hold_images, choose_column
+from .columns import USUAL_NAMES, choose_column, choose_image_column
 from .files import images_at, with_files
 from .folders import IMAGE_SUFFIXES, files_below, is_image, subfolders
 from .labels import LABEL_TYPES, UNLABELLED
@@ -138,13 +138,7 @@ def select_image_and_class(dataset: Any, where: str, image_column: str | None, l
             f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. Leave "
             "streaming out, or store the images as parquet files."
         )
-    images = [name for name, feature in features.items() if isinstance(feature, Image)]
-    image = choose_column("image_column_name", image_column, features, where, by_type=images)
-    if not can_hold_images(features[image]):
-        raise ValueError(
-            f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name the "
-            f"right one with image_column_name; there are {', '.join(map(repr, features))}."
-        )
+    image = choose_image_column(features, image_column, where)
     columns = {image: "image"}
     if (label := _label_column(features, where, label_column)) is not None:
         columns[label] = CLASS

@@ -22,6 +22,7 @@ TARGETS = (
     ("masks", "class_labels", "is_crowd"),
     ("boxes", "class_labels", "is_crowd", "areas", "size"),
     ("keypoints", "box", "area", "image_id"),
+    ("captions",),
 )
 # What has a row for each object
 OF_OBJECTS = ("masks", "boxes", "areas", "class_labels")
@@ -181,6 +182,23 @@ def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value[kept] if name in OF_OBJECTS else value for name, value in example.items() if name != "is_crowd"
     }
+
+
+def caption_target(row: Row) -> dict[str, list[str]]:
+    """Reads the column `captions`.
+
+    Returns:
+        `captions`, what is written about the image, at least one text.
+
+    Raises:
+        ValueError: if there is none, or one is empty.
+    """
+    captions: list[str] = row["captions"]
+    if not captions:
+        raise ValueError(f"{row['file']} has no caption. Write one, or leave the image out.")
+    if empty := [number for number, caption in enumerate(captions, start=1) if not caption.strip()]:
+        raise ValueError(f"{row['file']} has {len(captions)} captions, of which number {empty[0]} is empty. Write it.")
+    return {"captions": captions}
 
 
 def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ A module of `evaluate` opens by its path too: `evaluate.load("hf_vit/metrics/mac
 
 from .confusion_matrix import ConfusionMatrix
 from .depth_estimation import DepthMetric
+from .image_text_retrieval import RetrievalMetric, chance_of_retrieval, retrieval_ranks
 from .instance_segmentation import InstanceMetric
 from .keypoint_detection import KeypointMetric
 from .macro_f1 import MacroF1
@@ -26,9 +27,12 @@ __all__ = [
     "MacroF1",
     "NeighbourAccuracy",
     "PanopticMetric",
+    "RetrievalMetric",
     "SemanticSegmentationMetric",
     "StreamedMetric",
     "TopKAccuracy",
+    "chance_of_retrieval",
     "classify_by_neighbours",
     "retrieval_average_precision",
+    "retrieval_ranks",
 ]

@@ -23,6 +23,9 @@ from .image_classification import (
     make_trainer,
     write_report,
 )
+from .image_text import ImageTextContrast
+from .image_text_evaluation import ImageTextEvaluation
+from .image_text_scorer import ImageTextScorer, ImageTextTrainer
 from .keypoint_detection import KeypointDetection, KeypointScorer
 from .load_data import load_scored_split, load_splits
 from .masked_image_modeling import MaskedImageModeling
@@ -62,6 +65,10 @@ __all__ = [
     "ImageClassification",
     "ImageClassificationEvaluation",
     "ImageScorer",
+    "ImageTextContrast",
+    "ImageTextEvaluation",
+    "ImageTextScorer",
+    "ImageTextTrainer",
     "KeypointDetection",
     "KeypointEvaluation",
     "KeypointScorer",

@@ -42,6 +42,8 @@ CLASS_WEIGHTS = (
     "keypoint_head.classic.predictor.",
     "keypoint_head.simple.predictor.",
 )
+# What only one of the losses of images beside texts has. The rest of the head is of use for the other too.
+LOSS_WEIGHTS = ("contrastive_head.logit_",)
 # What in the head of any task has a number for each query. The rest of a head is of use for other queries too.
 QUERY_WEIGHTS = (".queries.", ".mid_query_embeddings", ".query_features.", ".query_boxes.", ".proposal_heads.")
 
@@ -172,7 +174,7 @@ def open_with_options(
     saved = (model.state_dict().keys() - set(info["missing_keys"])) | set(info["unexpected_keys"])
     has_saved_head = any(name.startswith(HEADS) for name in saved)
     of_head = [name for name in changed if name.startswith(HEADS)]
-    if not has_saved_head or not of_head:
+    if not has_saved_head or all(name.startswith(LOSS_WEIGHTS) for name in of_head):
         return model, ()
     if all(any(part in name for part in QUERY_WEIGHTS) for name in of_head):
         logger.warning(
@@ -180,7 +182,7 @@ def open_with_options(
         )
         return model, ()
     logger.warning(f"The head of the saved model does not fit {options}. It gets a fresh one.")
-    return model, HEADS
+    return model, tuple(head for head in HEADS if any(name.startswith(head) for name in of_head))
 
 
 def _without_heads(names: Iterable[str]) -> list[str]:

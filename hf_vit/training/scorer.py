@@ -21,12 +21,12 @@ class Scored(NamedTuple):
 
     Args:
         prediction: As the metric takes it.
-        loss: Sum of the losses of what is in the image.
+        loss: Sum of the losses of what is in the image; 0 where images have none by themselves.
         weight: What the sums of all images are divided by, all together: number of images, of objects, ...
     """
 
     prediction: Any
-    loss: float
+    loss: float = 0.0
     weight: float = 1.0
 
 

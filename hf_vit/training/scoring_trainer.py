@@ -14,6 +14,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from ..data import (
     DensePredictionCollator,
+    ImageTextCollator,
     KeypointDetectionCollator,
     MaskedImageModelingCollator,
     ObjectDetectionCollator,
@@ -36,7 +37,7 @@ class ScoringTrainer(HfViTTrainer):
     The collator must have `keeps_targets`, and the data be a `TargetDataset`, for training in an `AugmentedDataset`.
     """
 
-    data_collator: TargetCollator | MaskedImageModelingCollator
+    data_collator: TargetCollator | MaskedImageModelingCollator | ImageTextCollator
 
     def __init__(self, *args: Any, scorer: ImageScorer, **kwargs: Any) -> None:
         """Takes the arguments of `transformers.Trainer`.
@@ -88,10 +89,14 @@ class ScoringTrainer(HfViTTrainer):
         self.scorer.metric.reset()
         self._losses = []
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        losses, weights = zip(*self._losses, strict=True)
-        scores = {"loss": math.fsum(losses) / max(math.fsum(weights), 1.0), **self.scorer.metric.compute()}
+        scores = {"loss": self.mean_loss(), **self.scorer.metric.compute()}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
+
+    def mean_loss(self) -> float:
+        """Returns the loss of all images that have been scored."""
+        losses, weights = zip(*self._losses, strict=True)
+        return math.fsum(losses) / max(math.fsum(weights), 1.0)
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:
         """Returns a loader that, for evaluations, also gives the targets at their own size."""

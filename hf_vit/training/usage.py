@@ -11,11 +11,20 @@ class Usage:
         name: What to call the stock pipeline.
         stock: What to do with it.
         own: What to do with the `outputs` of `model` for `image`, and `image_processor`.
+        processor: Name of what prepares the inputs, "processor" where texts are among them.
+        inputs: What it is given.
     """
 
     name: str
     stock: str
     own: str
+    processor: str = "image_processor"
+    inputs: str = "images=image"
+
+    @property
+    def processor_class(self) -> str:
+        """Name of the class of `processor`."""
+        return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
 
 
 # By class of the model
@@ -77,5 +86,13 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
 print(len(features), "tokens of", len(features[0]), "features")""",
         own="""print(outputs.bool_masked_pos.float().mean(), "of the patches were masked")
 print(outputs.reconstruction.shape)  # in the units of pixel_values""",
+    ),
+    "HfViTForZeroShotImageClassification": Usage(
+        name="classify",
+        stock="""names = ["dog", "cat", "car"]
+print(classify("image.png", candidate_labels=names, hypothesis_template="a photo of a {}."))""",
+        own="""print(outputs.logits_per_image.softmax(dim=1))  # the share of each text""",
+        processor="processor",
+        inputs='images=image, text=["a dog runs.", "two cats sleep."]',
     ),
 }

@@ -2,6 +2,7 @@
 
 from .attention import Attention, attention_maps, record_attention
 from .attention_distance import attention_distances, draw_attention_distances
+from .captions import draw_captions
 from .depth import colour_depth, draw_depth
 from .detection import draw_boxes, draw_detections
 from .feature_pictures import draw_feature_colours
@@ -31,6 +32,7 @@ __all__ = [
     "draw_attention",
     "draw_attention_distances",
     "draw_boxes",
+    "draw_captions",
     "draw_class_scores",
     "draw_confusion_matrix",
     "draw_curves",

@@ -1,0 +1,130 @@
+"""Trainings on a few drawn images and captions, by the script and by the Trainer."""
+
+import json
+from dataclasses import dataclass
+from dataclasses import replace as with_other
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_vit.data import ImageTextCollator
+from hf_vit.training import ImageTextContrast, ImageTextTrainer, parse_arguments, run
+
+from .references import draw_weights
+
+
+COLOURS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220), "white": (240, 240, 240)}
+PAIRS = list(product(COLOURS, repeat=2))
+NUM_LABELLED = 3  # images of each colour
+CONFIG = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "patch_size": 4,
+    "initializer_range": 0.1,  # the usual 0.02 is for wide tokens: here all images and texts would begin alike
+}
+TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--horizontal_flip", "0"]
+SMALL += ["--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "5", "--train_val_split", "0"]
+A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
+
+
+def captions_of(left: str, right: str) -> list[str]:
+    """What is written about an image of two halves; a few images have one caption less."""
+    captions = [f"{left} beside {right}", f"{right} on the right of {left}", f"half {left}, the other half {right}"]
+    return captions[: 2 if left == "white" else 3]
+
+
+def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
+    """Writes noisy images of two halves: those to learn from with a row for each caption, the others with lists."""
+    generator = np.random.default_rng(0)
+    for split, count in zip(("train", "val"), sizes, strict=True):
+        (folder / split / "images").mkdir(parents=True)
+        rows = []
+        for number, (left, right) in enumerate(PAIRS[:count]):
+            pixels = np.repeat([COLOURS[left], COLOURS[right]], 12, axis=0) + generator.normal(0, 15, (18, 24, 3))
+            name = f"images/{number}.png"
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / split / name)
+            captions = captions_of(left, right)
+            if split == "train":
+                rows += [{"file_name": name, "text": caption} for caption in captions]
+            else:
+                rows.append({"file_name": name, "text": captions[0], "captions": captions})
+        (folder / split / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def write_labelled(folder: Path) -> Path:
+    """Writes images of one colour to test/<colour>/, and those of another kind to train/."""
+    for number, (name, colour) in enumerate(COLOURS.items()):
+        for split, count in (("train", 1), ("test", NUM_LABELLED)):
+            (folder / split / name).mkdir(parents=True)
+            for place in range(count):
+                pixels = np.random.default_rng([number, place]).normal(colour, 15, (20, 20, 3))
+                Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / split / name / f"{place}.png")
+    return folder
+
+
+def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
+    """A command line of the script."""
+    new = ["--preset", "tiny", "--image_size", "16", "--vocab_size", "300", "--max_text_length", "32"]
+    new += ["--config_overrides", json.dumps({**CONFIG, "text_config": TEXT})]
+    arguments = [*SMALL, *([] if "--model_name_or_path" in options else new)]
+    return [*arguments, "--dataset_name", str(data), "--output_dir", str(output_dir), *options]
+
+
+def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
+    """Does what the script does; returns the scores."""
+    run(ImageTextContrast, arguments_of(data, output_dir, *options), None, say=lambda _: None)
+    scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
+    return scores
+
+
+def make_trainer(data: Path, output_dir: Path, *options: str) -> ImageTextTrainer:
+    """The trainer of a command line."""
+    types = ImageTextContrast.argument_types
+    task = ImageTextContrast(*parse_arguments(types, arguments_of(data, output_dir, *options)))
+    task.load_data()
+    return task.make_trainer()
+
+
+@dataclass
+class Float64Collator:
+    """Pixels in float64, so that losses are the same in whatever batches."""
+
+    collator: ImageTextCollator
+    keeps_targets: bool = False
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = with_other(self.collator, keeps_targets=self.keeps_targets)(examples)
+        return {**batch, "pixel_values": batch["pixel_values"].double()}
+
+
+def scores_of(trainer: ImageTextTrainer) -> dict[str, float]:
+    """What an evaluation says, but for its speed."""
+    found = trainer.evaluate()
+    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.scorer.metric.score_names)}
+
+
+def train_as_one(data: Path, folder: Path, batch_size: int) -> dict[str, tuple[list[float], Tensor, dict[str, float]]]:
+    """Trains for more than an epoch, with either loss; returns the losses, the weights and the scores."""
+    results = {}
+    for loss in ("sigmoid", "softmax"):
+        # Adam would divide differences in the last digit by themselves.
+        options = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "5", "--logging_steps", "1"]
+        options += ["--per_device_train_batch_size", str(batch_size), "--loss", loss]
+        trainer = make_trainer(data, folder / loss, *A_FEW, *options)
+        draw_weights(trainer.model)
+        trainer.model.double()
+        trainer.data_collator = Float64Collator(trainer.data_collator)
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+        results[loss] = losses, weights, scores_of(trainer)
+    return results
