@@ -1,6 +1,7 @@
 """The library's Trainer, made exact: on several processes, in evaluations, and when taken up again."""
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers.utils import logging
 
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
+from .batch_changes import BatchChange, BatchChanges
 from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
 from .distilled_loss import Distillation
@@ -37,14 +39,23 @@ class HfViTTrainer(SafeTrainer):
     processes that outlive an epoch.
 
     With a `Distillation`, the model learns from a teacher too. Scores are those of the model alone.
+
+    `BatchChange`s change the batches of a training on the device.
     """
 
-    def __init__(self, *args: Any, distillation: Distillation | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        distillation: Distillation | None = None,
+        batch_changes: Sequence[BatchChange] = (),
+        **kwargs: Any,
+    ) -> None:
         """Takes the arguments of `transformers.Trainer`.
 
         Args:
             *args: Passed on.
             distillation: Teacher, and what to learn from it.
+            batch_changes: What changes training batches, in this order.
             **kwargs: Passed on.
 
         Raises:
@@ -52,6 +63,7 @@ class HfViTTrainer(SafeTrainer):
         """
         super().__init__(*args, **kwargs)
         self.distillation = distillation
+        self.batch_changes = BatchChanges(batch_changes, self.args.seed)
         if distillation is not None:
             check_distillation(self.args)
         self.add_callback(DatasetEpoch())
@@ -77,6 +89,11 @@ class HfViTTrainer(SafeTrainer):
                 self.args.max_steps = step
         with nullcontext() if self.distillation is None else self.distillation.attached(self.model):
             return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Makes a step of a training on a batch, which the batch changes have changed."""
+        inputs = self.batch_changes(self._prepare_inputs(inputs), self.state.global_step, self.state.max_steps)
+        return super().training_step(model, inputs, *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs; beside the loss of a training also the teacher's, by name."""
