@@ -84,7 +84,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         """
         if labels is not None and pixel_values is not None:
             check_labels(len(pixel_values), self.config.num_labels, labels)
-        predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, **kwargs)
+        predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, labels, **kwargs)
         loss = loss_dict = None
         if labels is not None:
             num_boxes = count_boxes(labels, self.training) if num_items_in_batch is None else num_items_in_batch
@@ -102,12 +102,16 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         )
 
     def _predict(
-        self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
+        self,
+        pixel_values: Tensor | None,
+        patch_attention_mask: Tensor | None,
+        labels: list[dict[str, Tensor]] | None,
+        **kwargs: Any,
     ) -> tuple[list[DetectionPrediction], Tensor]:
         """Returns what is predicted after the last block, before that in training only, and the last tokens."""
         head, model = self.detection_head, self.model
         if isinstance(head, HfViTDeformableDecoder):
-            return self._predict_from_levels(head, pixel_values, patch_attention_mask, **kwargs)
+            return self._predict_from_levels(head, pixel_values, patch_attention_mask, labels, **kwargs)
         hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
         start = self.config.num_hidden_layers - head.num_blocks
         hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
@@ -131,6 +135,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         head: HfViTDeformableDecoder,
         pixel_values: Tensor | None,
         patch_attention_mask: Tensor | None,
+        labels: list[dict[str, Tensor]] | None,
         **kwargs: Any,
     ) -> tuple[list[DetectionPrediction], Tensor]:
         """The same of a decoder behind the encoder, which sees the patches of several blocks.
@@ -151,7 +156,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         if config.apply_layernorm:
             seen = {number: model.norm(state) for number, state in seen.items()}
         maps = [to_maps(seen[number][:, config.num_prefix_tokens :], blocks.grid) for number in head.out_indices]
-        predictions = head(maps, patch_attention_mask)
+        predictions = head(maps, patch_attention_mask, labels)
         return predictions if self.training else predictions[-1:], seen[max(seen)]
 
 

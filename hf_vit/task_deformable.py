@@ -7,7 +7,7 @@ training), Q queries of a group, K classes, n heads, d head size, T points a hea
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from .projector_hf_vit import HfViTProjector, Level
 
 NUM_LAYERS = 3
 MAX_INTERMEDIATE_SIZE = 2048
+FIRST = 1e3  # what is added to a logit for its place to come before all others
 # Width and height of the boxes that queries on the first level start from; twice as much on each that follows
 FIRST_SIZE = 0.05
 # How near the border of an image a query may start
@@ -218,7 +219,9 @@ class HfViTProposalHead(nn.Module):
         self.class_head = HfViTPredictionHead(size, num_labels, num_layers=1, initial_bias=PRIOR_BIAS)
         self.box_head = HfViTPredictionHead(size, 4, starts_at_zero=True)
 
-    def forward(self, features: Tensor, anchors: Tensor, is_valid: Tensor, num_queries: int) -> DetectionPrediction:
+    def forward(
+        self, features: Tensor, anchors: Tensor, is_valid: Tensor, num_queries: int, wanted: Tensor | None = None
+    ) -> DetectionPrediction:
         """Takes the places whose best class is the most likely.
 
         Args:
@@ -226,6 +229,7 @@ class HfViTProposalHead(nn.Module):
             anchors: Boxes (B, S, 4) to start from.
             is_valid: (B, S) bool, False for places that are taken last.
             num_queries: Number Q of places to take.
+            wanted: (B, S) bool, True for places that are taken first.
 
         Returns:
             What is predicted there, the likeliest first: logits (B, Q, K) and boxes (B, Q, 4).
@@ -233,6 +237,8 @@ class HfViTProposalHead(nn.Module):
         states = self.norm(self.linear(features))
         logits = self.class_head(states)  # (B, S, K)
         scores = logits.detach().amax(dim=-1).masked_fill(~is_valid, -math.inf)
+        if wanted is not None:
+            scores = torch.where(wanted, scores.float() + FIRST, scores.float())
         best = scores.topk(num_queries, dim=1).indices[..., None]  # (B, Q, 1)
         logits, states, anchors = (
             values.gather(1, best.expand(-1, -1, values.shape[-1])) for values in (logits, states, anchors)
@@ -269,6 +275,21 @@ def places_to_start(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tenso
     return F.pad(features, (0, 0, 0, missing)), F.pad(anchors, (0, 0, 0, missing)), F.pad(is_valid, (0, missing))
 
 
+def places_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Returns (B, S) bool, True for the place of each object whose box is the most like its own.
+
+    Args:
+        anchors: Boxes (B, S, 4), cx, cy, w, h.
+        is_valid: (B, S) bool, False for places of no use.
+        labels: For each image `boxes` (M, 4).
+    """
+    taken = torch.zeros_like(is_valid)
+    for own_taken, own_anchors, own_valid, target in zip(taken, anchors, is_valid, labels, strict=True):
+        distances = torch.cdist(own_anchors, target["boxes"].to(anchors), p=1)  # (S, M)
+        own_taken[distances.masked_fill(~own_valid[:, None], math.inf).argmin(dim=0)] = True
+    return taken
+
+
 class HfViTDeformableDecoder(nn.Module):
     """Projector, choice of places, layers of queries, and what they say.
 
@@ -297,7 +318,10 @@ class HfViTDeformableDecoder(nn.Module):
         self.box_head = HfViTPredictionHead(size, 4)
 
     def forward(
-        self, levels: Sequence[Tensor], patch_attention_mask: Tensor | None = None
+        self,
+        levels: Sequence[Tensor],
+        patch_attention_mask: Tensor | None = None,
+        labels: Sequence[Mapping[str, Tensor]] | None = None,
     ) -> list[DetectionPrediction]:
         """Predicts objects; in training each group of queries does by itself.
 
@@ -305,6 +329,8 @@ class HfViTDeformableDecoder(nn.Module):
             levels: Patches of the blocks `out_indices` as maps (B, D, h, w).
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom; None if there is
                 none.
+            labels: In training, see `detection_loss`. The place of each object is then among those that queries start
+                from: what no query comes near to, as small objects among many large ones, would never be learned.
 
         Returns:
             What is predicted at the places that queries start from, and after each layer: logits (B, G·Q, K) and boxes
@@ -313,8 +339,10 @@ class HfViTDeformableDecoder(nn.Module):
         num_groups = self.num_groups if self.training else 1
         visible = None if patch_attention_mask is None else patch_attention_mask.bool()
         pyramid = Pyramid.of(self.projector(levels, visible))
-        places = places_to_start(pyramid, self.num_queries)
-        proposals = [head(*places, self.num_queries) for head in self.proposal_heads[:num_groups]]
+        features, anchors, is_valid = places_to_start(pyramid, self.num_queries)
+        wanted = places_of_objects(anchors, is_valid, labels) if self.training and labels is not None else None
+        heads = self.proposal_heads[:num_groups]
+        proposals = [head(features, anchors, is_valid, self.num_queries, wanted) for head in heads]
         predictions = [DetectionPrediction(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))]
         # Not their weights, which may lie on a disk: only a call fetches them.
         numbers = torch.arange(num_groups * self.num_queries, device=pyramid.tokens.device)
