@@ -229,7 +229,7 @@ class HfViTProposalHead(nn.Module):
             anchors: Boxes (B, S, 4) to start from.
             is_valid: (B, S) bool, False for places that are taken last.
             num_queries: Number Q of places to take.
-            wanted: (B, S) bool, True for places that are taken first.
+            wanted: (B, S) bool, True for places that are taken whatever is found there.
 
         Returns:
             What is predicted there, the likeliest first: logits (B, Q, K) and boxes (B, Q, 4).
@@ -238,7 +238,9 @@ class HfViTProposalHead(nn.Module):
         logits = self.class_head(states)  # (B, S, K)
         scores = logits.detach().amax(dim=-1).masked_fill(~is_valid, -math.inf)
         if wanted is not None:
-            scores = torch.where(wanted, scores.float() + FIRST, scores.float())
+            first = torch.where(wanted, scores.float() + FIRST, scores.float()).topk(num_queries, dim=1).indices
+            scores = torch.full_like(scores, -math.inf).scatter(1, first, scores.gather(1, first))
+        # The likeliest first, as in evaluation: from its place in this order, a query must not learn what is there.
         best = scores.topk(num_queries, dim=1).indices[..., None]  # (B, Q, 1)
         logits, states, anchors = (
             values.gather(1, best.expand(-1, -1, values.shape[-1])) for values in (logits, states, anchors)

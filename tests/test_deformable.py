@@ -13,7 +13,13 @@ from hf_vit import HfViTForObjectDetection
 from hf_vit.configuration_objects_hf_vit import HfViTDetectionConfig
 from hf_vit.decoders_hf_vit import HfViTBatchNorm2d
 from hf_vit.outputs_hf_vit import DetectionPrediction
-from hf_vit.task_deformable import HfViTDeformableDecoder, deformable_attention
+from hf_vit.task_deformable import (
+    HfViTDeformableDecoder,
+    Pyramid,
+    deformable_attention,
+    places_of_objects,
+    places_to_start,
+)
 from hf_vit.task_detection import box_overlaps
 
 from .helpers import objects, pixels, small_config
@@ -173,6 +179,33 @@ def test_queries_start_at_the_likeliest_places() -> None:
     assert_close(start.logits.amax(dim=2), scores.sort(dim=1, descending=True).values[:, :4], 1e-12, "scores")
 
 
+def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
+    anchors = torch.tensor([[[0.2, 0.2, 0.1, 0.1], [0.2, 0.2, 0.4, 0.4], [0.7, 0.7, 0.1, 0.1]]]).expand(2, -1, -1)
+    is_valid = torch.tensor([[True, True, True], [True, True, False]])
+    boxes = torch.tensor([[0.3, 0.3, 0.35, 0.35], [0.6, 0.6, 0.1, 0.1]])
+    labels = [{"boxes": boxes}, {"boxes": boxes[1:]}]
+    # The third place of the second image is nearest to its object, but of no use; an image may have no object.
+    assert places_of_objects(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
+    assert not places_of_objects(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
+
+
+def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_object() -> None:
+    decoder, levels = build(scale_factors=(1,)), levels_of(build(), 2, (3, 5))
+    features, anchors, _ = places_to_start(Pyramid.of(decoder.projector(levels, None)), 4)
+    heads = decoder.proposal_heads
+    logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # (2, 15, 5) each
+    unlikely = logits[0].amax(dim=2).argmin(dim=1)
+    labels = [{"boxes": boxes[place][None]} for boxes, place in zip(anchors, unlikely, strict=True)]
+    assert_same_predictions(decoder(levels, None, labels), decoder(levels))  # evaluation does not look at them
+    start = decoder.train()(levels, None, labels)[0]
+    for number, own in enumerate(logits):
+        for image, place in enumerate(unlikely):
+            likeliest = own[image].amax(dim=1).sort(descending=True).indices.tolist()
+            others = [other for other in likeliest if other != place][:3]
+            chosen = sorted([*others, int(place)], key=likeliest.index)
+            assert_close(start.logits[image, 4 * number : 4 * number + 4], own[image, chosen], 1e-12, "logits")
+
+
 # Groups
 
 
@@ -309,9 +342,9 @@ def test_model_finds_the_objects_of_one_batch() -> None:
     model = HfViTForObjectDetection(small_config(detection_config=options, window_size=2, global_attention_layers=[1]))
     batch = objects(model.config, 3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=400)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=700)
     model.train()
-    for _ in range(400):
+    for _ in range(700):
         model(**batch).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
