@@ -1,10 +1,8 @@
 """The whole way through the scripts: train, kill, resume, evaluate, predict, publish, open elsewhere."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
 
-from .fresh import ROOT, run_python, run_script, run_without_package
+from .fresh import run_script, run_without_package, start_script
 from .hub import TOKEN, serve
 
 
@@ -63,29 +61,14 @@ def train(workplace: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def launch(processes: int, script: str, workplace: Path, *arguments: str) -> None:
-    """Runs a script on one process or, by torchrun, on several."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
-    finished = run_python(
-        *(launcher if processes > 1 else ()),
-        str(ROOT / "scripts" / f"{script}.py"),
-        *arguments,
-        workdir=workplace,
-        PYTHONPATH=str(ROOT),
-        OMP_NUM_THREADS="1",
-    )
+    """Runs a script on one process or several."""
+    finished = run_script(script, workplace, *arguments, processes=processes)
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
 def kill_in_mid_training(workplace: Path, output_dir: str) -> None:
     """Starts a training and kills it some time after its first checkpoint."""
-    command = [sys.executable, str(ROOT / "scripts" / "train_image_classification.py"), "recipe.yaml"]
-    process = subprocess.Popen(
-        [*command, "--output_dir", output_dir],
-        cwd=workplace,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start_script("train_image_classification", workplace, "recipe.yaml", "--output_dir", output_dir)
     deadline = time.monotonic() + 120
     while not (workplace / output_dir / "checkpoint-50" / "trainer_state.json").exists():
         assert process.poll() is None, "The training ended before it could be killed."
