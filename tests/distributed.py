@@ -1,6 +1,8 @@
 """Runs the jobs of `tests.trainings` in processes of their own: one, or several that train together."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from .processes import ROOT, TIMEOUT, Process
@@ -20,7 +22,29 @@ def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Pro
     )
 
 
-def finish(process: Process, folder: Path, returncode: int = 0) -> None:
+def launch(*arguments: str, folder: Path, workdir: Path = ROOT) -> subprocess.Popen[bytes]:
+    """Starts torchrun itself, whose processes import everything anew; what they print goes to output.txt in `folder`.
+
+    Not `accelerate launch --cpu --num_processes 2`, which runs one process and does not say so.
+    """
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+    }
+    # A file rather than a pipe, which the workers of a killed process would hold open.
+    with (folder / "output.txt").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *arguments],
+            cwd=workdir,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def finish(process: Process | subprocess.Popen[bytes], folder: Path, returncode: int = 0) -> None:
     """Waits for a job.
 
     Raises:
@@ -29,5 +53,5 @@ def finish(process: Process, folder: Path, returncode: int = 0) -> None:
     try:
         process.wait(TIMEOUT)
     finally:
-        process.terminate()
+        process.terminate()  # not kill(), of which torchrun's processes would not learn
     assert process.returncode == returncode, (folder / "output.txt").read_text()
