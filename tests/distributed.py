@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .processes import ROOT, TIMEOUT, Process
+from .processes import ONE_THREAD, ROOT, TIMEOUT, Process
 
 
 def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Process:

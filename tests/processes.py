@@ -15,6 +15,7 @@ from .zygote import NUMBER, Order
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT = 240  # seconds
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which torch reads at import
 
 
 class Process:
@@ -92,8 +93,7 @@ class Process:
 def zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Starts the zygote, which ends with this process; returns it and where it receives sockets."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
-    variables |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which torch reads at import
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, str(ROOT / "tests" / "zygote.py"), str(theirs.fileno())]
-        return subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()]), ours
+        return subprocess.Popen(command, env={**variables, **ONE_THREAD}, pass_fds=[theirs.fileno()]), ours

@@ -82,7 +82,8 @@ def publish(
     """Uploads a saved model to the Hub in one commit, making the repository where there is none.
 
     In the card that goes up, `repo_id` takes the place of "path/to/this/folder"; the one in `folder` stays as it is.
-    An upload that breaks off can be repeated: what has arrived is not sent a second time. See `tag_version` for the tag.
+    An upload that breaks off can be repeated: what has arrived is not sent a second time. The commit is tagged, see
+    `tag_version`.
 
     Args:
         folder: Where the model, its image processor and its card are saved.
@@ -161,21 +162,17 @@ def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None
 
 def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
     """Says what an error of the Hub's client means and what to do."""
+    again = "what has arrived is not uploaded a second time."
     if not isinstance(error, HfHubHTTPError):
-        return (
-            f"The Hub cannot be reached at {endpoint}: {error}. Check the network, or HF_ENDPOINT, and try again: what "
-            "has arrived is not uploaded a second time."
-        )
+        advice = f"Check the network, or HF_ENDPOINT, and try again: {again}"
+        return f"The Hub cannot be reached at {endpoint}: {error}. {advice}"
     if error.response.status_code in (401, 403):
         return (
             f"This token may not write to {repo_id}. Log in as someone who may, with a token of the kind 'write' "
             f"(hf auth login), choose a name of your own, or open a pull request (create_pr). {error}"
         )
     if error.response.status_code >= 500:
-        return (
-            f"The Hub has an error of its own ({error}). Try again in a while: what has arrived is not uploaded a second "
-            "time."
-        )
+        return f"The Hub has an error of its own ({error}). Try again in a while: {again}"
     return str(error)
 
 
