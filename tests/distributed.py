@@ -27,12 +27,7 @@ def launch(*arguments: str, folder: Path, workdir: Path = ROOT) -> subprocess.Po
 
     Not `accelerate launch --cpu --num_processes 2`, which runs one process and does not say so.
     """
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **ONE_THREAD}
     # A file rather than a pipe, which the workers of a killed process would hold open.
     with (folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
