@@ -28,7 +28,7 @@ demo: install  ## train on real digits, save, reopen without the package, predic
 	$(PYTHON) scripts/demo.py $(ARGS)
 
 test: install lint  ## run the linters, the type checker and all tests
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 
 lint: install  ## check style and types
 	$(VENV)/bin/ruff check

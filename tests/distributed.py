@@ -5,29 +5,41 @@ import subprocess
 import sys
 from pathlib import Path
 
-
-ROOT = Path(__file__).parents[1]
-# Not `accelerate launch --cpu --num_processes 2`, which runs one process and does not say so.
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc_per_node")
-TIMEOUT = 240  # seconds
+from .processes import ONE_THREAD, ROOT, TIMEOUT, Process
 
 
-def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> subprocess.Popen[bytes]:
+def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Process:
     """Starts a job, which writes what it has to say to `folder` and what it prints to output.txt there."""
     folder.mkdir(parents=True, exist_ok=True)
-    launcher = [] if processes == 1 else [*TORCHRUN, str(processes), "-m"]
+    output = folder / "output.txt"
+    return Process(
+        *("-m", "tests.trainings", job, str(folder), *map(str, arguments)),
+        workdir=ROOT,
+        environment=os.environ,
+        stdout=output,
+        stderr=output,
+        processes=processes,
+    )
+
+
+def launch(*arguments: str, folder: Path, workdir: Path = ROOT) -> subprocess.Popen[bytes]:
+    """Starts torchrun itself, whose processes import everything anew; what they print goes to output.txt in `folder`.
+
+    Not `accelerate launch --cpu --num_processes 2`, which runs one process and does not say so.
+    """
+    environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **ONE_THREAD}
     # A file rather than a pipe, which the workers of a killed process would hold open.
-    with (folder / "output.txt").open("wb") as output:
+    with (folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", *launcher, "tests.trainings", job, str(folder), *map(str, arguments)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+            [sys.executable, "-m", "torch.distributed.run", *arguments],
+            cwd=workdir,
+            env={**os.environ, **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
         )
 
 
-def finish(process: subprocess.Popen[bytes], folder: Path, returncode: int = 0) -> None:
+def finish(process: Process | subprocess.Popen[bytes], folder: Path, returncode: int = 0) -> None:
     """Waits for a job.
 
     Raises:

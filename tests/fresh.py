@@ -1,13 +1,14 @@
-"""Runs code in a fresh process with an empty cache: with the package, or without it as a user without it would."""
+"""Runs code in a new process with an empty cache: with the package, or without it as a user without it would."""
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .processes import ROOT, Process
 
 
-ROOT = Path(__file__).parents[1]
 PREAMBLE = """
 import sys
 sys.modules["hf_vit"] = None  # an import of it now fails
@@ -39,30 +40,46 @@ def run_with_package(
     return process
 
 
-def run_script(name: str, workdir: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    name: str, workdir: Path, *arguments: str, processes: int = 1, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs `scripts/{name}.py` in `workdir`, and returns what it printed and its exit code."""
     environment["PYTHONPATH"] = str(ROOT)
-    return run_python(str(ROOT / "scripts" / f"{name}.py"), *arguments, workdir=workdir, **environment)
+    script = str(ROOT / "scripts" / f"{name}.py")
+    return run_python(script, *arguments, workdir=workdir, processes=processes, **environment)
 
 
-def run_python(*arguments: str, workdir: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def start_script(name: str, workdir: Path, *arguments: str) -> Process:
+    """Starts `scripts/{name}.py` in `workdir`; what it prints is lost."""
+    nowhere, environment = Path(os.devnull), offline(workdir, {"PYTHONPATH": str(ROOT)})
+    command = (str(ROOT / "scripts" / f"{name}.py"), *arguments)
+    return Process(*command, workdir=workdir, environment=environment, stdout=nowhere, stderr=nowhere)
+
+
+def run_python(
+    *arguments: str, workdir: Path, processes: int = 1, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs Python in `workdir`, whose cache stays from one run there to the next; offline unless given a Hub."""
     workdir.mkdir(parents=True, exist_ok=True)
-    home = workdir / "hf_home"
+    with TemporaryDirectory() as folder:
+        outputs = {name: Path(folder) / name for name in ("stdout", "stderr")}
+        variables = offline(workdir, environment)
+        process = Process(*arguments, workdir=workdir, environment=variables, processes=processes, **outputs)
+        try:
+            process.wait()
+        finally:
+            process.terminate()
+        said = {name: path.read_text() for name, path in outputs.items()}
+    return subprocess.CompletedProcess(arguments, process.wait(), **said)
+
+
+def offline(workdir: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Returns the whole environment of a process in `workdir`: without a network, unless given a Hub."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
-    variables |= {
-        "HF_HOME": str(home),
+    return variables | {
+        "HF_HOME": str(workdir / "hf_home"),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_HUB_OFFLINE": "1"} if "HF_ENDPOINT" not in environment else {}),
         **environment,
     }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=workdir,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )

@@ -43,6 +43,15 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What happens to a request: to the first one for an action that holds `content`."""
+
+    action: str
+    status: int | None  # None: the connection is cut
+    content: bytes = b""
+
+
 class RefusedError(Exception):
     """A request that fails, with the answer that says why."""
 
@@ -91,6 +100,9 @@ class Hub:
         self.endpoint = ""
         self.private: set[str] = set()
         self.storage: dict[str, bytes] = {}
+        self.uploads: list[str] = []  # what has been put into the storage
+        self.tags: dict[tuple[str, str], str] = {}  # commits by repository and tag
+        self.failures: list[Failure] = []
         self.commits: list[Commit] = []
         for folder in sorted(path for path in root.glob("*/*") if path.is_dir()):
             paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -107,6 +119,7 @@ class Hub:
         commits = [commit for commit in self.commits if commit.repo == repo]
         if not commits:
             raise RefusedError(404, X_Error_Code="RepoNotFound")
+        revision = self.tags.get((repo, revision), revision)
         for commit in reversed(commits):
             if revision in (commit.revision, commit.oid):
                 return commit
@@ -164,6 +177,14 @@ class Hub:
         self.commits.append(replace(self.find(repo), revision=name))
         return as_json({})
 
+    def tag(self, request: Request, repo: str, revision: str) -> Answer:
+        request.check_writer(repo)
+        name = repo, request.json()["tag"]
+        if name in self.tags:
+            raise RefusedError(409)
+        self.tags[name] = self.find(repo, revision).oid
+        return as_json({})
+
     def validate_yaml(self, request: Request) -> Answer:
         return as_json({"errors": [], "warnings": []})
 
@@ -190,6 +211,7 @@ class Hub:
         if hashlib.sha256(request.body).hexdigest() != oid:
             raise RefusedError(400)
         self.storage[oid] = request.body
+        self.uploads.append(oid)
         return Answer(200)
 
     def lfs_verify(self, request: Request, oid: str) -> Answer:
@@ -220,6 +242,7 @@ ROUTES = {
     "POST /api/repos/create": Hub.create,
     "POST /api/validate-yaml": Hub.validate_yaml,
     f"POST /api/models/{REPO}/branch/{PART}": Hub.branch,
+    f"POST /api/models/{REPO}/tag/{PART}": Hub.tag,
     f"POST /api/models/{REPO}/preupload/{PART}": Hub.preupload,
     f"POST /api/models/{REPO}/commit/{PART}(\\?create_pr=1)?": Hub.commit,
     f"POST /{REPO}.git/info/lfs/objects/batch": Hub.lfs_batch,
@@ -253,6 +276,9 @@ class Handler(BaseHTTPRequestHandler):
             answer = self.route(request)
         except RefusedError as error:
             answer = error.answer
+        except ConnectionAbortedError:
+            self.close_connection = True
+            return
         self.send_response(answer.status)
         for name, value in {**answer.headers, "Content-Length": str(len(answer.body))}.items():
             self.send_header(name, value)
@@ -264,8 +290,16 @@ class Handler(BaseHTTPRequestHandler):
         line = f"{self.command.replace('HEAD', 'GET')} {self.path}"
         for pattern, action in ROUTES.items():
             if match := re.fullmatch(f"{pattern}(?:\\?.*)?", line):
+                self.fail(action.__name__, request)
                 return action(self.hub, request, *(group and unquote(group) for group in match.groups()))
         raise RefusedError(404)
+
+    def fail(self, action: str, request: Request) -> None:
+        """Fails if that is to happen to the request."""
+        for failure in self.hub.failures:
+            if failure.action == action and failure.content in request.body:
+                self.hub.failures.remove(failure)
+                raise ConnectionAbortedError if failure.status is None else RefusedError(failure.status)
 
     def log_message(self, format: str, *args: object) -> None:
         """Keeps the test output clean."""

@@ -1,19 +1,14 @@
 """The benchmark scripts, at their smallest."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-
-ROOT = Path(__file__).parents[1]
+from .fresh import run_script
 
 
 def run(script: str, options: str, output: Path) -> dict[str, Any]:
-    command = [sys.executable, f"scripts/{script}.py", *options.split(), "--output", str(output)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    run_script(script, output.parent, *options.split(), "--output", str(output)).check_returncode()
     return json.loads(output.read_text())
 
 

@@ -1,4 +1,4 @@
-"""Losses, gradients and metrics are the same in one process and in two, at once and accumulated."""
+"""Losses, gradients and metrics are the same in one process, two and four, at once and accumulated."""
 
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,14 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
     return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 
+@pytest.fixture(scope="module")
+def four_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of four processes got."""
+    folder = tmp_path_factory.mktemp("four_processes")
+    distributed.finish(distributed.start("compare_four_processes", folder, processes=4), folder)
+    return [torch.load(folder / f"process_{rank}.pt") for rank in range(4)]
+
+
 def assert_same_training(result: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
     assert len(expected["losses"]) == len(expected["gradients"]) == 2
     for name in ("losses", "gradients", "weights", "buffers"):
@@ -45,18 +53,23 @@ def assert_same_training(result: dict[str, Any], expected: dict[str, Any], toler
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", TRAINING_CASES)
 def test_gradients_are_those_of_one_batch(
-    name: str, dtype: str, two_processes: list[dict[str, Any]], tmp_path: Path
+    name: str,
+    dtype: str,
+    two_processes: list[dict[str, Any]],
+    four_processes: list[dict[str, Any]],
+    tmp_path: Path,
 ) -> None:
     at_once, *accumulated = (train_case(tmp_path, name, dtype, *split) for split in splits(name, 1))
     assert at_once["gradients"].dtype == DTYPES[dtype]
     assert at_once["world_size"] == 1
     for result in accumulated:
         assert_same_training(result, at_once, TOLERANCES[dtype])
-    for process in two_processes:
-        for split in splits(name, 2):
-            result = process["gradients"][name, dtype, split]
-            assert result["world_size"] == 2
-            assert_same_training(result, at_once, TOLERANCES[dtype])
+    for processes in (two_processes, four_processes) if dtype == "float64" else (two_processes,):
+        for process in processes:
+            for split in splits(name, len(processes)):
+                result = process["gradients"][name, dtype, split]
+                assert result["world_size"] == len(processes)
+                assert_same_training(result, at_once, TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("name", ["queries", "deformable", "keypoints"])
@@ -85,11 +98,11 @@ def test_two_processes_take_a_training_up_where_it_was(two_processes: list[dict[
 
 
 def test_metrics_are_the_same_in_any_batches_on_any_number_of_processes(
-    two_processes: list[dict[str, Any]], tmp_path: Path
+    two_processes: list[dict[str, Any]], four_processes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     alone = {batch_size: evaluate(tmp_path, batch_size) for batch_size in EVAL_BATCHES[1]}
     expected = alone[NUM_TEST]
-    for results in (alone, *(process["metrics"] for process in two_processes)):
+    for results in (alone, *(process["metrics"] for process in two_processes + four_processes)):
         for batch_size, metrics in results.items():
             assert batch_size == NUM_TEST or NUM_TEST % batch_size
             assert metrics == pytest.approx(expected, rel=1e-9, abs=0)

@@ -1,10 +1,8 @@
 """The whole way through the scripts: train, kill, resume, evaluate, predict, publish, open elsewhere."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,9 +12,14 @@ import torch
 from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors.torch import load_file
+from torch.distributed.elastic.utils.distributed import get_free_port
 
-from .fresh import ROOT, run_python, run_script, run_without_package
-from .hub import TOKEN, serve
+from hf_vit import __version__
+
+from . import distributed
+from .fresh import run_script, run_without_package, start_script
+from .hub import TOKEN, Failure, serve
+from .processes import ROOT
 
 
 COLOURS = {"blue": (30, 40, 200), "green": (40, 180, 50), "red": (200, 40, 30)}
@@ -63,29 +66,24 @@ def train(workplace: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def launch(processes: int, script: str, workplace: Path, *arguments: str) -> None:
-    """Runs a script on one process or, by torchrun, on several."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes))
-    finished = run_python(
-        *(launcher if processes > 1 else ()),
-        str(ROOT / "scripts" / f"{script}.py"),
-        *arguments,
-        workdir=workplace,
-        PYTHONPATH=str(ROOT),
-        OMP_NUM_THREADS="1",
-    )
+    """Runs a script on one process or several."""
+    finished = run_script(script, workplace, *arguments, processes=processes)
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def launch_on_two_nodes(script: str, workplace: Path, *arguments: str) -> None:
+    """Runs a script by two launchers of a process each, as on two machines."""
+    where = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1"]
+    where += ["--master_port", str(get_free_port()), "--node_rank"]
+    command = (str(ROOT / "scripts" / f"{script}.py"), *arguments)
+    nodes = [distributed.launch(*where, str(rank), *command, folder=workplace, workdir=workplace) for rank in range(2)]
+    for node in nodes:
+        distributed.finish(node, workplace)
 
 
 def kill_in_mid_training(workplace: Path, output_dir: str) -> None:
     """Starts a training and kills it some time after its first checkpoint."""
-    command = [sys.executable, str(ROOT / "scripts" / "train_image_classification.py"), "recipe.yaml"]
-    process = subprocess.Popen(
-        [*command, "--output_dir", output_dir],
-        cwd=workplace,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start_script("train_image_classification", workplace, "recipe.yaml", "--output_dir", output_dir)
     deadline = time.monotonic() + 120
     while not (workplace / output_dir / "checkpoint-50" / "trainer_state.json").exists():
         assert process.poll() is None, "The training ended before it could be killed."
@@ -189,33 +187,28 @@ def test_class_folders_without_splits_are_trained_on_scored_and_predicted(workpl
     assert len(finished.stdout.splitlines()) == 24
 
 
-def test_two_processes_train_as_one_with_the_same_global_batch(workplace: Path) -> None:
+def test_two_nodes_train_as_one_process_with_the_same_global_batch(workplace: Path) -> None:
     # Without dropout, which is drawn by each process for itself
     still = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}'
-    for processes in (1, 2):
-        launch(
-            processes,
-            "train_image_classification",
-            workplace,
-            *(
-                "recipe.yaml",
-                "--output_dir",
-                f"by-{processes}",
-                "--config_overrides",
-                still,
-                "--num_train_epochs",
-                "3",
-            ),
-            # Adam would blow up the rounding errors of gradients that are zero, as that of the keys' bias is.
-            *("--per_device_train_batch_size", str(8 // processes), "--optim", "sgd", "--learning_rate", "0.1"),
-        )
-    one, two = (load_file(workplace / f"by-{processes}" / "model.safetensors") for processes in (1, 2))
+    # Adam would blow up the rounding errors of gradients that are zero, as that of the keys' bias is.
+    options = ("--config_overrides", still, "--num_train_epochs", "3", "--optim", "sgd", "--learning_rate", "0.1")
+    for nodes in (1, 2):
+        arguments = ("recipe.yaml", "--output_dir", f"by-{nodes}", "--logging_steps", "1", *options)
+        arguments += ("--per_device_train_batch_size", str(8 // nodes))
+        if nodes == 1:
+            launch(1, "train_image_classification", workplace, *arguments)
+        else:
+            launch_on_two_nodes("train_image_classification", workplace, *arguments)
+    one, two = (load_file(workplace / f"by-{nodes}" / "model.safetensors") for nodes in (1, 2))
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5)
     assert scores(workplace / "by-2") == pytest.approx(scores(workplace / "by-1"), abs=1e-4)
     states = [json.loads((workplace / f"by-{n}" / "trainer_state.json").read_text()) for n in (1, 2)]
     assert states[0]["max_steps"] == states[1]["max_steps"] == 36  # so each of the two saw half of the images
-    assert "torchrun --nproc_per_node 2" in (workplace / "by-2" / "README.md").read_text()
+    losses = [[entry["loss"] for entry in state["log_history"] if "loss" in entry] for state in states]
+    assert len(losses[0]) == 36
+    assert losses[1] == pytest.approx(losses[0], abs=2e-4)  # they are rounded to four digits
+    assert "torchrun --nnodes 2 --nproc_per_node 1 " in (workplace / "by-2" / "README.md").read_text()
 
 
 def test_predictions_agree_with_the_evaluation(whole: Path, workplace: Path) -> None:
@@ -262,20 +255,21 @@ def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path
 
 def test_training_itself_publishes_model_card_and_scores(workplace: Path, tmp_path: Path) -> None:
     options = ("--max_steps", "4", "--save_steps", "2", "--push_to_hub", "--hub_model_id", "user/published")
-    secret = ("--hub_token", TOKEN)
+    arguments = ("recipe.yaml", "--output_dir", "published", *options, "--hub_token", TOKEN)
     with serve(tmp_path / "hub") as hub:
-        finished = run_script(
-            "train_image_classification",
-            workplace,
-            "recipe.yaml",
-            "--output_dir",
-            "published",
-            *options,
-            *secret,
-            **hub.client,
-        )
-        assert finished.returncode == 0, finished.stdout + finished.stderr
+        hub.failures = [Failure("commit", None, b"step 2"), Failure("commit", 503, b"End of training")]
+        finished = run_script("train_image_classification", workplace, *arguments, **hub.client)
+        assert finished.returncode == 1
+        assert "An upload failed: " in finished.stderr
+        again = finished.stderr.splitlines()[-1].partition("The model is safe in published, from where ")[2]
+        assert again == "this uploads it: python scripts/push_to_hub.py published user/published"
+        assert hub.tags == {}
+        repeated = run_script("push_to_hub", workplace, *again.split()[-2:], **hub.client)
+        assert repeated.returncode == 0, repeated.stderr
         commits = [commit for commit in hub.commits if commit.repo == "user/published"]
+    assert hub.failures == []
+    assert hub.tags == {("user/published", f"v{__version__}"): commits[-1].oid}
+    assert len(hub.uploads) == len(set(hub.uploads))
     files = commits[-1].files
     assert {"model.safetensors", "modeling_hf_vit.py", "curves.png", "test_scores.json"} <= files.keys()
     assert files["README.md"] == (workplace / "published" / "README.md").read_bytes()

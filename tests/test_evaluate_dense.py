@@ -1,10 +1,7 @@
 """Scoring of saved models for segmentation and depth by the scripts."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,7 @@ from hf_vit.training import DepthEvaluation, SemanticEvaluation, UniversalEvalua
 from hf_vit.training.evaluation import Evaluation
 
 from .dense_trainings import NAMES, OF_TASK, TASKS, train, write_scenes
-from .distributed import ROOT, TORCHRUN
+from .fresh import run_script
 
 
 EVALUATIONS: dict[str, type[Evaluation]] = {
@@ -72,12 +69,8 @@ def test_evaluation_writes_what_the_training_did(task: str, workplace: Path, tmp
 def test_two_processes_score_as_one(workplace: Path, tmp_path: Path) -> None:
     task, scenes = "universal_segmentation", str(workplace / "scenes")
     options = ["--dataset_name", scenes, "--per_device_eval_batch_size", "1"]
-    script = str(ROOT / "scripts" / f"evaluate_{task}.py")
-    command = [sys.executable, "-m", *TORCHRUN, "2", script, *arguments_of(workplace, task, tmp_path, *options)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    arguments = arguments_of(workplace, task, tmp_path, *options)
+    finished = run_script(f"evaluate_{task}", workplace, *arguments, processes=2)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("5 validation images: ") == 1
     assert as_numbers(written(tmp_path)) == pytest.approx(as_numbers(written(workplace / task)), rel=1e-5, nan_ok=True)

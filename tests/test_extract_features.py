@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +17,12 @@ from hf_vit import HfViTImageProcessor, HfViTModel
 
 from .data_helpers import dataset_of, picture, truncate, write_image, write_pictures
 from .feature_helpers import arguments_of, command_line, content_of, extract_to, rows_of, save_encoder
-from .fresh import ROOT, run_python, run_with_package
+from .fresh import run_script, run_with_package, start_script
 from .pretraining_helpers import NUM_TRAIN, write_colours
 from .test_demo import load_script
 
 
 ALL = ["cls", "mean", "patches", "pixels", "untrained_mean"]
-SCRIPT = str(ROOT / "scripts" / "extract_features.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,12 +86,7 @@ def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path
     command = command_line(arguments_of(workplace / "encoder", workplace / "colours", output_dir, features=ALL))
     hidden = photo.rename(tmp_path / "hidden.png")
     os.mkfifo(photo)  # where the extraction waits for ever
-    process = subprocess.Popen(
-        [sys.executable, SCRIPT, *command],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    process = start_script("extract_features", tmp_path, *command)
     deadline = time.monotonic() + 120
     while not (output_dir / "train-00002-of-00004.part").exists():
         assert process.poll() is None, "The extraction ended before it could be killed."
@@ -113,8 +105,7 @@ def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path
 
 def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -> None:
     command = command_line(arguments_of("encoder", "colours", tmp_path / "features", features=ALL))
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    finished = run_python(*launcher, SCRIPT, *command, workdir=workplace, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    finished = run_script("extract_features", workplace, *command, processes=2)
     assert finished.returncode == 0, finished.stderr
     said = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
     assert said == [f"Features ({', '.join(ALL)}) of images, 36 of train, 21 of test: {tmp_path / 'features'}"]
@@ -146,7 +137,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         for number in range(count):
             os.link(tmp_path / "image.png", tmp_path / name / f"{number}.png")
-    growth, written = map(float, run_with_package(MEMORY, tmp_path, OMP_NUM_THREADS="1").stdout.split()[-2:])
+    growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
     assert written > 100  # MiB
     assert growth < 40
 

@@ -17,12 +17,13 @@ from hf_vit import (
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
     HfViTImageProcessor,
+    __version__,
 )
 from hf_vit.training import check_upload, list_upload, publish
 
 from .fresh import run_script, run_with_package, run_without_package
 from .helpers import pixels, small_config
-from .hub import TOKEN, Hub, serve
+from .hub import TOKEN, Failure, Hub, digest, is_lfs, serve
 from .references import draw_weights
 
 
@@ -253,6 +254,39 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
     assert hub.find("user/shirts").files == {**expected, "predictions.png": b"a picture"}
     assert hub.find("user/shirts", "refs/pr/1").files == expected
     assert {commit.repo for commit in hub.commits} == {"user/shirts"}
+
+
+PUBLISH_INTERRUPTED = """
+import sys
+from hf_vit.training import publish
+
+for message in ("Error while uploading '.*' to the Hub. The Hub has an error", "cannot be reached", "has an error"):
+    try:
+        publish(sys.argv[1], "user/shirts")
+    except OSError as error:
+        assert __import__("re").search(message, str(error)), error
+        assert "not uploaded a second time" in str(error)
+    else:
+        raise AssertionError(message)
+publish(sys.argv[1], "user/shirts")
+publish(sys.argv[1], "user/shirts", commit_message="Nothing new")
+"""
+
+
+def test_an_upload_that_breaks_off_is_taken_up_and_tagged_when_it_is_whole(saved: Path, tmp_path: Path) -> None:
+    with serve(tmp_path / "root") as hub:
+        hub.failures = [
+            Failure("lfs_upload", 507),
+            Failure("lfs_upload", None),  # after which the client tries again by itself
+            Failure("commit", None),
+            Failure("commit", 500),
+        ]
+        run_with_package(PUBLISH_INTERRUPTED, tmp_path / "work", str(saved), **hub.client)
+    assert hub.failures == []
+    _, commit = hub.commits
+    assert commit.files == uploaded(saved, "user/shirts")
+    assert sorted(hub.uploads) == sorted(digest(path, commit.files[path]) for path in commit.files if is_lfs(path))
+    assert hub.tags == {("user/shirts", f"v{__version__}"): commit.oid}
 
 
 PUSH = """

@@ -150,12 +150,7 @@ def test_two_processes_share_the_check_and_what_they_find(photos: Path) -> None:
     for name in ("train/cat/1.png", "train/dog/0.png", "test/fox/1.png"):
         truncate(photos / name)
     (photos.parent / "check.py").write_text(SHARED_CHECK)
-    finished = run_python(
-        *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "check.py"),
-        workdir=photos.parent,
-        PYTHONPATH=str(ROOT),
-        OMP_NUM_THREADS="1",
-    )
+    finished = run_python("check.py", workdir=photos.parent, processes=2, PYTHONPATH=str(ROOT))
     assert finished.returncode == 0, finished.stderr
     (first, error), (second, same) = (json.loads((photos.parent / f"{rank}.json").read_text()) for rank in (0, 1))
     assert (first, second) == (9, 9)

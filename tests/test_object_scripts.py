@@ -1,10 +1,7 @@
 """The whole way of objects and keypoints: train by the script, look at what is left, resume, score, open elsewhere."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from .dense_trainings import OBJECT_TASKS, arguments_of, train
-from .distributed import ROOT, TORCHRUN
-from .fresh import run_without_package
+from .fresh import run_script, run_without_package
 from .object_trainings import CLASSES, POINTS, write_figures, write_objects
 from .test_demo import load_script
 
@@ -112,12 +108,8 @@ def test_evaluation_writes_what_the_training_did(
 
 @pytest.mark.parametrize("task", OBJECT_TASKS)
 def test_two_processes_score_as_one(task: str, workplace: Path, tmp_path: Path) -> None:
-    script = str(ROOT / "scripts" / f"evaluate_{task}.py")
-    command = [sys.executable, "-m", *TORCHRUN, "2", script, *scoring(task, workplace, tmp_path, batch_size=2)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
+    arguments = scoring(task, workplace, tmp_path, batch_size=2)
+    finished = run_script(f"evaluate_{task}", workplace, *arguments, processes=2)
     assert finished.returncode == 0, finished.stderr
     assert_scores_are_those_of_the_training(tmp_path, task, workplace)
 

@@ -36,9 +36,9 @@ GLOBAL_BATCH = 8  # images per step, over all processes and all that is accumula
 NUM_TRAIN, NUM_TEST = 44, 37  # no multiples of a batch
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 # Images per process and forward pass, and passes per step.
-SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2))}
+SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2)), 4: ((2, 1),)}
 AUGMENTED_SAVE_STEP = 8  # in the middle of the second epoch of 5 steps
-EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8)}
+EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
 DIGITS_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 
 
@@ -256,6 +256,21 @@ def compare_processes(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+def compare_four_processes(folder: Path) -> None:
+    """Does in four processes, in double precision alone, what of it depends on their number."""
+    assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 4
+    results = {
+        "gradients": {
+            (name, "float64", split): train_case(folder, name, "float64", *split)
+            for name in TRAINING_CASES
+            for split in splits(name, 4)
+        },
+        "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[4]},
+    }
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
 def compare_distillation(folder: Path) -> None:
     """The same of models that learn from a teacher."""
     assert training_arguments(folder).world_size == 2
@@ -393,6 +408,7 @@ JOBS: dict[str, Callable[..., None]] = {
     for job in (
         compare_processes,
         compare_distillation,
+        compare_four_processes,
         compare_shares,
         pretrain,
         score_predictions,

@@ -1,6 +1,8 @@
 """Publishing a saved model on the Hugging Face Hub: what goes up, what must not, and one commit with all of it."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
@@ -15,6 +17,7 @@ from transformers.utils import (
 )
 from yaml import YAMLError
 
+from .. import __version__
 from .checkpoints import missing_weights
 from .model_card import TrainingRecord
 
@@ -79,6 +82,8 @@ def publish(
     """Uploads a saved model to the Hub in one commit, making the repository where there is none.
 
     In the card that goes up, `repo_id` takes the place of "path/to/this/folder"; the one in `folder` stays as it is.
+    An upload that breaks off can be repeated: what has arrived is not sent a second time. The commit is tagged, see
+    `tag_version`.
 
     Args:
         folder: Where the model, its image processor and its card are saved.
@@ -102,7 +107,7 @@ def publish(
     validate_repo_id(repo_id)
     # True: without a token the client says how to get one, rather than asking the Hub as nobody.
     api = HfApi(library_name="hf_vit", token=token if token is not None else True)
-    try:
+    with clear_errors(repo_id, api.endpoint):
         repository = api.create_repo(repo_id, private=private, exist_ok=True)
         if private and not api.model_info(repository.repo_id).private:
             raise ValueError(
@@ -114,18 +119,61 @@ def publish(
         commit = api.create_commit(
             repository.repo_id, operations, commit_message=commit_message, revision=revision, create_pr=create_pr
         )
-    except httpx.TransportError as error:
-        raise OSError(
-            f"The Hub cannot be reached at {api.endpoint}: {error}. Check the network, or HF_ENDPOINT, and try again."
-        ) from error
-    except HfHubHTTPError as error:
-        if error.response.status_code not in (401, 403):
+        if not create_pr and not (revision or "").startswith("refs/"):
+            tag_version(api, repository.repo_id, commit.oid)
+    return str(commit.pr_url or repository)
+
+
+def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None) -> None:
+    """Tags a commit with the version of this package, as "v0.1.0"; a tag that is there stays where it is.
+
+    Whoever opens the model by that revision then goes on getting the same weights and code.
+
+    Args:
+        api: Client of the Hub.
+        repo_id: Name on the Hub, "user/name".
+        commit: The commit.
+        token: Access token; `None` is that of `api`.
+    """
+    api.create_tag(repo_id, tag=f"v{__version__}", revision=commit, exist_ok=True, token=token)
+
+
+@contextmanager
+def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None]:
+    """Makes of the errors of the Hub's client such as say what to do.
+
+    Args:
+        repo_id: Name on the Hub, "user/name".
+        endpoint: Address of the Hub.
+        advice: What the message says in the end.
+
+    Raises:
+        OSError: for a refusal, an error of the Hub or none of its answers.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # that a large file could not be uploaded, for another error
+        if not isinstance(error.__cause__, httpx.TransportError | HfHubHTTPError):
             raise
-        raise OSError(
+        raise OSError(f"{error} {_explain(error.__cause__, repo_id, endpoint)}{advice}") from error
+    except (httpx.TransportError, HfHubHTTPError) as error:
+        raise OSError(f"{_explain(error, repo_id, endpoint)}{advice}") from error
+
+
+def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
+    """Says what an error of the Hub's client means and what to do."""
+    again = "what has arrived is not uploaded a second time."
+    if not isinstance(error, HfHubHTTPError):
+        advice = f"Check the network, or HF_ENDPOINT, and try again: {again}"
+        return f"The Hub cannot be reached at {endpoint}: {error}. {advice}"
+    if error.response.status_code in (401, 403):
+        return (
             f"This token may not write to {repo_id}. Log in as someone who may, with a token of the kind 'write' "
             f"(hf auth login), choose a name of your own, or open a pull request (create_pr). {error}"
-        ) from error
-    return str(commit.pr_url or repository)
+        )
+    if error.response.status_code >= 500:
+        return f"The Hub has an error of its own ({error}). Try again in a while: {again}"
+    return str(error)
 
 
 def _addition(path: Path, repo_id: str) -> CommitOperationAdd:

@@ -92,16 +92,28 @@ def run(
     trainer.save_model()
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
-    launcher = ["python"] if args.world_size == 1 else ["torchrun", "--nproc_per_node", str(args.world_size)]
     scores = task.write_report(
         trainer,
-        command=shlex.join([*launcher, sys.argv[0], *without_secrets(arguments)]),
+        command=shlex.join([*launcher(args.world_size), sys.argv[0], *without_secrets(arguments)]),
         license=task.model.license,
         base_model=task.model.model_name_or_path,
     )
     if is_first:
         say("Scores: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
         say(f"The model, its scores and its card: {args.output_dir}")
-    if args.push_to_hub:
-        trainer.push_to_hub()
-    PartialState().destroy_process_group()  # else several processes can abort while they exit
+    try:
+        if args.push_to_hub:
+            trainer.push_to_hub()
+    except OSError as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
+    finally:
+        PartialState().destroy_process_group()  # else several processes can abort while they exit
+
+
+def launcher(world_size: int) -> list[str]:
+    """Returns what starts so many processes, on as many machines as these are on."""
+    if world_size == 1:
+        return ["python"]
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    nodes = [] if processes == world_size else ["--nnodes", str(world_size // processes)]
+    return ["torchrun", *nodes, "--nproc_per_node", str(processes)]
