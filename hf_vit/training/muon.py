@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that few steps are enough
 NUM_STEPS = 5
 MIN_NORM = 1e-7
+NEEDS_WHOLE = "use_muon=True needs the whole of each matrix on each device. Leave it out, or FSDP and DeepSpeed."
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ class Muon(torch.optim.Optimizer):
     weight decay are those of AdamW (https://arxiv.org/abs/2502.16982). Matrices that are stacked in one parameter,
     query, key and value, are each brought to an orthogonal one by itself. All of one shape are so at once.
 
-    It needs whole matrices in each process, as under DDP.
+    It needs whole matrices in each process, as under DDP. A step raises `ValueError` where FSDP2 has divided them.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float = 0.95, **adamw: Any) -> None:
@@ -87,6 +89,8 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"] if group["num_matrices"] else ():
                 if parameter.grad is None:
                     continue
+                if isinstance(parameter, DTensor):
+                    raise ValueError(NEEDS_WHOLE)
                 state = self.state[parameter]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)

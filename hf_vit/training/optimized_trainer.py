@@ -37,11 +37,6 @@ class OptimizedTrainer(SafeTrainer):
         super().__init__(*args, **kwargs)
         check_optimization(self.args)
         self.optimization = optimization_of(self.args)
-        if self.optimization.use_muon and (self.args.fsdp or self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise ValueError(
-                "use_muon=True needs the whole of each matrix on each device. Leave it out, or train without FSDP and "
-                "DeepSpeed."
-            )
         self.frozen: list[nn.Module] = []
         prefixes, trainable_blocks = self.optimization.frozen_prefixes(), self.optimization.trainable_blocks
         if prefixes or trainable_blocks is not None:
