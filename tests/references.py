@@ -244,6 +244,23 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float, what: str) 
     assert error <= tolerance, f"{what} differs by {error:.2e} of the largest value"
 
 
+def assert_identical(value: Any, expected: Any) -> None:
+    """Asserts that tensors, numbers and texts, in dictionaries and lists, are the same bit for bit."""
+    assert type(value) is type(expected)
+    if isinstance(value, Tensor):
+        assert torch.equal(value, expected)
+    elif isinstance(value, Mapping):
+        assert list(value) == list(expected)
+        for key, item in value.items():
+            assert_identical(item, expected[key])
+    elif isinstance(value, list | tuple):
+        assert len(value) == len(expected)
+        for item, expected_item in zip(value, expected, strict=True):
+            assert_identical(item, expected_item)
+    else:
+        assert value == expected
+
+
 def hidden_states(outputs: Any) -> dict[str, Tensor]:
     """All hidden states and the last one, by name."""
     states = {f"hidden_states[{i}]": state for i, state in enumerate(outputs.hidden_states)}

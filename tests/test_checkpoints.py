@@ -12,6 +12,7 @@ import torch
 from hf_vit.training import HfViTTrainer, last_checkpoint
 
 from . import distributed
+from .references import assert_identical
 from .trainings import KILL_STEP, SAVE_STEPS, digits_trainer
 
 
@@ -38,11 +39,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
 
 
-def assert_equal(value: Any, expected: Any) -> None:
-    """Bit for bit, tensors and numbers in dictionaries and lists."""
-    torch.testing.assert_close(value, expected, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", KILLED)
 def test_a_killed_training_ends_like_one_that_went_through(name: str, results: dict[str, dict[str, Any]]) -> None:
     whole, resumed = results["whole"], results[name]
@@ -51,9 +47,9 @@ def test_a_killed_training_ends_like_one_that_went_through(name: str, results: d
     assert KILL_STEP % 6
     assert len(whole["optimizer"]["state"]) == len(whole["weights"])
     for part in ("losses", "eval_losses", "weights"):
-        assert_equal(resumed[part], whole[part])
+        assert_identical(resumed[part], whole[part])
     for part in ("optimizer", "scheduler"):
-        assert_equal(resumed[part], whole[part])
+        assert_identical(resumed[part], whole[part])
 
 
 # Which checkpoint is the last

@@ -16,6 +16,7 @@ from .distillation import DistillationArguments, make_distillation
 from .distilled_loss import Distillation
 from .evaluation import evaluate
 from .feature_distillation import FeatureDistillation
+from .freezing import freeze
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     ImageClassification,
@@ -32,9 +33,12 @@ from .masked_image_modeling import MaskedImageModeling
 from .masked_image_scorer import MaskedImageScorer
 from .metrics import image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
+from .muon import Muon
 from .neighbour_trainer import NeighbourTrainer
 from .object_detection import DetectionScorer, ObjectDetection
 from .object_evaluation import DetectionEvaluation, KeypointEvaluation
+from .optimization_arguments import OptimizationArguments
+from .parameter_groups import make_parameter_groups
 from .recipe import begin_recipe, without_secrets
 from .report import write_scores
 from .scorer import ImageScorer, Scored, Scorer
@@ -76,8 +80,10 @@ __all__ = [
     "MaskedImageModeling",
     "MaskedImageScorer",
     "ModelArguments",
+    "Muon",
     "NeighbourTrainer",
     "ObjectDetection",
+    "OptimizationArguments",
     "Scored",
     "Scorer",
     "ScoringTrainer",
@@ -98,6 +104,7 @@ __all__ = [
     "check_upload",
     "checkpoint_to_resume",
     "evaluate",
+    "freeze",
     "image_classification_metrics",
     "last_checkpoint",
     "list_upload",
@@ -106,6 +113,7 @@ __all__ = [
     "load_splits",
     "majority_baseline",
     "make_distillation",
+    "make_parameter_groups",
     "make_trainer",
     "parse_arguments",
     "publish",

@@ -19,14 +19,14 @@ from .batch_changes import BatchChange, BatchChanges
 from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
 from .distilled_loss import Distillation
-from .safe_trainer import SafeTrainer
+from .optimized_trainer import OptimizedTrainer
 
 
 logger = logging.get_logger(__name__)
 
 
-class HfViTTrainer(SafeTrainer):
-    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways.
+class HfViTTrainer(OptimizedTrainer):
+    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways; optimizers: `OptimizedTrainer`.
 
     Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
 

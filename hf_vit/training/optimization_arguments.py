@@ -1,0 +1,106 @@
+"""How a training changes the weights: beside what the library's arguments say of optimizer and schedule."""
+
+import math
+from dataclasses import dataclass, field
+
+from transformers import SchedulerType, TrainingArguments
+from transformers.training_args import OptimizerNames
+
+from .muon import NEEDS_WHOLE
+
+
+ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
+SCHEDULE_FREE = (
+    OptimizerNames.SCHEDULE_FREE_ADAMW,
+    OptimizerNames.SCHEDULE_FREE_RADAM,
+    OptimizerNames.SCHEDULE_FREE_SGD,
+)
+
+
+@dataclass
+class OptimizationArguments:
+    """Which parameters learn, how fast, and by what."""
+
+    layer_decay: float = field(
+        default=1.0,
+        metadata={
+            "help": "Factor on the learning rate from each layer to the one before it, as in BEiT: heads, blocks, "
+            "embeddings. 0.65 to 0.9 for a model that has learned before."
+        },
+    )
+    head_lr_multiplier: float = field(default=1.0, metadata={"help": "Factor on the learning rate of heads."})
+    freeze: str | None = field(
+        default=None,
+        metadata={
+            "help": "Parts that keep their weights, separated by commas: model.embeddings,model.encoder.layers.0."
+        },
+    )
+    trainable_blocks: int | None = field(
+        default=None,
+        metadata={"help": "Train only the last blocks, so many, and the heads; 0 trains the heads alone."},
+    )
+    use_muon: bool = field(
+        default=False, metadata={"help": "Matrices of blocks learn by Muon, and only the others by AdamW."}
+    )
+    decay_steps: float = field(
+        default=0.2,
+        metadata={
+            "help": "Last steps, in which --lr_scheduler_type warmup_stable_decay falls to zero; a share if below 1."
+        },
+    )
+
+    def frozen_prefixes(self) -> list[str]:
+        """Returns the names in `freeze`."""
+        return [name.strip() for name in (self.freeze or "").split(",") if name.strip()]
+
+    def count_decay_steps(self, num_training_steps: int, num_warmup_steps: int) -> int:
+        """Returns the number of last steps in which the learning rate falls.
+
+        Raises:
+            ValueError: if they do not fit behind the warm-up.
+        """
+        share = self.decay_steps if self.decay_steps >= 1 else math.ceil(num_training_steps * self.decay_steps)
+        if share + num_warmup_steps > num_training_steps:
+            raise ValueError(
+                f"{num_warmup_steps} steps of warm-up and decay_steps={self.decay_steps} are more than the "
+                f"{num_training_steps} steps of the training. Make one of them shorter."
+            )
+        return int(share)
+
+    def describe(self) -> dict[str, str]:
+        """Says what differs from a plain training, for a card."""
+        rows = {
+            "matrices of blocks": "Muon" if self.use_muon else None,
+            "learning rate from layer to layer": f"x {self.layer_decay:g}" if self.layer_decay != 1 else None,
+            "learning rate of heads": f"x {self.head_lr_multiplier:g}" if self.head_lr_multiplier != 1 else None,
+            "frozen": ", ".join(self.frozen_prefixes()) or None,
+            "blocks that learn": None if self.trainable_blocks is None else f"the last {self.trainable_blocks}",
+        }
+        return {name: value for name, value in rows.items() if value is not None}
+
+
+def optimization_of(args: TrainingArguments) -> OptimizationArguments:
+    """Returns what the arguments of a training say of this, or what holds where they say nothing."""
+    return args if isinstance(args, OptimizationArguments) else OptimizationArguments()
+
+
+def check_optimization(args: TrainingArguments) -> None:
+    """Raises `ValueError` if a value is out of range or does not go with the library's arguments."""
+    options = optimization_of(args)
+    if not 0 < options.layer_decay <= 1:
+        raise ValueError(f"layer_decay={options.layer_decay} must lie in (0, 1]. 0.75 is common; 1 leaves it out.")
+    if not 0 < options.head_lr_multiplier < math.inf:
+        raise ValueError(f"head_lr_multiplier={options.head_lr_multiplier} must be positive. 1 leaves it out.")
+    if options.trainable_blocks is not None and options.trainable_blocks < 0:
+        raise ValueError(f"trainable_blocks={options.trainable_blocks} must be 0, for heads alone, or more.")
+    if not 0 <= options.decay_steps < math.inf:
+        raise ValueError(f"decay_steps={options.decay_steps} must be a share below 1, or a number of steps.")
+    if options.use_muon and args.optim not in ADAMW:
+        raise ValueError(f"use_muon=True goes with AdamW, not with optim={args.optim.value}. Leave one of them out.")
+    if options.use_muon and (args.fsdp or args.deepspeed):
+        raise ValueError(NEEDS_WHOLE)
+    if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
+        raise ValueError(
+            f"optim={args.optim.value} needs no schedule and does its own warm-up, but lr_scheduler_type="
+            f"{SchedulerType(args.lr_scheduler_type).value}. Say --lr_scheduler_type constant."
+        )
