@@ -240,19 +240,29 @@ def averages(trainer: HfViTTrainer) -> dict[str, Tensor]:
 def average_and_die(folder: Path) -> None:
     """Averages until it is killed, goes on in another process, and averages undisturbed; writes what came out."""
     options = {"save_strategy": "steps", "save_steps": SAVE_STEPS, "max_steps": KILL_STEP + 2}
-    if not (child := os.fork()):
-        averaging_trainer(folder / "killed", KilledInEpoch, **options).train()
-    _, status = os.waitpid(child, 0)
+    status = in_a_fork(lambda: averaging_trainer(folder / "killed", KilledInEpoch, **options).train())
     results = {"killed_by": os.WTERMSIG(status), "checkpoint": last_checkpoint(folder / "killed")}
     for name, checkpoint in ("killed", results["checkpoint"]), ("whole", None):
         trainer = averaging_trainer(folder / name, **options)
         trainer.train(resume_from_checkpoint=checkpoint)
         results[name] = averages(trainer)
-    torch.save(results, folder / "results.pt")
+    torch.save(results, folder / "alone.pt")
+
+
+def in_a_fork(work: Callable[[], Any]) -> int:
+    """Does work in a process of its own, which has no imports to wait for; returns how that one ends."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    work()
+    os._exit(0)
 
 
 def average_on_processes(folder: Path) -> None:
-    """Averages under DDP and FSDP2 in two processes; each writes what it got."""
+    """Averages under DDP and FSDP2 in two processes, and before that alone; each writes what it got."""
+    if os.environ["RANK"] == "0":
+        launched = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        assert in_a_fork(lambda: average_and_die(folder)) == 0
+        os.environ.update(launched)
     trainer = averaging_trainer(folder, per_device_train_batch_size=GLOBAL_BATCH // 2, max_steps=EMA_STEPS)
     trainer.train()
     results = {"ddp": averages(trainer), "metrics": trainer.evaluate(), "fsdp": average_shards(folder)}
@@ -438,7 +448,6 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
     for job in (
-        average_and_die,
         average_on_processes,
         compare_processes,
         compare_distillation,
