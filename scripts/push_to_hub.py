@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def describe(folder: Path) -> Iterator[str]:
     """Yields a line for each file that goes up with its size, and for what the card's metadata says."""
-    files = {path.name: path.stat().st_size for path in list_upload(folder)}
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in list_upload(folder)}
     for name, size in files.items():
         yield f"{size:>14,}  {name}"
     yield f"{sum(files.values()):>14,}  bytes in {len(files)} files"

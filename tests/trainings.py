@@ -21,9 +21,10 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
 from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 from hf_vit.task_classification import classification_loss
-from hf_vit.training import HfViTTrainer, last_checkpoint
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, last_checkpoint
 
 from . import contrastive_helpers, dense_helpers, object_helpers
+from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards
 from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
 from .image_text_helpers import train_as_one
@@ -74,9 +75,11 @@ def build(model_class: type[HfViTPreTrainedModel], config: HfViTConfig) -> HfViT
     return model
 
 
-def training_arguments(folder: Path, **options: Any) -> TrainingArguments:
+def training_arguments(
+    folder: Path, arguments_class: type[TrainingArguments] = TrainingArguments, **options: Any
+) -> TrainingArguments:
     defaults = {"remove_unused_columns": False, "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
-    return TrainingArguments(str(folder), use_cpu=True, **{**defaults, **options})
+    return arguments_class(str(folder), use_cpu=True, **{**defaults, **options})
 
 
 def logged(trainer: HfViTTrainer, key: str) -> list[float]:
@@ -211,6 +214,60 @@ def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
 
 
 # Jobs
+
+
+def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTrainer, **options: Any) -> HfViTTrainer:
+    """Averages its weights over steps that are large, so that the average is not where the weights are."""
+    defaults = {"ema_decay": EMA_DECAY, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    fixed = {
+        "warmup_steps": 0,
+        "per_device_train_batch_size": GLOBAL_BATCH,
+        "eval_strategy": "no",
+        "report_to": "none",
+    }
+    options = {**defaults, **fixed, **options}
+    return digits_trainer(folder, trainer_class, arguments_class=HfViTTrainingArguments, **options)
+
+
+def averages(trainer: HfViTTrainer) -> dict[str, Tensor]:
+    """What a training has come to: its weights and their average."""
+    return {
+        "weights": flatten(list(trainer.model.parameters())),
+        "average": flatten(list(trainer.average.averages.values())),
+    }
+
+
+def average_and_die(folder: Path) -> None:
+    """Averages until it is killed, goes on in another process, and averages undisturbed; writes what came out."""
+    options = {"save_strategy": "steps", "save_steps": SAVE_STEPS, "max_steps": KILL_STEP + 2}
+    status = in_a_fork(lambda: averaging_trainer(folder / "killed", KilledInEpoch, **options).train())
+    results = {"killed_by": os.WTERMSIG(status), "checkpoint": last_checkpoint(folder / "killed")}
+    for name, checkpoint in ("killed", results["checkpoint"]), ("whole", None):
+        trainer = averaging_trainer(folder / name, **options)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        results[name] = averages(trainer)
+    torch.save(results, folder / "alone.pt")
+
+
+def in_a_fork(work: Callable[[], Any]) -> int:
+    """Does work in a process of its own, which has no imports to wait for; returns how that one ends."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    work()
+    os._exit(0)
+
+
+def average_on_processes(folder: Path) -> None:
+    """Averages under DDP and FSDP2 in two processes, and before that alone; each writes what it got."""
+    if os.environ["RANK"] == "0":
+        launched = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        assert in_a_fork(lambda: average_and_die(folder)) == 0
+        os.environ.update(launched)
+    trainer = averaging_trainer(folder, per_device_train_batch_size=GLOBAL_BATCH // 2, max_steps=EMA_STEPS)
+    trainer.train()
+    results = {"ddp": averages(trainer), "metrics": trainer.evaluate(), "fsdp": average_shards(folder)}
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
 
 
 class SlowSecondProcess(HfViTTrainer):
@@ -406,6 +463,7 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
     for job in (
+        average_on_processes,
         compare_processes,
         compare_distillation,
         compare_four_processes,

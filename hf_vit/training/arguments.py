@@ -13,6 +13,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..presets_hf_vit import PRESETS
 from .optimization_arguments import OptimizationArguments, check_optimization
+from .averaging_arguments import AveragingArguments
 from .recipe import expand
 
 
@@ -187,6 +188,7 @@ class AugmentationArguments:
 
 @dataclass
 class HfViTTrainingArguments(OptimizationArguments, TrainingArguments):
+class HfViTTrainingArguments(AveragingArguments, TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
     learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
@@ -230,6 +232,7 @@ class HfViTTrainingArguments(OptimizationArguments, TrainingArguments):
             self.load_best_model_at_end = True
         super().__post_init__()
         check_optimization(self)
+        self.check_averaging(str(self.optim))
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -11,8 +11,12 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
+from .averaging import AVERAGE_FOLDER
+
 
 logger = logging.get_logger(__name__)
+
+TRAINING_ARGS_JSON = "training_args.json"
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
@@ -47,6 +51,12 @@ def missing_weights(folder: Path) -> list[str]:
     return sorted(name for name in weights if not (folder / name).is_file())
 
 
+def averages_weights(checkpoint: Path) -> bool:
+    """Returns whether a checkpoint is of a training that averages its weights."""
+    file = checkpoint / TRAINING_ARGS_JSON
+    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("ema_decay") is not None
+
+
 def find_fault(checkpoint: Path) -> str | None:
     """Says what a checkpoint lacks for a training to be taken up from it, or returns None if it is complete."""
     # The Trainer writes this file last: where it can be read, the others are whole.
@@ -58,6 +68,8 @@ def find_fault(checkpoint: Path) -> str | None:
         return f"{TRAINER_STATE_NAME} cannot be read ({error})"
     missing = missing_weights(checkpoint)
     missing += [name for name in (OPTIMIZER_NAME, SCHEDULER_NAME) if not (checkpoint / name).is_file()]
+    if averages_weights(checkpoint):
+        missing += [f"{AVERAGE_FOLDER}/{name}" for name in missing_weights(checkpoint / AVERAGE_FOLDER)]
     if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
         missing.append("rng_state.pth")
     return f"it has no {' and no '.join(missing)}" if missing else None

@@ -42,6 +42,8 @@ def check_training(
     is_best_wanted = args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST
     # The Trainer looks it up at every evaluation, whether the best model is wanted or not.
     is_looked_up = is_best_wanted or (has_validation and args.eval_strategy != IntervalStrategy.NO)
+    if args.ema_decay is not None:
+        scores = {*scores, *(f"ema_{name}" for name in scores)}
     metric = args.metric_for_best_model and args.metric_for_best_model.removeprefix("eval_")
     if is_looked_up and metric and metric not in scores:
         raise ValueError(

@@ -18,6 +18,7 @@ from transformers.utils import (
 from yaml import YAMLError
 
 from .. import __version__
+from .averaging import AVERAGE_FOLDER
 from .checkpoints import missing_weights
 from .model_card import TrainingRecord
 
@@ -38,11 +39,18 @@ def list_upload(folder: str | os.PathLike[str]) -> list[Path]:
         folder: Where the model is saved.
 
     Returns:
-        Weights, code, configurations, the card and what stands beside it, sorted by name. Folders (checkpoints, logs,
-        caches) stay here, as do files whose name starts with a dot or an underscore and files of other kinds.
+        Weights, code, configurations, the card and what stands beside it, sorted by name, and the same of averaged
+        weights in `ema/`. Other folders (checkpoints, logs, caches) stay here, as do files whose name starts with a
+        dot or an underscore and files of other kinds.
     """
-    files = (path for path in Path(folder).iterdir() if path.is_file() and not path.name.startswith((".", "_")))
-    return sorted(path for path in files if path.suffix.lower() in UPLOADED)
+    files = (path for place in saved_models(Path(folder)) for path in place.iterdir() if path.is_file())
+    shown = (path for path in files if not path.name.startswith((".", "_")))
+    return sorted(path for path in shown if path.suffix.lower() in UPLOADED)
+
+
+def saved_models(folder: Path) -> list[Path]:
+    """Lists the folder of a saved model and, where it is there, that of its averaged weights."""
+    return [folder, *(path for path in [folder / AVERAGE_FOLDER] if path.is_dir())]
 
 
 def check_upload(folder: str | os.PathLike[str]) -> None:
@@ -55,18 +63,9 @@ def check_upload(folder: str | os.PathLike[str]) -> None:
         ValueError: if it lacks the configuration, the weights, the image processor, code or the card, or holds a
             pickle, or if the card's metadata cannot be read.
     """
-    folder = Path(folder)
-    if not (folder / CONFIG_NAME).is_file():
-        raise ValueError(f"There is no {CONFIG_NAME} in {folder}, so no saved model. Save one: model.save_pretrained.")
-    _check_pickles(folder)
-    _check_weights(folder)
-    if not any((folder / name).is_file() for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)):
-        raise ValueError(
-            f"There is no {IMAGE_PROCESSOR_NAME} in {folder}, and no pipeline opens without it. Save the image "
-            "processor that the model was trained with there too: image_processor.save_pretrained."
-        )
-    _check_code(folder)
-    _check_card(folder / CARD)
+    for place in saved_models(Path(folder)):
+        _check_model(place)
+    _check_card(Path(folder) / CARD)
 
 
 def publish(
@@ -115,7 +114,7 @@ def publish(
             )
         if revision is not None and not revision.startswith("refs/") and not create_pr:
             api.create_branch(repository.repo_id, branch=revision, exist_ok=True)
-        operations = [_addition(path, repository.repo_id) for path in list_upload(folder)]
+        operations = [_addition(path, folder, repository.repo_id) for path in list_upload(folder)]
         commit = api.create_commit(
             repository.repo_id, operations, commit_message=commit_message, revision=revision, create_pr=create_pr
         )
@@ -176,11 +175,25 @@ def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
     return str(error)
 
 
-def _addition(path: Path, repo_id: str) -> CommitOperationAdd:
+def _addition(path: Path, folder: str | os.PathLike[str], repo_id: str) -> CommitOperationAdd:
     """Returns the upload of a file; on the Hub, a card opens the model from there."""
-    if path.name != CARD:
-        return CommitOperationAdd(path.name, path)
+    name = path.relative_to(folder).as_posix()
+    if name != CARD:
+        return CommitOperationAdd(name, path)
     return CommitOperationAdd(CARD, path.read_bytes().replace(TrainingRecord.location.encode(), repo_id.encode()))
+
+
+def _check_model(folder: Path) -> None:
+    if not (folder / CONFIG_NAME).is_file():
+        raise ValueError(f"There is no {CONFIG_NAME} in {folder}, so no saved model. Save one: model.save_pretrained.")
+    _check_pickles(folder)
+    _check_weights(folder)
+    if not any((folder / name).is_file() for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)):
+        raise ValueError(
+            f"There is no {IMAGE_PROCESSOR_NAME} in {folder}, and no pipeline opens without it. Save the image "
+            "processor that the model was trained with there too: image_processor.save_pretrained."
+        )
+    _check_code(folder)
 
 
 def _check_pickles(folder: Path) -> None:

@@ -16,6 +16,7 @@ from .arguments import (
     ModelArguments,
     TrainingDataArguments,
 )
+from .averaged_report import report_average
 from .checks import check_packages, check_training
 from .distillation import DistillationArguments, make_distillation
 from .distilled_loss import Distillation
@@ -111,7 +112,10 @@ def write_report(
         task="image-classification",
         data=describe_data(data.dataset_name, data.dataset_license, sizes, split, names),
         metrics=scores,
-        baselines={"commonest class": majority_baseline(splits["train"]["label"], output.label_ids, len(names))},
+        baselines={
+            **report_average(trainer, split, scores),
+            "commonest class": majority_baseline(splits["train"]["label"], output.label_ids, len(names)),
+        },
         pictures={"Loss, validation scores and learning rate": "curves.png"}
         | {"Right classes and answers": f"{split}_confusion_matrix.png"},
         limits=f"It knows {len(names)} classes and answers with one of them whatever it is shown. "

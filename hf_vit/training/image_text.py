@@ -10,6 +10,7 @@ from transformers.trainer_utils import IntervalStrategy
 from ..data import AugmentedDataset, ImageTextCollator, image_text_augmentation, load_image_text
 from ..metrics import chance_of_retrieval
 from ..visualize import draw_curves
+from .averaged_report import report_average
 from .checks import check_packages, check_training
 from .image_text_arguments import (
     ImageTextAugmentationArguments,
@@ -129,7 +130,7 @@ class ImageTextContrast(TrainingTask):
             task="zero-shot-image-classification",
             data=describe_data(self.data.dataset_name, self.data.dataset_license, self.count_examples(), split),
             metrics={name: scores[name] for name in chance},
-            baselines={"chance": chance},
+            baselines={**report_average(trainer, split, chance), "chance": chance},
             pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
             limits=trainer.scorer.describe_limits(),
             recipe={

@@ -18,6 +18,7 @@ from ..data import (
 )
 from ..modeling_mim_hf_vit import HfViTForMaskedImageModeling
 from ..visualize import draw_curves
+from .averaged_report import report_average
 from .checks import check_packages, check_training
 from .load_images import load_images
 from .masked_image_arguments import (
@@ -133,7 +134,7 @@ class MaskedImageModeling(TrainingTask):
             task="image-feature-extraction",
             data=describe_data(self.data.dataset_name, self.data.dataset_license, self.count_examples(), split),
             metrics=scores,
-            baselines={"mean of each patch, raw pixels": baseline},
+            baselines={**report_average(trainer, split, scores), "mean of each patch, raw pixels": baseline},
             pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
             limits=trainer.scorer.describe_limits(),
             recipe={
@@ -156,10 +157,11 @@ class MaskedImageModeling(TrainingTask):
 
 def score_trivially(trainer: NeighbourTrainer, split: str, examples: TargetDataset) -> dict[str, float]:
     """Scores, on all processes, what has learned nothing: the mean of each patch, and raw pixels as features."""
-    scorer = trainer.scorer
+    scorer, average = trainer.scorer, trainer.average
     trainer.scorer = TrivialScorer(scorer.processor, has_classes=bool(scorer.metric.score_names))
+    trainer.average = None  # what looks at no weights is scored once
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
-    trainer.scorer = scorer
+    trainer.scorer, trainer.average = scorer, average
     return {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.score_names)}
 
 

@@ -12,6 +12,8 @@ from transformers import Trainer
 
 from ..data.record import DataRecord
 from .optimization_arguments import optimization_of
+from .averaging import AVERAGE_FOLDER
+from .averaging_arguments import AveragingArguments
 from .usage import USAGE
 
 
@@ -108,12 +110,15 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
     args, values = trainer.args, trainer.args.to_dict()
     batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     warmup = f"{args.warmup_steps:.0%} of the" if args.warmup_steps < 1 else str(args.warmup_steps)
+    decay = args.ema_decay if isinstance(args, AveragingArguments) else None
+    averaging = f"exponential, decay {decay}, in `{AVERAGE_FOLDER}/`"
     return {
         "steps": f"{trainer.state.global_step} of {batch_size} images",
         "optimizer": f"{values['optim']}, learning rate {args.learning_rate}, weight decay {args.weight_decay}",
         "schedule": f"{values['lr_scheduler_type']}, {warmup} steps of warm-up",
         "precision": "bfloat16" if args.bf16 else "float16 mixed" if args.fp16 else "float32",
         **optimization_of(args).describe(),
+        **({} if decay is None else {"average of the weights": averaging}),
     }
 
 

@@ -32,11 +32,11 @@ class NeighbourTrainer(ScoringTrainer):
         super().__init__(*args, **kwargs)
         self.known = known
 
-    def evaluation_loop(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
+    def score_weights(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Scores all images."""
         if len(self.known):
             self.scorer.known = self.describe_known()
-        return super().evaluation_loop(dataloader, *args, **kwargs)
+        return super().score_weights(dataloader, *args, **kwargs)
 
     @torch.no_grad()
     def describe_known(self) -> tuple[Tensor, Tensor]:

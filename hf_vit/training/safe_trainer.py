@@ -12,6 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 from transformers.utils import PushInProgress, hf_api, logging
 
+from .checkpoints import TRAINING_ARGS_JSON
 from .distilled_loss import PROJECTION_NAME
 from .hub import clear_errors, list_upload, tag_version
 
@@ -40,7 +41,7 @@ class SafeTrainer(Trainer):
         if self.args.should_save:
             folder = Path(output_dir if output_dir is not None else self.args.output_dir)
             (folder / TRAINING_ARGS_NAME).unlink()
-            (folder / "training_args.json").write_text(self.args.to_json_string() + "\n", encoding="utf-8")
+            (folder / TRAINING_ARGS_JSON).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Writes the library's draft of a card, unless a card stands there that it has not written itself."""
@@ -111,7 +112,9 @@ class SafeTrainer(Trainer):
         self.callback_handler.on_push_begin(args, self.state, self.control)
         for file in list_upload(checkpoint_folder):
             if file.name not in (TRAINER_STATE_NAME, PROJECTION_NAME, "README.md"):
-                shutil.copy(file, args.output_dir)
+                target = Path(args.output_dir) / file.relative_to(checkpoint_folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, target)
         by_step = args.save_strategy == SaveStrategy.STEPS
         moment = f"step {self.state.global_step}" if by_step else f"epoch {int(self.state.epoch)}"
         message = f"Training in progress, {moment}"

@@ -56,6 +56,6 @@ class ScoredTrainingArguments(HfViTTrainingArguments):
 
     def __post_init__(self) -> None:
         """Of errors, the least is the best."""
-        if str(self.metric_for_best_model).removeprefix("eval_") in LOWER_IS_BETTER:
+        if str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_") in LOWER_IS_BETTER:
             self.greater_is_better = False
         super().__post_init__()

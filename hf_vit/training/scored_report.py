@@ -11,6 +11,7 @@ from accelerate.utils import gather_object
 
 from ..data import DataRecord, TargetData, TargetDataset
 from ..visualize import draw_class_scores, draw_curves
+from .averaged_report import report_average
 from .model_card import TrainingRecord, write_model_card
 from .record import describe_training, scored_split
 from .scorer import ImageScorer, Scorer
@@ -54,7 +55,7 @@ def write_scored_report(
         data=describe(split),
         metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
         units=scorer.metric.units,
-        baselines={name: baseline},
+        baselines={**report_average(trainer, split, scores), name: baseline},
         parts=parts,
         pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
         limits=scorer.describe_limits(),

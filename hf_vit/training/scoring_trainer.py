@@ -77,18 +77,18 @@ class ScoringTrainer(HfViTTrainer):
         self._losses += [(loss, weight) for _, loss, weight in gathered]
         return None, None, None
 
-    def evaluation_loop(
+    def score_weights(
         self,
         dataloader: DataLoader[Any],
         description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
+        prediction_loss_only: bool | None,
+        ignore_keys: list[str] | None,
+        metric_key_prefix: str,
     ) -> EvalLoopOutput:
         """Scores all images: the scores of the metric, and `loss`, the sum over images by the sum of their weights."""
         self.scorer.metric.reset()
         self._losses = []
-        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        output = super().score_weights(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         scores = {"loss": self.mean_loss(), **self.scorer.metric.compute()}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output

@@ -100,6 +100,9 @@ def run(
     )
     if is_first:
         say("Scores: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        if trainer.average is not None:
+            averaged = {name: value for name, value in trainer.averaged_scores.items() if name in scores}
+            say("Averaged weights: " + ", ".join(f"{name} {value:.4f}" for name, value in averaged.items()))
         say(f"The model, its scores and its card: {args.output_dir}")
     try:
         if args.push_to_hub:

@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
+from .averaging_trainer import AveragingTrainer
 from .batch_changes import BatchChange, BatchChanges
 from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
@@ -27,6 +28,8 @@ logger = logging.get_logger(__name__)
 
 class HfViTTrainer(OptimizedTrainer):
     """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways; optimizers: `OptimizedTrainer`.
+class HfViTTrainer(AveragingTrainer):
+    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways.
 
     Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
 
@@ -41,6 +44,8 @@ class HfViTTrainer(OptimizedTrainer):
     With a `Distillation`, the model learns from a teacher too. Scores are those of the model alone.
 
     `BatchChange`s change the batches of a training on the device.
+
+    With `ema_decay` in its arguments, it keeps, scores and saves an average of the weights, see `AveragingTrainer`.
     """
 
     def __init__(

@@ -136,7 +136,8 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[s
     )
     figure = new_figure(12 if scores else 8, 3.2)
     panels = figure.subplots(1, 3 if scores else 2)
-    _draw_lines(panels[0], log_history, {"loss": "training", "eval_loss": "validation"}, "loss")
+    losses = {"loss": "training", "eval_loss": "validation", "eval_ema_loss": "validation, averaged weights"}
+    _draw_lines(panels[0], log_history, losses, "loss")
     if scores:
         _draw_lines(panels[1], log_history, {name: name.removeprefix("eval_") for name in scores}, "validation score")
     _draw_lines(panels[-1], log_history, {"learning_rate": ""}, "learning rate")
