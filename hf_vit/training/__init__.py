@@ -8,6 +8,7 @@ from .arguments import (
     TrainingDataArguments,
     parse_arguments,
 )
+from .binary_cross_entropy import BinaryCrossEntropy
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .classification_evaluation import ImageClassificationEvaluation
 from .dense_evaluation import DepthEvaluation, SemanticEvaluation, UniversalEvaluation
@@ -31,11 +32,14 @@ from .load_data import load_scored_split, load_splits
 from .masked_image_modeling import MaskedImageModeling
 from .masked_image_scorer import MaskedImageScorer
 from .metrics import image_classification_metrics, majority_baseline
+from .mixing import Mixing
 from .model_card import TrainingRecord, write_model_card
 from .neighbour_trainer import NeighbourTrainer
 from .object_detection import DetectionScorer, ObjectDetection
 from .object_evaluation import DetectionEvaluation, KeypointEvaluation
 from .recipe import begin_recipe, without_secrets
+from .regularisation import regularise
+from .regularisation_arguments import RegularisationArguments
 from .report import write_scores
 from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
@@ -43,6 +47,7 @@ from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
 from .teacher import Teacher
 from .token_distillation import TokenDistillation
+from .token_dropping import DropTokens
 from .tokenizer import train_tokenizer
 from .trainer import HfViTTrainer
 from .universal_metric import UniversalMetric
@@ -51,6 +56,7 @@ from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSeg
 
 __all__ = [
     "AugmentationArguments",
+    "BinaryCrossEntropy",
     "DataArguments",
     "DepthEstimation",
     "DepthEvaluation",
@@ -59,6 +65,7 @@ __all__ = [
     "DetectionScorer",
     "Distillation",
     "DistillationArguments",
+    "DropTokens",
     "FeatureDistillation",
     "HfViTTrainer",
     "HfViTTrainingArguments",
@@ -75,9 +82,11 @@ __all__ = [
     "MaskAnnealing",
     "MaskedImageModeling",
     "MaskedImageScorer",
+    "Mixing",
     "ModelArguments",
     "NeighbourTrainer",
     "ObjectDetection",
+    "RegularisationArguments",
     "Scored",
     "Scorer",
     "ScoringTrainer",
@@ -109,6 +118,7 @@ __all__ = [
     "make_trainer",
     "parse_arguments",
     "publish",
+    "regularise",
     "run",
     "train_tokenizer",
     "without_secrets",
