@@ -127,8 +127,8 @@ class HfViTModel(HfViTPreTrainedModel):
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. The sizes of the
                 images are read back from it, so under `torch.compile` it breaks the graph: leave out fullgraph.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
-            kept_patches: (B, K) int64, the numbers, row by row from 0, of the patches that the blocks see, for trainings
-                that drop some (PatchDropout, https://arxiv.org/abs/2208.07220); N becomes K.
+            kept_patches: (B, K) int64, numbers of the patches, row by row from 0, that the blocks see; N becomes K.
+                For trainings that drop the others (PatchDropout, https://arxiv.org/abs/2208.07220).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -187,8 +187,8 @@ class HfViTModel(HfViTPreTrainedModel):
         """
         if self.config.window_size is not None:
             raise ValueError(
-                f"kept_patches leaves holes in the grid, where window_size={self.config.window_size} finds no windows. "
-                "Keep all patches, or set window_size=None."
+                f"kept_patches leaves holes in the grid, where window_size={self.config.window_size} finds no "
+                "windows. Keep all patches, or set window_size=None."
             )
         if kept_patches.ndim != 2 or len(kept_patches) != len(hidden_states):
             raise ValueError(
