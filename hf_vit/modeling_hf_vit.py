@@ -116,6 +116,7 @@ class HfViTModel(HfViTPreTrainedModel):
         bool_masked_pos: Tensor | None = None,
         patch_attention_mask: Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        kept_patches: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """Runs the model.
@@ -126,6 +127,8 @@ class HfViTModel(HfViTPreTrainedModel):
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. The sizes of the
                 images are read back from it, so under `torch.compile` it breaks the graph: leave out fullgraph.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            kept_patches: (B, K) int64, numbers of the patches, row by row from 0, that the blocks see; N becomes K.
+                For trainings that drop the others (PatchDropout, https://arxiv.org/abs/2208.07220).
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -139,6 +142,10 @@ class HfViTModel(HfViTPreTrainedModel):
         hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
         assert pixel_values is not None  # refused above
         grid = self.embeddings.patch_embeddings.grid(pixel_values)
+        if kept_patches is not None:
+            hidden_states, rotary = self.keep(hidden_states, rotary, kept_patches)
+            if patch_attention_mask is not None:
+                patch_attention_mask = patch_attention_mask.flatten(1).gather(1, kept_patches)  # (B, K)
         output_attentions = self.wants_attentions(**kwargs)
         hidden_states = self.encoder(
             hidden_states,
@@ -163,6 +170,41 @@ class HfViTModel(HfViTPreTrainedModel):
         pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
         hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
         return hidden_states, self.embeddings.rotary(pixel_values, patch_attention_mask)
+
+    def keep(self, hidden_states: Tensor, rotary: Rotary | None, kept_patches: Tensor) -> tuple[Tensor, Rotary | None]:
+        """Leaves the prefix and some of the patches, each with its position.
+
+        Args:
+            hidden_states: (B, P + N, D).
+            rotary: Their rotary positions, if there are any.
+            kept_patches: (B, K) int64, see `forward`.
+
+        Returns:
+            (B, P + K, D), and the rotary positions of these.
+
+        Raises:
+            ValueError: if the numbers are not of this batch, or blocks look within windows.
+        """
+        if self.config.window_size is not None:
+            raise ValueError(
+                f"kept_patches leaves holes in the grid, where window_size={self.config.window_size} finds no "
+                "windows. Keep all patches, or set window_size=None."
+            )
+        if kept_patches.ndim != 2 or len(kept_patches) != len(hidden_states):
+            raise ValueError(
+                f"kept_patches must be (batch, kept) = ({len(hidden_states)}, …), not {tuple(kept_patches.shape)}."
+            )
+        num_prefix = self.config.num_prefix_tokens
+        prefix = torch.arange(num_prefix, device=kept_patches.device).expand(len(kept_patches), -1)
+        kept = torch.cat((prefix, kept_patches + num_prefix), dim=1)  # (B, P + K)
+        hidden_states = hidden_states.gather(1, kept[..., None].expand(-1, -1, hidden_states.shape[-1]))
+        if rotary is None:
+            return hidden_states, None
+        cosine, sine = (
+            table.expand(len(kept), 1, -1, -1).gather(2, kept[:, None, :, None].expand(-1, -1, -1, table.shape[-1]))
+            for table in rotary
+        )  # (B, 1, P + K, d)
+        return hidden_states, (cosine, sine)
 
     def attention_mask(
         self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
@@ -425,7 +467,7 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
                 soft labels or values), see `classification_loss`.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
-            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+            **kwargs: `kept_patches`, see `HfViTModel`; `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
             See `HfViTImageClassifierOutput`.

@@ -154,17 +154,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         model = self.model
         index, seen = place_visible(mask, patch_attention_mask, num_visible)
         hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)  # (B, L, D)
-        prefix = torch.arange(self.config.num_prefix_tokens, device=index.device).expand(len(index), -1)
-        kept = torch.cat((prefix, index + prefix.shape[1]), dim=1)  # (B, P + K)
-        hidden_states = hidden_states.gather(1, kept[..., None].expand(-1, -1, hidden_states.shape[-1]))
-        if rotary is not None:
-            cosine, sine = (
-                table.expand(len(kept), 1, -1, -1).gather(
-                    2, kept[:, None, :, None].expand(-1, -1, -1, table.shape[-1])
-                )
-                for table in rotary
-            )  # (B, 1, P + K, d)
-            rotary = cosine, sine
+        hidden_states, rotary = model.keep(hidden_states, rotary, index)  # (B, P + K, D)
         output_attentions = model.wants_attentions(**kwargs)
         hidden_states = model.encoder(
             hidden_states,

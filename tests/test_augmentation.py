@@ -44,10 +44,56 @@ def test_half_of_the_images_are_mirrored() -> None:
     assert all((image == plain).all() for image, is_mirrored in zip(images, mirrored, strict=True) if not is_mirrored)
 
 
-@pytest.mark.parametrize("name", ["trivialaugment", "randaugment", "affine"])
+@pytest.mark.parametrize("name", ["trivialaugment", "randaugment", "affine", "3augment"])
 def test_automatic_augmentation_changes_most_images(name: str) -> None:
     plain, images = draws()[0], draws(auto_augment=name)
     assert sum(bool((image != plain).any()) for image in images) > 20
+
+
+def test_padded_crops_are_windows_of_the_mirrored_image() -> None:
+    padded = np.pad(draws()[0, 0].numpy(), 3, mode="reflect")
+    windows = {
+        padded[top : top + 32, left : left + 48].tobytes(): (top, left) for top in range(7) for left in range(7)
+    }
+    places = [windows[image.numpy().tobytes()] for image in draws(crop_padding=3)[:, 0]]
+    assert len(set(places)) > 20
+
+
+def test_3augment_takes_colours_away_solarizes_or_blurs() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    transform = image_classification_augmentation((16, 16), **{**OFF, "auto_augment": "3augment"})
+    torch.manual_seed(0)
+    images = [transform(Image.fromarray(pixels)) for _ in range(90)]
+    solarized = torch.from_numpy(np.where(pixels >= 128, 255 - pixels, pixels)).permute(2, 0, 1)
+    kinds = [
+        "grey" if bool((image[0] == image[1]).all()) else "solarized" if image.equal(solarized) else "blurred"
+        for image in images
+    ]
+    assert all(20 < kinds.count(kind) < 40 for kind in ("grey", "solarized", "blurred"))
+    blurred = [image.float() for image, kind in zip(images, kinds, strict=True) if kind == "blurred"]
+    assert len({float(image.std()) for image in blurred}) > 10  # as wide as is drawn
+    assert min(float(image.std()) for image in blurred) < 0.4 * float(pixels.std())
+
+
+def test_randaugment_does_as_much_and_as_often_as_is_said() -> None:
+    plain = draws()[0].float()
+    changes = {
+        (number, magnitude): float(
+            (draws(auto_augment="randaugment", randaugment_num_ops=number, randaugment_magnitude=magnitude) - plain)
+            .abs()
+            .mean()
+        )
+        for number, magnitude in ((1, 3), (1, 25), (4, 25))
+    }
+    assert 1.5 * changes[1, 3] < changes[1, 25] < changes[4, 25]
+
+
+def test_colour_jitter_changes_brightness_as_far_as_is_said() -> None:
+    plain = float(draws()[0].float().mean())
+    for strength in (0.1, 0.4):
+        means = draws(color_jitter=strength).float().mean(dim=(1, 2, 3))
+        assert float((means / plain - 1).abs().max()) < strength + 0.05
+        assert len(means.unique()) > 20
 
 
 def test_erasing_blanks_a_rectangle() -> None:
@@ -97,6 +143,10 @@ def test_it_passes_to_worker_processes() -> None:
         ({"min_crop_scale": 0}, r"min_crop_scale=0 must lie in \(0, 1\]"),
         ({"horizontal_flip": 2}, r"horizontal_flip=2 is a probability"),
         ({"random_erasing": -1}, r"random_erasing=-1 is a probability"),
+        ({"crop_padding": 8}, r"crop_padding=8 must lie between 0, which does not crop, and 7"),
+        ({"color_jitter": -1}, r"color_jitter=-1 must lie in \[0, 1\]"),
+        ({"auto_augment": "randaugment", "randaugment_num_ops": 0}, r"randaugment_num_ops=0 does nothing"),
+        ({"auto_augment": "randaugment", "randaugment_magnitude": 31}, r"=31 must lie between 0 and 30"),
         ({"auto_augment": "auto"}, r"'auto' is unknown. Choose one of none, trivialaugment, randaugment, affine"),
     ],
 )

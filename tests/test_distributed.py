@@ -11,6 +11,7 @@ from hf_vit.task_classification import classification_loss
 from . import distributed
 from .helpers import TRAINING_CASES
 from .references import assert_close
+from .regularisation_helpers import train_regularised
 from .trainings import (
     DTYPES,
     EVAL_BATCHES,
@@ -89,6 +90,15 @@ def test_two_processes_train_on_the_augmented_images_of_one(
         assert_close(process["augmented"]["losses"], alone["losses"], 1e-5, "losses")
         assert_close(process["augmented"]["weights"], alone["weights"], 1e-5, "weights")
         assert process["augmented"]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
+
+
+def test_two_processes_learn_soft_labels_of_repeated_augmentations_as_one(
+    two_processes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    alone = train_regularised(tmp_path, GLOBAL_BATCH)
+    for process in two_processes:
+        for part in ("losses", "weights"):
+            assert_close(process["regularised"][part], alone[part], 1e-5, part)
 
 
 def test_two_processes_take_a_training_up_where_it_was(two_processes: list[dict[str, Any]]) -> None:

@@ -30,6 +30,7 @@ from .helpers import TRAINING_CASES, small_config
 from .image_text_helpers import train_as_one
 from .pretraining_helpers import train_all_ways
 from .references import draw_weights
+from .regularisation_helpers import train_regularised
 from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
 
 
@@ -306,6 +307,7 @@ def compare_processes(folder: Path) -> None:
             for split in splits(name, 2)
         },
         **train_twice(folder),
+        "regularised": train_regularised(folder, GLOBAL_BATCH // 2),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
     }
     digits_trainer(folder, SlowSecondProcess, max_steps=1, save_strategy="steps", save_steps=1).train()

@@ -1,6 +1,6 @@
 """Datasets, augmentation and collators."""
 
-from .augmentation import image_classification_augmentation, small_affine
+from .augmentation import image_classification_augmentation, small_affine, three_augment
 from .augmented_dataset import AugmentedDataset
 from .augmented_stream import AugmentedStream
 from .caption_sources import load_image_text
@@ -24,6 +24,7 @@ from .keypoint_sources import load_keypoint_detection
 from .masked_images import MaskedImageModelingCollator, masked_image_augmentation, masked_image_target
 from .pretraining_sources import load_unlabelled_images
 from .record import DataRecord
+from .repeated_sampler import RepeatedSampler
 from .sources import load_image_classification
 from .target_dataset import KeypointData, TargetData, TargetDataset
 from .target_files import read_depth, read_mask, read_segment_ids
@@ -42,6 +43,7 @@ __all__ = [
     "KeypointDetectionCollator",
     "MaskedImageModelingCollator",
     "ObjectDetectionCollator",
+    "RepeatedSampler",
     "TargetData",
     "TargetDataset",
     "check_dense",
@@ -69,6 +71,7 @@ __all__ = [
     "read_segment_ids",
     "small_affine",
     "stream_images",
+    "three_augment",
     "unreadable_images",
     "without_unreadable",
 ]

@@ -70,10 +70,11 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Returns the number of images."""
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns the transformed example."""
-        example = self.dataset[index]
-        with seeded(self.seed, int(self.epoch), index):
+    def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
+        """Returns the transformed example; with a pair of numbers, the second one tells its augmentations apart."""
+        numbers = index if isinstance(index, tuple) else (index, 0)
+        example = self.dataset[numbers[0]]
+        with seeded(self.seed, int(self.epoch), *(numbers if numbers[1] else numbers[:1])):
             if self.column is None:
                 return self.transform(example)
             return {**example, self.column: self.transform(example[self.column])}

@@ -8,6 +8,7 @@ from .arguments import (
     TrainingDataArguments,
     parse_arguments,
 )
+from .binary_cross_entropy import BinaryCrossEntropy
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .classification_evaluation import ImageClassificationEvaluation
 from .dense_evaluation import DepthEvaluation, SemanticEvaluation, UniversalEvaluation
@@ -32,6 +33,7 @@ from .load_data import load_scored_split, load_splits
 from .masked_image_modeling import MaskedImageModeling
 from .masked_image_scorer import MaskedImageScorer
 from .metrics import image_classification_metrics, majority_baseline
+from .mixing import Mixing
 from .model_card import TrainingRecord, write_model_card
 from .muon import Muon
 from .neighbour_trainer import NeighbourTrainer
@@ -40,6 +42,8 @@ from .object_evaluation import DetectionEvaluation, KeypointEvaluation
 from .optimization_arguments import OptimizationArguments
 from .parameter_groups import make_parameter_groups
 from .recipe import begin_recipe, without_secrets
+from .regularisation import regularise
+from .regularisation_arguments import RegularisationArguments
 from .report import write_scores
 from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
@@ -47,6 +51,7 @@ from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .task import TrainingTask, run
 from .teacher import Teacher
 from .token_distillation import TokenDistillation
+from .token_dropping import DropTokens
 from .tokenizer import train_tokenizer
 from .trainer import HfViTTrainer
 from .universal_metric import UniversalMetric
@@ -55,6 +60,7 @@ from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSeg
 
 __all__ = [
     "AugmentationArguments",
+    "BinaryCrossEntropy",
     "DataArguments",
     "DepthEstimation",
     "DepthEvaluation",
@@ -63,6 +69,7 @@ __all__ = [
     "DetectionScorer",
     "Distillation",
     "DistillationArguments",
+    "DropTokens",
     "FeatureDistillation",
     "HfViTTrainer",
     "HfViTTrainingArguments",
@@ -79,11 +86,13 @@ __all__ = [
     "MaskAnnealing",
     "MaskedImageModeling",
     "MaskedImageScorer",
+    "Mixing",
     "ModelArguments",
     "Muon",
     "NeighbourTrainer",
     "ObjectDetection",
     "OptimizationArguments",
+    "RegularisationArguments",
     "Scored",
     "Scorer",
     "ScoringTrainer",
@@ -117,6 +126,7 @@ __all__ = [
     "make_trainer",
     "parse_arguments",
     "publish",
+    "regularise",
     "run",
     "train_tokenizer",
     "without_secrets",

@@ -15,6 +15,7 @@ from ..presets_hf_vit import PRESETS
 from .optimization_arguments import OptimizationArguments, check_optimization
 from .averaging_arguments import AveragingArguments
 from .recipe import expand
+from .regularisation_arguments import RepeatedAugmentationArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__
@@ -178,10 +179,26 @@ class AugmentationArguments:
     min_crop_scale: float = field(
         default=0.35, metadata={"help": "Least share of the area that a random resized crop keeps; 1 takes all of it."}
     )
+    crop_padding: int = field(
+        default=0,
+        metadata={
+            "help": "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
+            "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR."
+        },
+    )
     horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
     auto_augment: str = field(
         default="trivialaugment",
-        metadata={"help": "none, trivialaugment, randaugment, or affine (slight, for digits)."},
+        metadata={
+            "help": "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (greyscale, solarize "
+            "or blur; DeiT III)."
+        },
+    )
+    randaugment_num_ops: int = field(default=2, metadata={"help": "Operations that randaugment does to an image."})
+    randaugment_magnitude: int = field(default=9, metadata={"help": "How much each of them does, 0 to 30."})
+    color_jitter: float = field(
+        default=0.0,
+        metadata={"help": "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not."},
     )
     random_erasing: float = field(default=0.25, metadata={"help": "Probability that a rectangle is blanked out."})
 
@@ -189,6 +206,7 @@ class AugmentationArguments:
 @dataclass
 class HfViTTrainingArguments(OptimizationArguments, TrainingArguments):
 class HfViTTrainingArguments(AveragingArguments, TrainingArguments):
+class HfViTTrainingArguments(RepeatedAugmentationArguments, TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
     learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
@@ -230,6 +248,7 @@ class HfViTTrainingArguments(AveragingArguments, TrainingArguments):
         """Early stopping keeps the best model: the last ones are worse by definition."""
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True
+        self.check_repeated_augmentations()
         super().__post_init__()
         check_optimization(self)
         self.check_averaging(str(self.optim))

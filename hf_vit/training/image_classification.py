@@ -25,6 +25,8 @@ from .metrics import SCORES, image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .models import input_size, load_model
 from .record import describe_data, describe_options, describe_training, scored_split
+from .regularisation import regularise
+from .regularisation_arguments import RegularisationArguments
 from .report import write_scores
 from .task import TrainingTask
 from .trainer import HfViTTrainer
@@ -52,6 +54,7 @@ def make_trainer(
     augmentation: AugmentationArguments,
     args: HfViTTrainingArguments,
     distillation: Distillation | None = None,
+    regularisation: RegularisationArguments | None = None,
 ) -> HfViTTrainer:
     """Returns the trainer of a classifier, which may learn from a teacher too.
 
@@ -59,7 +62,8 @@ def make_trainer(
 
     Raises:
         ImportError: if a package is missing that is needed only at the end.
-        ValueError: if the training images do not fill one batch, or choosing the best model lacks validation images.
+        ValueError: if the training images do not fill one batch, choosing the best model lacks validation images, or
+            some regularisation does not go with the model or the teacher.
     """
     check_packages("matplotlib", "sklearn")
     scores = {*SCORES, *(["top_5_accuracy"] if len(model.config.id2label) > 5 else [])}
@@ -77,6 +81,7 @@ def make_trainer(
         compute_metrics=image_classification_metrics,
         callbacks=callbacks,
         distillation=distillation,
+        **regularise(model, regularisation or RegularisationArguments(), args.label_smoothing_factor, distillation),
     )
 
 
@@ -137,6 +142,7 @@ class ImageClassification(TrainingTask):
         augmentation: How they are changed at random.
         args: How to train.
         distillation: From which teacher, if any.
+        regularisation: What happens to batches, and the loss.
     """
 
     argument_types = (
@@ -145,6 +151,7 @@ class ImageClassification(TrainingTask):
         AugmentationArguments,
         HfViTTrainingArguments,
         DistillationArguments,
+        RegularisationArguments,
     )
 
     model: ModelArguments
@@ -152,6 +159,7 @@ class ImageClassification(TrainingTask):
     augmentation: AugmentationArguments
     args: HfViTTrainingArguments
     distillation: DistillationArguments
+    regularisation: RegularisationArguments
 
     def load_data(self) -> list[str]:
         """Opens and checks the images and returns the names of their classes."""
@@ -164,7 +172,9 @@ class ImageClassification(TrainingTask):
         """Returns the trainer of a new or a saved classifier."""
         model, processor = load_classifier(self.model, self.names, self.distillation.uses_token)
         distillation = make_distillation(self.distillation, model, processor)
-        return make_trainer(model, processor, self.splits, self.augmentation, self.args, distillation)
+        return make_trainer(
+            model, processor, self.splits, self.augmentation, self.args, distillation, self.regularisation
+        )
 
     def count_examples(self) -> dict[str, int]:
         """Returns the number of images of each split."""
@@ -172,5 +182,9 @@ class ImageClassification(TrainingTask):
 
     def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
         """Scores a trained classifier; see `write_report`."""
-        recipe = {"augmentation": describe_options(self.augmentation), **trainer.describe_teacher()}
+        recipe = {
+            "augmentation": describe_options(self.augmentation),
+            **self.regularisation.describe(),
+            **trainer.describe_teacher(),
+        }
         return write_report(trainer, self.splits, self.data, recipe, **facts)

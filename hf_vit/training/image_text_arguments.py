@@ -191,6 +191,11 @@ class ImageTextTrainingArguments(ScoredTrainingArguments):
     def __post_init__(self) -> None:
         """An incomplete batch would be filled up on several processes, maybe with images that are in it."""
         super().__post_init__()
+        if self.repeated_augmentations > 1:
+            raise ValueError(
+                f"repeated_augmentations={self.repeated_augmentations} brings an image into a batch several times, "
+                "which the loss would take for different ones. Leave it out."
+            )
         if not self.dataloader_drop_last:
             raise ValueError(
                 "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "

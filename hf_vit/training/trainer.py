@@ -21,6 +21,9 @@ from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
 from .distilled_loss import Distillation
 from .optimized_trainer import OptimizedTrainer
+from .mixing import Mixing
+from .repeats import repeated_sampler
+from .safe_trainer import SafeTrainer
 
 
 logger = logging.get_logger(__name__)
@@ -64,13 +67,19 @@ class HfViTTrainer(AveragingTrainer):
             **kwargs: Passed on.
 
         Raises:
-            ValueError: if there is a teacher, and the training spreads the model or changes its labels.
+            ValueError: if there is a teacher, and the training spreads the model or changes its labels, or if
+                augmentations cannot be repeated.
         """
         super().__init__(*args, **kwargs)
         self.distillation = distillation
         self.batch_changes = BatchChanges(batch_changes, self.args.seed)
+        has_soft_labels = any(isinstance(change, Mixing) for change in batch_changes)
+        if has_soft_labels:
+            self.label_smoother = None  # which takes class numbers; they are smoothed already
         if distillation is not None:
-            check_distillation(self.args)
+            check_distillation(self.args, has_soft_labels)
+            check_own_loss(self.compute_loss_func)
+        repeated_sampler(self.args, self.train_dataset)  # now, as it may not fit
         self.add_callback(DatasetEpoch())
         self.add_callback(TrainingClock())
         self.add_callback(NewStart())
@@ -123,6 +132,11 @@ class HfViTTrainer(AveragingTrainer):
         # The library adds up numbers of entries.
         return super()._get_num_items_in_batch([{"labels": torch.zeros(count)} for count in counts], device)
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Returns what draws training images."""
+        sampler = repeated_sampler(self.args, self.train_dataset if train_dataset is None else train_dataset)
+        return super()._get_train_sampler(train_dataset) if sampler is None else sampler
+
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:
         """Returns a loader that drops images in training only, with a random generator of its own.
 
@@ -164,8 +178,13 @@ class HfViTTrainer(AveragingTrainer):
         self.accelerator.wait_for_everyone()
 
 
-def check_distillation(args: TrainingArguments) -> None:
-    """Raises `ValueError` if a teacher does not go with the arguments of a training."""
+def check_distillation(args: TrainingArguments, has_soft_labels: bool = False) -> None:
+    """Raises `ValueError` if a teacher does not go with the arguments of a training.
+
+    Args:
+        args: The arguments.
+        has_soft_labels: Whether labels are smoothed before the student gets them.
+    """
     if args.n_gpu > 1:
         raise ValueError(
             f"This process has {args.n_gpu} GPUs, and a teacher is on one alone. Start a process for each, torchrun "
@@ -173,8 +192,17 @@ def check_distillation(args: TrainingArguments) -> None:
         )
     if args.fsdp or args.deepspeed:
         raise ValueError("A teacher needs the whole student on each device. Leave out --fsdp and --deepspeed.")
-    if args.label_smoothing_factor:
+    if args.label_smoothing_factor and not has_soft_labels:
         raise ValueError(
             f"label_smoothing_factor={args.label_smoothing_factor} takes the labels from the student, which learns "
             "from them beside the teacher. Leave it out; --distillation_type soft smooths too."
+        )
+
+
+def check_own_loss(loss: Any) -> None:
+    """Raises `ValueError` if a student with a teacher shall learn by a loss that is not its own."""
+    if loss is not None:
+        raise ValueError(
+            "A loss beside that of the model takes the labels from the student, which learns from them beside the "
+            "teacher. Leave out compute_loss_func (--classification_loss bce)."
         )

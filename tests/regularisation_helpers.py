@@ -1,0 +1,80 @@
+"""A small training with what regularises it, for the tests of several files."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import DatasetDict
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.data import load_digits_dataset
+from hf_vit.training import (
+    AugmentationArguments,
+    HfViTTrainer,
+    HfViTTrainingArguments,
+    RegularisationArguments,
+    make_trainer,
+)
+
+from .references import draw_weights
+
+
+NUM_TRAIN, NUM_TEST = 44, 10
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+# Without mixtures, whose partners are of one batch, a step does not depend on how it is split.
+SPLITTABLE = RegularisationArguments(classification_loss="bce")
+EVERYTHING = RegularisationArguments(
+    mixup_alpha=0.8, cutmix_alpha=1.0, mixing_off_share=0.2, classification_loss="bce", token_drop_rate=0.25
+)
+
+
+def regularised_trainer(
+    folder: Path, batch_size: int, regularisation: RegularisationArguments = SPLITTABLE, **options: Any
+) -> HfViTTrainer:
+    """A trainer, as the script makes it, of a small model on a few digits, each of which a step has twice."""
+    digits = load_digits_dataset()
+    splits = DatasetDict(
+        train=digits["train"].select(range(NUM_TRAIN)), validation=digits["test"].select(range(NUM_TEST))
+    )
+    config = HfViTConfig.from_preset("mnist", **SHAPE)
+    model = HfViTForImageClassification(config)
+    draw_weights(model)
+    defaults = {"eval_strategy": "no", "save_strategy": "no", "num_train_epochs": 2, "logging_steps": 1}
+    defaults |= {"optim": "sgd", "learning_rate": 0.1}  # Adam makes much of the last digits of small gradients
+    args = HfViTTrainingArguments(
+        str(folder),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        per_device_train_batch_size=batch_size,
+        label_smoothing_factor=0.1,
+        repeated_augmentations=2,
+        **{**defaults, **options},
+    )
+    augmentation = AugmentationArguments(
+        min_crop_scale=1.0, horizontal_flip=0.0, auto_augment="affine", random_erasing=0.0
+    )
+    processor = HfViTImageProcessor.for_model(config)
+    return make_trainer(model, processor, splits, augmentation, args, regularisation=regularisation)
+
+
+def train_regularised(
+    folder: Path,
+    batch_size: int,
+    regularisation: RegularisationArguments = SPLITTABLE,
+    checkpoint: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Trains, from a checkpoint on if one is given; returns the losses, the weights and how many tokens blocks saw."""
+    trainer = regularised_trainer(folder, batch_size, regularisation, **options)
+    lengths: list[tuple[bool, int]] = []
+    trainer.model.model.register_forward_hook(
+        lambda model, _, outputs: lengths.append((model.training, outputs.last_hidden_state.shape[1]))
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.evaluate()
+    return {
+        "losses": torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]),
+        "weights": torch.cat([weight.detach().flatten() for weight in trainer.model.parameters()]),
+        "lengths": set(lengths),
+    }
