@@ -17,6 +17,7 @@ from .trainings import (
     GLOBAL_BATCH,
     NUM_TEST,
     NUM_TRAIN,
+    AtManySizes,
     digits_trainer,
     evaluate,
     splits,
@@ -76,6 +77,13 @@ def test_two_processes_train_on_the_augmented_images_of_one(
         assert_close(process["augmented"]["losses"], alone["losses"], 1e-5, "losses")
         assert_close(process["augmented"]["weights"], alone["weights"], 1e-5, "weights")
         assert process["augmented"]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
+
+
+def test_two_processes_train_at_the_sizes_of_one(two_processes: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = train_augmented(tmp_path, GLOBAL_BATCH, trainer_class=AtManySizes)
+    for process in two_processes:
+        assert_close(process["many_sizes"]["losses"], alone["losses"], 1e-5, "losses")
+        assert_close(process["many_sizes"]["weights"], alone["weights"], 1e-5, "weights")
 
 
 def test_two_processes_take_a_training_up_where_it_was(two_processes: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..presets_hf_vit import PRESETS
 from .recipe import expand
+from .size_arguments import SizeArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__
@@ -185,7 +186,7 @@ class AugmentationArguments:
 
 
 @dataclass
-class HfViTTrainingArguments(TrainingArguments):
+class HfViTTrainingArguments(SizeArguments, TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
     learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
@@ -227,6 +228,7 @@ class HfViTTrainingArguments(TrainingArguments):
         """Early stopping keeps the best model: the last ones are worse by definition."""
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True
+        self.check_sizes()
         super().__post_init__()
 
 

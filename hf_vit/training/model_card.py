@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import Trainer
 
 from ..data.record import DataRecord
+from .size_arguments import SizeArguments
 from .usage import USAGE
 
 
@@ -112,6 +113,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
         "optimizer": f"{values['optim']}, learning rate {args.learning_rate}, weight decay {args.weight_decay}",
         "schedule": f"{values['lr_scheduler_type']}, {warmup} steps of warm-up",
         "precision": "bfloat16" if args.bf16 else "float16 mixed" if args.fp16 else "float32",
+        **(args.describe_sizes() if isinstance(args, SizeArguments) else {}),
     }
 
 

@@ -20,6 +20,8 @@ from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
 from .distilled_loss import Distillation
 from .safe_trainer import SafeTrainer
+from .size_arguments import SizeArguments
+from .sizes import size_changes
 
 
 logger = logging.get_logger(__name__)
@@ -40,7 +42,7 @@ class HfViTTrainer(SafeTrainer):
 
     With a `Distillation`, the model learns from a teacher too. Scores are those of the model alone.
 
-    `BatchChange`s change the batches of a training on the device.
+    `BatchChange`s change the batches of a training on the device, first of all to the sizes that the arguments say.
     """
 
     def __init__(
@@ -55,15 +57,17 @@ class HfViTTrainer(SafeTrainer):
         Args:
             *args: Passed on.
             distillation: Teacher, and what to learn from it.
-            batch_changes: What changes training batches, in this order.
+            batch_changes: What changes training batches, in this order, after their size.
             **kwargs: Passed on.
 
         Raises:
-            ValueError: if there is a teacher, and the training spreads the model or changes its labels.
+            ValueError: if there is a teacher, and the training spreads the model or changes its labels; or the model
+                cannot train on images of other sizes that the arguments ask for.
         """
         super().__init__(*args, **kwargs)
         self.distillation = distillation
-        self.batch_changes = BatchChanges(batch_changes, self.args.seed)
+        sizes = size_changes(self.args, self.model) if isinstance(self.args, SizeArguments) else []
+        self.batch_changes = BatchChanges([*sizes, *batch_changes], self.args.seed)
         if distillation is not None:
             check_distillation(self.args)
         self.add_callback(DatasetEpoch())
