@@ -18,10 +18,11 @@ import timm
 import torch
 import transformers
 from benchmarking import DTYPES, describe_device, describe_versions, in_turns, save
+from peer_models import MAKE_MODEL
 from torch import nn
-from transformers import HfArgumentParser, ViTConfig, ViTForImageClassification
+from transformers import HfArgumentParser
 
-from hf_vit import HfViTConfig, HfViTForImageClassification
+from hf_vit import HfViTConfig
 
 
 @dataclass
@@ -37,18 +38,6 @@ class Arguments:
     device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
     compile: bool = field(default=False, metadata={"help": "run all models under torch.compile"})
     output: str | None = field(default=None, metadata={"help": "write the table as JSON here too"})
-
-
-def make_models(preset: str) -> dict[str, nn.Module]:
-    """Returns the same architecture from the three libraries, with fresh weights."""
-    config = HfViTConfig.from_preset(preset, num_labels=1000)
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
-    shape = {name: config.to_dict()[name] for name in names}
-    return {
-        "hf_vit": HfViTForImageClassification(config),
-        "transformers": ViTForImageClassification(ViTConfig(**shape, num_labels=1000, layer_norm_eps=1e-6)),
-        "timm": timm.create_model(f"vit_{preset}_patch{config.patch_size}_224"),
-    }
 
 
 def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], object]:
@@ -96,7 +85,8 @@ def main(args: Arguments) -> None:
     rows = []
     for preset in args.presets:
         torch.manual_seed(0)
-        models = make_models(preset)
+        config = HfViTConfig.from_preset(preset, num_labels=1000)
+        models = {name: make(config) for name, make in MAKE_MODEL.items()}
         for model in models.values() if args.compile else ():
             model.compile()
         for mode, dtype, batch_size in product(args.modes, args.dtypes, args.batch_sizes):

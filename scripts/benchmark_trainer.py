@@ -1,25 +1,28 @@
-"""Throughput of training through our Trainer beside a bare PyTorch loop with the same model and the same loader.
+"""Throughput of training through our Trainer beside loops of PyTorch and timm and the library's Trainer.
 
 python scripts/benchmark_trainer.py
 python scripts/benchmark_trainer.py --preset small --batch_size 64 --image_size 224 --bf16
+python scripts/benchmark_trainer.py --image_size 96 --options '{"progressive_sizes": [48, 64, 96]}'
 
-Every round trains both ways for the same number of steps, in turns, on digits enlarged to the size of the model. The
-time counts from the first batch, without start-up (0.3 s with the Trainer). The ratio is the median over the rounds of
-the ratio within a round; above 1 means that ours is faster.
+Ours trains our model, as the bare loop of PyTorch does; timm's loop trains timm's model of the same shape, and the
+library's Trainer that of transformers. All see the same images, digits enlarged to the size of the model, through the
+same loader. Every round trains all ways for the same number of steps, in turns. The time counts from the first batch,
+without start-up (0.3 s with the Trainer). Each ratio is the median over the rounds of the ratio within a round; above
+1 means that ours is faster. The gain of options is how many times as fast as without them ours is.
 """
 
+import json
 import tempfile
-import time
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
+import timm
 import torch
 import transformers
 from benchmarking import describe_device, describe_versions, save
-from datasets import DatasetDict
-from torch.utils.data import DataLoader
-from transformers import HfArgumentParser, TrainerCallback, get_cosine_schedule_with_warmup
+from datasets import Dataset, DatasetDict
+from training_loops import WAYS, Stopwatch, with_trainer
+from transformers import HfArgumentParser
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 
@@ -29,22 +32,24 @@ class Arguments:
     """What to measure."""
 
     preset: str = field(default="tiny", metadata={"help": "tiny, small, base, large, huge, mnist"})
+    config_overrides: str = field(default="{}", metadata={"help": "fields of HfViTConfig that differ, as JSON"})
     image_size: int = field(default=64, metadata={"help": "height and width in pixels"})
     batch_size: int = field(default=32, metadata={"help": "images per step"})
     steps: int = field(default=100, metadata={"help": "steps per measurement"})
-    rounds: int = field(default=7, metadata={"help": "timed rounds; each trains both ways"})
+    rounds: int = field(default=7, metadata={"help": "timed rounds; each trains all ways"})
     num_workers: int = field(default=0, metadata={"help": "processes that read images"})
     bf16: bool = field(default=False, metadata={"help": "train under autocast in bfloat16"})
+    options: list[str] = field(
+        default_factory=list, metadata={"help": "arguments of ours to try too, as JSON; several sets one by one"}
+    )
     output: str | None = field(default=None, metadata={"help": "write the result as JSON here too"})
 
 
-def make_trainer(args: Arguments, folder: str) -> training.HfViTTrainer:
+def make_trainer(args: Arguments, images: Dataset, folder: str, options: str = "{}") -> training.HfViTTrainer:
     """Returns the trainer that scripts/train_image_classification.py would train with."""
     torch.manual_seed(0)
-    config = HfViTConfig.from_preset(args.preset, image_size=args.image_size, num_labels=10)
-    digits = data.load_digits_dataset(args.image_size)
-    copies = -(-args.steps * args.batch_size // len(digits["train"]))
-    images = digits["train"].select([*range(len(digits["train"]))] * copies)
+    overrides = {**json.loads(args.config_overrides), "image_size": args.image_size, "num_labels": 10}
+    config = HfViTConfig.from_preset(args.preset, **overrides)
     training_args = training.HfViTTrainingArguments(
         output_dir=folder,
         max_steps=args.steps,
@@ -53,77 +58,43 @@ def make_trainer(args: Arguments, folder: str) -> training.HfViTTrainer:
         bf16=args.bf16,
         save_strategy="no",
         log_level="error",
+        disable_tqdm=True,
+        **json.loads(options),
     )
     model, processor = HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)
     splits, augmentation = DatasetDict(train=images), training.AugmentationArguments()
     return training.make_trainer(model, processor, splits, augmentation, training_args)
 
 
-class Stopwatch(TrainerCallback):
-    """Counts the seconds from the first batch to the end of a training."""
-
-    start: float | None = None
-    seconds = 0.0
-
-    def on_step_begin(self, args: Any, *_: Any, **kwargs: Any) -> None:
-        """Starts once."""
-        if self.start is None:
-            self.start = time.perf_counter()
-
-    def on_train_end(self, args: Any, *_: Any, **kwargs: Any) -> None:
-        """Stops when all work is done."""
-        if args.device.type == "cuda":
-            torch.cuda.synchronize()
-        self.seconds = time.perf_counter() - (self.start or 0.0)
-
-
-def train_bare(trainer: training.HfViTTrainer, stopwatch: Stopwatch) -> None:
-    """Trains the same model on the same examples with the same optimizer, by hand."""
-    args, model = trainer.args, trainer.model.to(trainer.args.device).train()
-    how = {"collate_fn": trainer.data_collator, "num_workers": args.dataloader_num_workers}
-    how |= {"pin_memory": args.dataloader_pin_memory}
-    loader = DataLoader(trainer.train_dataset, args.train_batch_size, shuffle=True, drop_last=True, **how)
-    optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate, weight_decay=args.weight_decay, fused=True)
-    schedule = get_cosine_schedule_with_warmup(optimizer, args.max_steps // 10, args.max_steps)
-    for _, batch in zip(range(args.max_steps), loader, strict=False):
-        stopwatch.on_step_begin(args)
-        batch = {name: value.to(args.device, non_blocking=True) for name, value in batch.items()}
-        with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
-            loss = model(**batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    stopwatch.on_train_end(args)
-
-
-def measure(args: Arguments, way: str, folder: str) -> float:
-    """Returns the seconds of one training."""
-    trainer, stopwatch = make_trainer(args, folder), Stopwatch()
-    if way == "hf_vit":
-        trainer.add_callback(stopwatch)
-        trainer.train()
-    else:
-        train_bare(trainer, stopwatch)
+def measure(args: Arguments, images: Dataset, way: str) -> float:
+    """Returns the seconds of one training in a way, or with ours with options."""
+    stopwatch = Stopwatch()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(args, images, folder, "{}" if way in WAYS else way)
+        WAYS.get(way, with_trainer)(trainer, stopwatch)
     return stopwatch.seconds
 
 
 def main(args: Arguments) -> None:
-    """Measures in turns and prints the ratio."""
+    """Measures in turns and prints a line for each way."""
     device = describe_device("cuda" if torch.cuda.is_available() else "cpu")
-    print(f"{device}; {describe_versions(torch, transformers)}; {args}")
-    rounds = []
-    with tempfile.TemporaryDirectory() as folder:
-        for turn in range(args.rounds + 1):  # who goes first changes; the first round warms up
-            ways = ["hf_vit", "bare loop"][:: 1 if turn % 2 else -1]
-            rounds.append({way: measure(args, way, folder) for way in ways})
-            print(", ".join(f"{way} {args.steps / rounds[-1][way]:.2f} steps/s" for way in sorted(ways)))
+    print(f"{device}; {describe_versions(torch, transformers, timm)}; {args}")
+    digits = data.load_digits_dataset(args.image_size)["train"]
+    images = digits.select([*range(len(digits))] * -(-args.steps * args.batch_size // len(digits)))
+    ways, rounds = [*WAYS, *args.options], []
+    for turn in range(args.rounds + 1):  # who goes first changes; the first round warms up
+        first = turn % len(ways)
+        rounds.append({way: measure(args, images, way) for way in ways[first:] + ways[:first]})
     timed = rounds[1:]
-    ratio = median(seconds["bare loop"] / seconds["hf_vit"] for seconds in timed)
-    rates = {way: args.steps * args.batch_size / median(seconds[way] for seconds in timed) for way in timed[0]}
-    print(", ".join(f"{way} {rate:.1f} images/s" for way, rate in sorted(rates.items())) + f"; ratio {ratio:.3f}")
-    save({"device": device, "arguments": vars(args), "images_per_second": rates, "ratio": ratio}, args.output)
+    rates = {way: args.steps * args.batch_size / median(seconds[way] for seconds in timed) for way in ways}
+    ratios = {way: median(seconds[way] / seconds["hf_vit"] for seconds in timed) for way in WAYS if way != "hf_vit"}
+    gains = {way: median(seconds["hf_vit"] / seconds[way] for seconds in timed) for way in args.options}
+    for way, rate in rates.items():
+        notes = [f"ratio to it {ratios[way]:.3f}"] if way in ratios else []
+        notes += [f"gain {gains[way]:.3f}"] if way in gains else []
+        print(", ".join([f"{way}: {rate:.1f} images/s", *notes]))
+    result = {"images_per_second": rates, "ratios": ratios, "gains": gains}
+    save({"device": device, "arguments": vars(args), **result}, args.output)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,14 @@ def test_benchmark_measures_all_three_libraries(tmp_path: Path) -> None:
         assert row["ratio to timm"] > 0
 
 
-def test_benchmark_of_the_trainer_trains_both_ways(tmp_path: Path) -> None:
-    options = "--preset mnist --image_size 28 --batch_size 4 --steps 2 --rounds 1"
-    result = run("benchmark_trainer", options, tmp_path / "result.json")
-    assert result["images_per_second"].keys() == {"hf_vit", "bare loop"}
-    assert result["ratio"] > 0
+def test_benchmark_of_the_trainer_trains_all_ways(tmp_path: Path) -> None:
+    options = "--preset mnist --image_size 28 --batch_size 4 --steps 2 --rounds 1 --options"
+    growing, drawn = '{"progressive_sizes":[8,28]}', '{"multi_scale_sizes":[8]}'
+    result = run("benchmark_trainer", f"{options} {growing} {drawn}", tmp_path / "result.json")
+    assert result["images_per_second"].keys() == {"hf_vit", "bare loop", "timm", "transformers", growing, drawn}
+    assert result["ratios"].keys() == {"bare loop", "timm", "transformers"}
+    assert result["gains"].keys() == {growing, drawn}
+    assert all(value > 0 for kind in ("images_per_second", "ratios", "gains") for value in result[kind].values())
 
 
 def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:

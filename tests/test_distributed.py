@@ -18,6 +18,7 @@ from .trainings import (
     GLOBAL_BATCH,
     NUM_TEST,
     NUM_TRAIN,
+    AtManySizes,
     digits_trainer,
     evaluate,
     splits,
@@ -99,6 +100,11 @@ def test_two_processes_learn_soft_labels_of_repeated_augmentations_as_one(
     for process in two_processes:
         for part in ("losses", "weights"):
             assert_close(process["regularised"][part], alone[part], 1e-5, part)
+def test_two_processes_train_at_the_sizes_of_one(two_processes: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = train_augmented(tmp_path, GLOBAL_BATCH, trainer_class=AtManySizes)
+    for process in two_processes:
+        assert_close(process["many_sizes"]["losses"], alone["losses"], 1e-5, "losses")
+        assert_close(process["many_sizes"]["weights"], alone["weights"], 1e-5, "weights")
 
 
 def test_two_processes_take_a_training_up_where_it_was(two_processes: list[dict[str, Any]]) -> None:

@@ -22,6 +22,8 @@ from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digi
 from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 from hf_vit.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, last_checkpoint
+from hf_vit.training import HfViTTrainer, last_checkpoint
+from hf_vit.training.sizes import MultiScaleSizes
 
 from . import contrastive_helpers, dense_helpers, object_helpers
 from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards
@@ -214,6 +216,14 @@ def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
         return metrics(trainer)
 
 
+class AtManySizes(HfViTTrainer):
+    """Draws a size for every batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        change = MultiScaleSizes(((16, 16), (28, 28), (36, 36)))
+        super().__init__(*args, batch_changes=[change], **kwargs)
+
+
 # Jobs
 
 
@@ -308,6 +318,7 @@ def compare_processes(folder: Path) -> None:
         },
         **train_twice(folder),
         "regularised": train_regularised(folder, GLOBAL_BATCH // 2),
+        "many_sizes": train_augmented(folder / "many_sizes", GLOBAL_BATCH // 2, trainer_class=AtManySizes),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
     }
     digits_trainer(folder, SlowSecondProcess, max_steps=1, save_strategy="steps", save_steps=1).train()

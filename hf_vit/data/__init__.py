@@ -3,6 +3,7 @@
 from .augmentation import image_classification_augmentation, small_affine, three_augment
 from .augmented_dataset import AugmentedDataset
 from .augmented_stream import AugmentedStream
+from .batch_sizes import multi_scale_sizes
 from .caption_sources import load_image_text
 from .checks import unreadable_images, without_unreadable
 from .class_list import ClassList
@@ -12,7 +13,7 @@ from .dense_checks import check_dense
 from .dense_collator import DensePredictionCollator
 from .dense_sources import load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
 from .detection_augmentation import detection_augmentation
-from .detection_collator import ObjectDetectionCollator, multi_scale_sizes
+from .detection_collator import ObjectDetectionCollator
 from .detection_sources import load_object_detection
 from .digits import DIGITS_RECORD, load_digits_dataset
 from .hold_out import hold_out

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 from torch import Tensor
@@ -71,29 +70,3 @@ class ObjectDetectionCollator:
         height, width = self.sizes[int(first["batch_draw"] * len(self.sizes))]
         size = {"height": height, "width": width}
         return {"do_resize": True, "size": size, "keep_aspect_ratio": False, "do_center_crop": False}
-
-
-def multi_scale_sizes(
-    size: tuple[int, int], multiple: tuple[int, int], smallest: float = 0.75, largest: float = 1.25
-) -> list[tuple[int, int]]:
-    """Returns the sizes around one that a model takes, for training on batches of several sizes.
-
-    Args:
-        size: Height and width in pixels.
-        multiple: What height and width must be multiples of, in pixels: the patch size, times the rows and columns of
-            a window if the model has windows.
-        smallest: Smallest height as a share of that in `size`.
-        largest: Largest height as a share of that in `size`.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    rows = range(max(1, ceil(smallest * size[0] / multiple[0])), int(largest * size[0] / multiple[0]) + 1)
-    heights = [row * multiple[0] for row in rows]
-    sizes = [(height, max(1, round(height * size[1] / size[0] / multiple[1])) * multiple[1]) for height in heights]
-    if not sizes:
-        raise ValueError(
-            f"No multiple of {multiple[0]} lies between {smallest} and {largest} times the height {size[0]}. Take a "
-            "larger size, or widen the range."
-        )
-    return sizes

@@ -16,6 +16,7 @@ from .optimization_arguments import OptimizationArguments, check_optimization
 from .averaging_arguments import AveragingArguments
 from .recipe import expand
 from .regularisation_arguments import RepeatedAugmentationArguments
+from .size_arguments import SizeArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__
@@ -207,6 +208,7 @@ class AugmentationArguments:
 class HfViTTrainingArguments(OptimizationArguments, TrainingArguments):
 class HfViTTrainingArguments(AveragingArguments, TrainingArguments):
 class HfViTTrainingArguments(RepeatedAugmentationArguments, TrainingArguments):
+class HfViTTrainingArguments(SizeArguments, TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
     learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
@@ -249,6 +251,7 @@ class HfViTTrainingArguments(RepeatedAugmentationArguments, TrainingArguments):
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True
         self.check_repeated_augmentations()
+        self.check_sizes()
         super().__post_init__()
         check_optimization(self)
         self.check_averaging(str(self.optim))

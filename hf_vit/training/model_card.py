@@ -14,6 +14,7 @@ from ..data.record import DataRecord
 from .optimization_arguments import optimization_of
 from .averaging import AVERAGE_FOLDER
 from .averaging_arguments import AveragingArguments
+from .size_arguments import SizeArguments
 from .usage import USAGE
 
 
@@ -119,6 +120,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
         "precision": "bfloat16" if args.bf16 else "float16 mixed" if args.fp16 else "float32",
         **optimization_of(args).describe(),
         **({} if decay is None else {"average of the weights": averaging}),
+        **(args.describe_sizes() if isinstance(args, SizeArguments) else {}),
     }
 
 

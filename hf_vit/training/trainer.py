@@ -24,6 +24,8 @@ from .optimized_trainer import OptimizedTrainer
 from .mixing import Mixing
 from .repeats import repeated_sampler
 from .safe_trainer import SafeTrainer
+from .size_arguments import SizeArguments
+from .sizes import size_changes
 
 
 logger = logging.get_logger(__name__)
@@ -49,6 +51,7 @@ class HfViTTrainer(AveragingTrainer):
     `BatchChange`s change the batches of a training on the device.
 
     With `ema_decay` in its arguments, it keeps, scores and saves an average of the weights, see `AveragingTrainer`.
+    `BatchChange`s change the batches of a training on the device, first of all to the sizes that the arguments say.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class HfViTTrainer(AveragingTrainer):
         Args:
             *args: Passed on.
             distillation: Teacher, and what to learn from it.
-            batch_changes: What changes training batches, in this order.
+            batch_changes: What changes training batches, in this order, after their size.
             **kwargs: Passed on.
 
         Raises:
@@ -76,6 +79,13 @@ class HfViTTrainer(AveragingTrainer):
         has_soft_labels = any(isinstance(change, Mixing) for change in batch_changes)
         if has_soft_labels:
             self.label_smoother = None  # which takes class numbers; they are smoothed already
+            ValueError: if there is a teacher, and the training spreads the model or changes its labels; or the model
+                cannot train on images of other sizes that the arguments ask for.
+        """
+        super().__init__(*args, **kwargs)
+        self.distillation = distillation
+        sizes = size_changes(self.args, self.model) if isinstance(self.args, SizeArguments) else []
+        self.batch_changes = BatchChanges([*sizes, *batch_changes], self.args.seed)
         if distillation is not None:
             check_distillation(self.args, has_soft_labels)
             check_own_loss(self.compute_loss_func)
