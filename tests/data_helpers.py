@@ -88,7 +88,7 @@ def write_tars(folder: Path, labels: Mapping[str, list], kind: str = "cls", num_
     for split, values in labels.items():
         keys = [f"{split[:2]}/{number:03}" for number in range(len(values))]
         for part in range(num_files):
-            own = {key: value for key, value in list(zip(keys, values, strict=True))[part::num_files]}
+            own = dict(list(zip(keys, values, strict=True))[part::num_files])
             images = {key: encoded(picture(int(key[3:]) + 1000 * (split != "train"))) for key in own}
             write_tar(folder / f"{split}-{part:05}.tar", images, own, kind)
     return folder

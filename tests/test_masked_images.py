@@ -136,23 +136,24 @@ def test_a_stream_that_is_too_short_to_be_shared_is_refused(tmp_path: Path) -> N
         list(islice(DataLoader(streamed(tmp_path, keep_file), batch_size=1, num_workers=2), 2))
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 11])  # fewer than processes, in other numbers, one an image
-@pytest.mark.parametrize("processes", [2, 3])
-def test_processes_share_every_epoch_of_a_stream(photos: Path, processes: int, num_shards: int) -> None:
-    drawn, epochs = [], [[] for _ in range(2)]
-    for process in range(processes):
-        stream = streamed(photos, keep_file)
-        stream.stream = load_unlabelled_images([str(photos)])["train"].cast_column("image", Image(decode=False))
-        stream.stream = stream.stream.to_iterable_dataset(num_shards)
-        stream.share(process, processes)
-        examples = list(islice(stream, NUM_IMAGES))  # more than an epoch of its own
+@pytest.mark.parametrize(
+    ("num_shards", "counts"),
+    # More, as many or fewer than processes; of shards with 6 and 5 images, two processes share the first one.
+    [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
+)
+def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:
+    rows = load_unlabelled_images([str(photos)])["train"].cast_column("image", Image(decode=False))
+    epochs: list[list[str]] = [[], []]
+    drawn = []
+    for process, count in enumerate(counts):
+        stream = AugmentedStream(rows.to_iterable_dataset(num_shards), keep_file, seed=0, buffer_size=5)
+        stream.share(process, len(counts))
+        examples = list(islice(stream, 2 * count))
+        for epoch in range(2):
+            epochs[epoch] += files_of(examples[epoch * count : (epoch + 1) * count])
         drawn += [example["drawn"] for example in examples]
-        files = files_of(examples)
-        own = len(set(files))
-        assert NUM_IMAGES // processes - 2 <= own <= NUM_IMAGES // processes + 2
-        epochs[0] += files[:own]
-        assert len(set(files[:own])) == own
-    assert sorted(epochs[0]) == sorted(os.listdir(photos))
+    for files in epochs:
+        assert sorted(files) == sorted(os.listdir(photos))
     assert len(set(drawn)) == len(drawn)
 
 

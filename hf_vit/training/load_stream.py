@@ -9,6 +9,7 @@ from transformers.utils import logging
 
 from ..data import AugmentedStream, stream_image_classification, unreadable_images
 from ..data.augmented_stream import label_target
+from ..data.splits import SPLITS
 from .arguments import HfViTTrainingArguments, TrainingDataArguments
 from .checks import check_steps
 from .load_data import UNREADABLE, at_most, readable_images
@@ -76,7 +77,8 @@ def load_stream(
     if empty := [name for name, split in splits.items() if not len(split)]:
         raise ValueError(f"{args.dataset_name} has no images for {', '.join(empty)}. Set --train_val_split otherwise.")
     checked = readable_images(DatasetDict(splits), args, training_args, unreadable_images, UNREADABLE)
-    return checked, TrainingStream(opened.train, buffer_size, args.skip_unreadable)
+    ordered = DatasetDict({name: checked[name] for name in SPLITS if name in checked})
+    return ordered, TrainingStream(opened.train, buffer_size, args.skip_unreadable)
 
 
 def count_images(splits: DatasetDict, args: TrainingDataArguments) -> dict[str, int]:
