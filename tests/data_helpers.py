@@ -2,7 +2,8 @@
 
 import gzip
 import json
-from collections.abc import Iterable
+import tarfile
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -65,6 +66,32 @@ def dataset_of(
     features = Features({image_column: Image(), label_column: kind})
     content = [{"bytes": encoded(picture(number)), "path": None} for number in range(len(labels))]
     return Dataset.from_dict({image_column: content, label_column: labels}, features=features)
+
+
+def write_tar(
+    file: Path, images: Mapping[str, bytes], labels: Mapping[str, object], kind: str = "cls", suffix: str = "png"
+) -> None:
+    """Writes images and labels, text or JSON, by key as WebDataset does."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as tar:
+        for key, image in images.items():
+            label = labels[key]
+            text = json.dumps(label) if isinstance(label, dict) else str(label)
+            for name, content in ((f"{key}.{suffix}", image), (f"{key}.{kind}", text.encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, BytesIO(content))
+
+
+def write_tars(folder: Path, labels: Mapping[str, list], kind: str = "cls", num_files: int = 2) -> Path:
+    """Writes pictures with these labels by split, each split to several tar files; returns `folder`."""
+    for split, values in labels.items():
+        keys = [f"{split[:2]}/{number:03}" for number in range(len(values))]
+        for part in range(num_files):
+            own = dict(list(zip(keys, values, strict=True))[part::num_files])
+            images = {key: encoded(picture(int(key[3:]) + 1000 * (split != "train"))) for key in own}
+            write_tar(folder / f"{split}-{part:05}.tar", images, own, kind)
+    return folder
 
 
 def truncate(file: Path, share: float = 0.6) -> None:

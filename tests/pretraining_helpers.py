@@ -88,9 +88,11 @@ def scores_of(trainer: NeighbourTrainer, images: TargetDataset | None = None) ->
 def train_all_ways(
     data: Path, folder: Path, batch_size: int
 ) -> dict[str, tuple[list[float], Tensor, dict[str, float]]]:
-    """Trains for more than an epoch on all images, and on a stream of them; returns losses, weights and scores."""
+    """Trains for more than an epoch on all images, and on streams of them; returns losses, weights and scores."""
     results = {}
-    for way, options in {"list": [], "stream": ["--streaming", "true"]}.items():
+    stream = ["--streaming", "true"]
+    one_reads = ["--accelerator_config", '{"dispatch_batches": true}']
+    for way, options in {"list": [], "stream": [*stream, *one_reads], "shards": stream}.items():
         batch = ["--per_device_train_batch_size", str(batch_size), "--logging_steps", "1"]
         # Adam would divide differences in the last digit by themselves.
         sgd = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "6"]

@@ -216,7 +216,14 @@ def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -
     job = distributed.start("pretrain", tmp_path / "two", workplace / "colours", processes=2)
     alone = train_all_ways(workplace / "colours", tmp_path / "one", batch_size=8)
     distributed.finish(job, tmp_path / "two")
-    for process in (torch.load(tmp_path / "two" / f"process_{rank}.pt") for rank in range(2)):
+    processes = [torch.load(tmp_path / "two" / f"process_{rank}.pt") for rank in range(2)]
+    _, weights, scores = alone.pop("shards")
+    assert torch.equal(weights, alone["stream"][1])  # one process is the first one
+    shards = [process.pop("shards") for process in processes]
+    assert torch.equal(shards[0][1], shards[1][1])
+    assert not torch.allclose(shards[0][1], weights)  # as other images are together in a batch
+    assert shards[0][2].keys() == scores.keys()
+    for process in processes:
         for way, (losses, weights, scores) in alone.items():
             torch.testing.assert_close(process[way][0], losses, rtol=1e-4, atol=0)
             torch.testing.assert_close(process[way][1], weights, rtol=1e-4, atol=1e-5)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Image
 from torch.utils.data import DataLoader
 
 from hf_vit import (
@@ -121,14 +122,67 @@ def test_a_stream_depends_on_its_seed_alone(photos: Path) -> None:
     assert not {example["drawn"] for example in first} & {example["drawn"] for example in other}
 
 
-@pytest.mark.parametrize("count", [NUM_IMAGES, 1])  # one image is one shard, which leaves a worker without any
-def test_worker_processes_share_a_stream(count: int, tmp_path: Path) -> None:
-    write_pictures(tmp_path, *(f"{number}.png" for number in range(count)))
-    loader = DataLoader(streamed(tmp_path, keep_file), batch_size=1, num_workers=2)
-    batches = list(islice(loader, 2 * (count // 2) or 3))
+def test_worker_processes_share_a_stream(photos: Path) -> None:
+    loader = DataLoader(streamed(photos, keep_file), batch_size=1, num_workers=2)
+    batches = list(islice(loader, 2 * (NUM_IMAGES // 2)))
     files = [file for batch in batches for file in batch["file"]]
-    assert len(set(files)) == (len(files) if count > 1 else 1)
+    assert len(set(files)) == len(files)
     assert len({float(batch["drawn"]) for batch in batches}) == len(batches)
+
+
+def test_a_stream_that_is_too_short_to_be_shared_is_refused(tmp_path: Path) -> None:
+    write_pictures(tmp_path, "1.png")
+    with pytest.raises(ValueError, match=r"no image for one of 2 readers \(1 processes with 2 workers each\)"):
+        list(islice(DataLoader(streamed(tmp_path, keep_file), batch_size=1, num_workers=2), 2))
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "counts"),
+    # More, as many or fewer than processes; of shards with 6 and 5 images, two processes share the first one.
+    [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
+)
+def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:
+    rows = load_unlabelled_images([str(photos)])["train"].cast_column("image", Image(decode=False))
+    epochs: list[list[str]] = [[], []]
+    drawn = []
+    for process, count in enumerate(counts):
+        stream = AugmentedStream(rows.to_iterable_dataset(num_shards), keep_file, seed=0, buffer_size=5)
+        stream.share(process, len(counts))
+        examples = list(islice(stream, 2 * count))
+        for epoch in range(2):
+            epochs[epoch] += files_of(examples[epoch * count : (epoch + 1) * count])
+        drawn += [example["drawn"] for example in examples]
+    for files in epochs:
+        assert sorted(files) == sorted(os.listdir(photos))
+    assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("skip_unreadable", [False, True])
+def test_a_stream_goes_on_after_batches_that_it_does_not_read(
+    photos: Path, workers: int, skip_unreadable: bool
+) -> None:
+    def batches(count: int, done: int) -> list[Any]:
+        stream = streamed(photos, keep_file, skip_unreadable=skip_unreadable)
+        stream.start_after(done, 2)
+        loader = DataLoader(stream, batch_size=2, num_workers=workers, collate_fn=list)
+        return list(islice(loader, count))
+
+    if skip_unreadable:
+        truncate(photos / "03.png", 0.3)
+    whole, resumed = batches(9, 0), batches(9, 7)  # an epoch has five and a half
+    assert resumed == [[None, None]] * 7 + whole[7:]
+    assert None not in whole[0]
+
+
+def test_what_a_stream_has_done_is_not_decoded(photos: Path) -> None:
+    read: list[str] = []
+    stream = streamed(photos, keep_file, read_target=lambda row: read.append(row["file"]) or {})
+    stream.start_after(3, 4)
+    assert list(islice(stream, 12)) == [None] * 12
+    assert read == []
+    next(islice(stream, 12, None))
+    assert len(read) == 1
 
 
 def test_a_stream_without_images_ends(photos: Path) -> None:

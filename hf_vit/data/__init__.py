@@ -22,6 +22,7 @@ from .image_text_batches import ImageTextCollator, image_text_augmentation
 from .keypoint_augmentation import keypoint_augmentation
 from .keypoint_collator import KeypointDetectionCollator
 from .keypoint_sources import load_keypoint_detection
+from .labelled_stream import LabelledStream, stream_image_classification
 from .masked_images import MaskedImageModelingCollator, masked_image_augmentation, masked_image_target
 from .pretraining_sources import load_unlabelled_images
 from .record import DataRecord
@@ -42,6 +43,7 @@ __all__ = [
     "ImageTextCollator",
     "KeypointData",
     "KeypointDetectionCollator",
+    "LabelledStream",
     "MaskedImageModelingCollator",
     "ObjectDetectionCollator",
     "RepeatedSampler",
@@ -71,6 +73,7 @@ __all__ = [
     "read_mask",
     "read_segment_ids",
     "small_affine",
+    "stream_image_classification",
     "stream_images",
     "three_augment",
     "unreadable_images",

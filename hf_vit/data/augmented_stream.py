@@ -1,7 +1,7 @@
 """Augmentation of images that come as a stream."""
 
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -9,18 +9,28 @@ from datasets import IterableDataset
 from transformers.utils import logging
 
 from .augmented_dataset import derive_seed, seeded
-from .target_dataset import read_example
+from .target_dataset import ReadTarget, read_example
 
 
 logger = logging.get_logger(__name__)
 
 
-class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
+def no_target(row: dict[str, Any]) -> dict[str, Any]:
+    """Reads nothing beside the image."""
+    return {}
+
+
+def label_target(row: dict[str, Any]) -> dict[str, Any]:
+    """Reads the number of a class."""
+    return {"label": row["label"]}
+
+
+class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
     """Images of a stream that are read, pass through a random transform, and come again in another order, without end.
 
-    What comes depends on the seed alone: a training that is taken up again sees what it would have seen. Of several
-    worker processes each reads its own shards; of several processes that train, the first one reads for all, which is
-    what accelerate does with streams.
+    What comes depends on the seed and on the number of processes and worker processes alone. Each of these reads its
+    own shards, mostly files, so that every image comes once in an epoch of all. Where there are fewer shards than
+    processes, several read the same and each keeps its own rows.
     """
 
     def __init__(
@@ -30,16 +40,20 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
         seed: int,
         buffer_size: int,
         skip_unreadable: bool = False,
+        read_target: ReadTarget = no_target,
+        column: str | None = None,
     ) -> None:
         """Wraps a stream.
 
         Args:
-            stream: The columns `image`, encoded, and `file`.
-            transform: From `image` (PIL, upright) and `file` to an example; draws its randomness from torch's default
-                generator.
+            stream: The columns `image`, encoded, `file`, and what `read_target` reads.
+            transform: From an example, `image` (PIL, upright), `file` and its target, to another, or see `column`;
+                draws its randomness from torch's default generator.
             seed: Another seed draws other images, in another order.
             buffer_size: Among how many images the next one is drawn.
             skip_unreadable: Whether images that cannot be read are left out, with a warning.
+            read_target: From a row to what an example has beside the image and its file.
+            column: What of an example the transform changes, if not the whole of it.
         """
         super().__init__()
         self.stream = stream
@@ -47,32 +61,73 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any]]):
         self.seed = seed
         self.buffer_size = buffer_size
         self.skip_unreadable = skip_unreadable
+        self.read_target = read_target
+        self.column = column
+        self.process_index, self.num_processes = 0, 1
+        self.num_batches_done, self.batch_size = 0, 0
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yields transformed examples; ends only where there are none, as in a worker process without a shard.
+    def share(self, process_index: int, num_processes: int) -> None:
+        """Lets each of several processes read a part; unless this is called, each reads all."""
+        self.process_index, self.num_processes = process_index, num_processes
+
+    def start_after(self, num_batches: int, batch_size: int) -> None:
+        """Leaves `None` in the place of the examples of the first batches of this process, without reading them."""
+        self.num_batches_done, self.batch_size = num_batches, batch_size
+
+    def __iter__(self) -> Iterator[dict[str, Any] | None]:
+        """Yields transformed examples; ends only if there are none at all.
 
         Raises:
             OSError: if an image cannot be read and `skip_unreadable` is not set.
-            ValueError: if a row is wrong.
+            ValueError: if a row is wrong, or this is one of several processes and none is left for it.
         """
+        worker = torch.utils.data.get_worker_info()
+        index, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        reader, readers = self.process_index * workers + index, self.num_processes * workers
+        # Worker processes make batches in turns.
+        done = len(range(index, self.num_batches_done, workers)) * self.batch_size
+        place = 0
         for epoch in count():
             number = -1
-            for number, example in enumerate(self._read(epoch)):
-                yield self._transformed(example, epoch, number)
+            for number, example in enumerate(self._read(epoch, reader, readers, done - place)):
+                yield None if place < done or example is None else self._transformed(example, epoch, reader, number)
+                place += 1
+            if number < 0 and readers > 1:
+                raise ValueError(
+                    f"The stream has no image for one of {readers} readers ({self.num_processes} processes with "
+                    f"{workers} workers each). Set --dataloader_num_workers lower."
+                )
             if number < 0:
                 return
 
-    def _read(self, epoch: int) -> Iterator[dict[str, Any]]:
-        for row in self.stream.shuffle(seed=derive_seed(self.seed, epoch), buffer_size=self.buffer_size):
+    def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
+        """Yields the examples of an epoch that can be read, and `None` for the first ones, which are done."""
+        for row in self._rows(epoch, reader, readers):
+            if num_done > 0 and not self.skip_unreadable:  # else they must be looked at to be counted
+                num_done -= 1
+                yield None
+                continue
             try:
-                yield read_example(row, lambda _: {})
+                example = read_example(row, self.read_target)
             except (OSError, ValueError) as error:
                 if not self.skip_unreadable:
                     raise
                 logger.warning("Left out, as it cannot be read: %s", error)
+                continue
+            yield example
 
-    def _transformed(self, example: dict[str, Any], epoch: int, number: int) -> dict[str, Any]:
-        worker = torch.utils.data.get_worker_info()
-        with seeded(self.seed, epoch, 0 if worker is None else worker.id, number):
-            transformed: dict[str, Any] = self.transform(example)
-        return transformed
+    def _rows(self, epoch: int, reader: int, readers: int) -> Iterator[dict[str, Any]]:
+        places = min(self.stream.num_shards, readers)
+        own = self.stream if places == 1 else self.stream.shard(places, reader % places, contiguous=False)
+        shuffled = own.shuffle(seed=derive_seed(self.seed, epoch), buffer_size=self.buffer_size)
+        # Its __iter__ would give each worker process a part once more.
+        rows = ({name: values[0] for name, values in batch.items()} for batch in shuffled.iter(batch_size=1))
+        sharing = len(range(reader % places, readers, places))  # readers of the same shards
+        return islice(rows, reader // places, None, sharing)
+
+    def _transformed(self, example: dict[str, Any], epoch: int, reader: int, number: int) -> dict[str, Any]:
+        with seeded(self.seed, epoch, reader, number):
+            if self.column is None:
+                transformed: dict[str, Any] = self.transform(example)
+                return transformed
+            return {**example, self.column: self.transform(example[self.column])}

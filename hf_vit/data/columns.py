@@ -102,6 +102,15 @@ def _two_image_columns(
     return dataset.cast_column("image", Image()).cast_column(target, Image(decode=False))
 
 
+def check_columns_known(features: Mapping[str, object] | None, where: str) -> None:
+    """Raises `ValueError` if a stream does not say which columns it has."""
+    if features is None:
+        raise ValueError(
+            f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. Leave "
+            "streaming out, or store the images as parquet files."
+        )
+
+
 def choose_image_column(features: Mapping[str, object], given: str | None, where: str) -> str:
     """Returns the column that holds the images.
 

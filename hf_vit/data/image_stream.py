@@ -5,10 +5,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets, load_dataset
+from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets
 
 from .hold_out import SPLIT_SEED
-from .parquet import find_parquet
 from .pretraining_sources import (
     CLASS,
     check_single,
@@ -17,7 +16,7 @@ from .pretraining_sources import (
     with_class_numbers,
 )
 from .splits import SPLITS
-from .stored import check_on_disk, stream_from_hub
+from .stored import check_on_disk, stream_from_disk, stream_from_hub
 
 
 NUM_SHARDS = 64  # of files on disk: at most so many worker processes share them
@@ -35,7 +34,7 @@ def stream_images(
     """Opens the images of one or several data sets as one stream.
 
     Args:
-        sources: Names on the Hub, parquet files or folders of them, or folders of images as in
+        sources: Names on the Hub, parquet files or tar shards or folders of them, or folders of images as in
             `load_unlabelled_images`.
         dataset_config_name: Configuration of a dataset on the Hub, of a single source.
         dataset_revision: Branch, tag or commit on the Hub, of a single source.
@@ -91,12 +90,8 @@ def _open(
         splits = stream_from_hub(source, config_name, revision)
     else:
         check_on_disk(path, config_name, revision)
-        if parquet := find_parquet(path):
-            splits = {
-                name: load_dataset("parquet", data_files={name: files}, split=name, streaming=True)
-                for name, files in parquet.items()
-            }
-        else:
+        splits = stream_from_disk(path)
+        if not splits:
             listed = load_unlabelled_images([source], image_column_name=image_column, label_column_name=label_column)
             # Files are listed class by class, and a buffer would mix few of the classes.
             return {

@@ -1,18 +1,13 @@
 """Parquet files as repositories on the Hub hold them."""
 
 import glob
-from collections import defaultdict
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
-from transformers.utils import logging
 
-from .splits import SPLITS, split_within
+from .splits import files_by_split, split_within
 from .wording import listed
-
-
-logger = logging.get_logger(__name__)
 
 
 def find_parquet(path: Path) -> dict[str, list[str]]:
@@ -27,16 +22,7 @@ def find_parquet(path: Path) -> dict[str, list[str]]:
     """
     if path.is_file():
         return {split_within(path.stem) or "train": [str(path)]} if path.suffix.lower() == ".parquet" else {}
-    files: dict[str | None, list[str]] = defaultdict(list)
-    for file in sorted((*path.glob("*.parquet"), *path.glob("*/*.parquet"))):
-        folder = "" if file.parent == path else file.parent.name
-        files[split_within(file.stem) or split_within(folder)].append(str(file))
-    others = files.pop(None, [])
-    if not files:
-        return {"train": others} if others else {}
-    if others:
-        logger.warning("Left out, as their names say no split: %s.", listed(others))
-    return {split: files[split] for split in SPLITS if split in files}
+    return files_by_split(path, sorted((*path.glob("*.parquet"), *path.glob("*/*.parquet"))))
 
 
 def load_parquet(files: dict[str, list[str]]) -> DatasetDict:
@@ -51,13 +37,18 @@ def load_parquet(files: dict[str, list[str]]) -> DatasetDict:
     Raises:
         ValueError: if files are damaged, empty or do not go together.
     """
-    return DatasetDict({split: _load_split(split, names) for split, names in files.items()})
+    return load_files("parquet", files)
 
 
-def _load_split(split: str, names: list[str]) -> Dataset:
+def load_files(kind: str, files: dict[str, list[str]]) -> DatasetDict:
+    """Reads files of a kind that `datasets` knows; see `load_parquet`."""
+    return DatasetDict({split: _load_split(kind, split, names) for split, names in files.items()})
+
+
+def _load_split(kind: str, split: str, names: list[str]) -> Dataset:
     patterns = [glob.escape(name) for name in names]  # brackets in a path are no pattern
     try:
-        return load_dataset("parquet", data_files={split: patterns}, split=split)
+        return load_dataset(kind, data_files={split: patterns}, split=split)
     except (ValueError, DatasetGenerationError) as error:  # they do not say which file it is
         raise ValueError(
             f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Get these files "

@@ -7,7 +7,7 @@ from typing import Any
 from datasets import ClassLabel, DatasetDict, Image, concatenate_datasets
 from transformers.utils import logging
 
-from .columns import USUAL_NAMES, choose_column, choose_image_column
+from .columns import USUAL_NAMES, check_columns_known, choose_column, choose_image_column
 from .files import images_at, with_files
 from .folders import IMAGE_SUFFIXES, files_below, is_image, subfolders
 from .labels import LABEL_TYPES, UNLABELLED
@@ -16,6 +16,7 @@ from .sources import load_stored
 from .splits import SPLITS, one_per_split, split_named
 from .stored import check_revision, load_from_hub
 from .table import find_tables, load_tables, read_table
+from .tar_shards import TAR_SUFFIXES, from_tars
 from .wording import listed
 
 
@@ -101,7 +102,10 @@ def _load(
     elif path.is_dir():
         return list_images(path)
     else:
-        raise ValueError(f"{path} is a file of unknown kind. Give a folder, a parquet file or a table with labels.")
+        raise ValueError(
+            f"{path} is a file of unknown kind. Give a folder, a parquet file, a tar file "
+            f"({', '.join(TAR_SUFFIXES)}) or a table with labels."
+        )
     return with_class_numbers(image_and_class(splits, image_column, label_column))
 
 
@@ -132,12 +136,9 @@ def select_image_and_class(dataset: Any, where: str, image_column: str | None, l
     Raises:
         ValueError: as `image_and_class` does.
     """
+    check_columns_known(dataset.features, where)
+    dataset = from_tars(dataset, label_column)
     features = dataset.features
-    if features is None:
-        raise ValueError(
-            f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. Leave "
-            "streaming out, or store the images as parquet files."
-        )
     image = choose_image_column(features, image_column, where)
     columns = {image: "image"}
     if (label := _label_column(features, where, label_column)) is not None:

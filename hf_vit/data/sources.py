@@ -12,6 +12,7 @@ from .labels import with_class_labels
 from .parquet import find_parquet, load_parquet
 from .stored import check_revision, is_saved, load_from_hub, load_saved
 from .table import TABLE_SUFFIXES, find_tables, list_tables, load_tables
+from .tar_shards import TAR_SUFFIXES, find_tars, from_tars, load_tars
 
 
 def load_image_classification(
@@ -31,6 +32,8 @@ def load_image_classification(
     - a parquet file, or a folder of them, also in `data/`; the split is a word of the file's name as in
       `train-00000-of-00001.parquet`, or of its folder's;
     - a folder written by `Dataset.save_to_disk`;
+    - a tar file of WebDataset, or a folder of them and of no images, with `.cls`, `.json` or `.txt` beside each image;
+      numbers in `.cls` are named by a `classes.txt` or `id2label.json` that lies there;
     - a table (.csv, .tsv, .jsonl) of paths, relative to it, and labels, or a folder with `train.csv`, `test.csv`, ...,
       or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` says the split, where there is one;
     - a folder with `train/`, `test/`, ... and therein one folder of images per class, or the class folders alone;
@@ -58,7 +61,7 @@ def load_image_classification(
     path = Path(source).expanduser()
     if not path.exists():
         found = load_from_hub(source, dataset_config_name, dataset_revision)
-        splits = image_and_label(found, image_column_name, label_column_name)
+        splits = _two_columns(found, image_column_name, label_column_name)
     else:
         check_revision(path, dataset_revision)
         splits = _load_path(path, dataset_config_name, image_column_name, label_column_name)
@@ -66,7 +69,7 @@ def load_image_classification(
 
 
 def load_stored(path: Path, config_name: str | None) -> DatasetDict | None:
-    """Opens idx files, parquet files or a saved data set; None where there are none.
+    """Opens idx files, parquet files, a saved data set or tar shards; None where there are none.
 
     Raises:
         ValueError: if `config_name` chooses among idx files that are not there.
@@ -79,7 +82,10 @@ def load_stored(path: Path, config_name: str | None) -> DatasetDict | None:
         )
     if parquet_files := find_parquet(path):
         return load_parquet(parquet_files)
-    return load_saved(path) if is_saved(path) else None
+    if is_saved(path):
+        return load_saved(path)
+    tar_files = find_tars(path)
+    return load_tars(path, tar_files) if tar_files else None
 
 
 def _load_path(path: Path, config_name: str | None, image_column: str | None, label_column: str | None) -> DatasetDict:
@@ -88,7 +94,7 @@ def _load_path(path: Path, config_name: str | None, image_column: str | None, la
     elif tables := find_tables(path):
         return load_tables(tables, image_column, label_column)
     elif path.is_file():
-        known = ", ".join((".parquet", *TABLE_SUFFIXES))
+        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
         raise ValueError(f"{path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first.")
     elif not has_class_folders(path) and (loose := list_tables(path)):
         names = " or ".join(repr(str(table)) for table in loose)
@@ -97,4 +103,9 @@ def _load_path(path: Path, config_name: str | None, image_column: str | None, la
         )
     else:
         splits = load_image_folder(path)
-    return image_and_label(splits, image_column, label_column)
+    return _two_columns(splits, image_column, label_column)
+
+
+def _two_columns(splits: DatasetDict, image_column: str | None, label_column: str | None) -> DatasetDict:
+    reduced = DatasetDict({name: from_tars(split, label_column) for name, split in splits.items()})
+    return image_and_label(reduced, image_column, label_column)

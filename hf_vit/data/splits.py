@@ -1,7 +1,9 @@
 """Names of splits: what a folder, a file or a split on the Hub says about its part in a training."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from datasets import Dataset, DatasetDict
@@ -53,6 +55,25 @@ def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
             raise ValueError(f"{names[split]!r} and {name!r} both mean the split {split!r}. Keep one of them.")
         names[split], things[split] = name, thing
     return {split: things[split] for split in SPLITS if split in things}
+
+
+def files_by_split(folder: Path, files: Iterable[Path]) -> dict[str, list[str]]:
+    """Sorts files by the split that is a word of their name, or else of that of their folder, below `folder`.
+
+    Returns:
+        Paths by split. If none has such a name, all are "train"; if some have, the others are left out with a warning.
+        Nothing if there are none.
+    """
+    found: dict[str | None, list[str]] = defaultdict(list)
+    for file in files:
+        parent = "" if file.parent == folder else file.parent.name
+        found[split_within(file.stem) or split_within(parent)].append(str(file))
+    others = found.pop(None, [])
+    if not found:
+        return {"train": others} if others else {}
+    if others:
+        logger.warning("Left out, as their names say no split: %s.", listed(others))
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def standard_splits(splits: dict[str, Dataset]) -> DatasetDict:

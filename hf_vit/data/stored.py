@@ -1,6 +1,7 @@
 """Data sets that `datasets` itself opens: on the Hub, in parquet files, and in folders of `Dataset.save_to_disk`."""
 
 import difflib
+import glob
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from .parquet import find_parquet, load_parquet
 from .splits import standard_splits
+from .tar_shards import find_tars
 from .wording import listed
 
 
@@ -56,6 +58,24 @@ def stream_from_hub(source: str, config_name: str | None, revision: str | None) 
     """Opens a dataset on the Hub that is read while it is used; otherwise as `load_from_hub`."""
     with _explained(source):
         return standard_splits(load_dataset(source, config_name, revision=revision, streaming=True))
+
+
+def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
+    """Opens parquet files or tar shards that are read while they are used.
+
+    Returns:
+        Splits with the columns of the files; nothing if there are no such files.
+
+    Raises:
+        ValueError: if the first tar shard is not in the format of WebDataset.
+    """
+    kind, files = "parquet", find_parquet(path)
+    if not files:
+        kind, files = "webdataset", find_tars(path)
+    return {
+        name: load_dataset(kind, data_files={name: list(map(glob.escape, found))}, split=name, streaming=True)
+        for name, found in files.items()
+    }
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from .averaging_arguments import AveragingArguments
 from .recipe import expand
 from .regularisation_arguments import RepeatedAugmentationArguments
 from .size_arguments import SizeArguments
+from .stream_arguments import StreamArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__
@@ -169,8 +170,22 @@ class TrainedImagesArguments(ImageDataArguments):
 
 
 @dataclass
-class TrainingDataArguments(DataArguments, TrainedImagesArguments):
+class TrainingDataArguments(DataArguments, TrainedImagesArguments, StreamArguments):
     """Which images to train a classifier on."""
+
+    class_names: str | None = field(
+        default=None,
+        metadata={"help": 'Names of the classes of a stream, "cat,dog", where the data do not have them.'},
+    )
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the data."""
+        super().__post_init__()
+        self.check_stream(self.max_train_samples)
+        if self.class_names is not None and not self.streaming:
+            raise ValueError(
+                f"class_names={self.class_names!r} is for --streaming: all labels are known without. Leave it out."
+            )
 
 
 @dataclass
@@ -241,17 +256,23 @@ class HfViTTrainingArguments(SizeArguments, TrainingArguments):
     dataloader_pin_memory: bool = field(
         default=torch.cuda.is_available(), metadata=LIBRARY["dataloader_pin_memory"].metadata
     )
+    # Where there are worker processes, they stay from epoch to epoch.
+    dataloader_persistent_workers: bool = field(
+        default=True, metadata=LIBRARY["dataloader_persistent_workers"].metadata
+    )
     remove_unused_columns: bool = field(default=False, metadata=LIBRARY["remove_unused_columns"].metadata)
     report_to: str = field(
         default="tensorboard" if is_tensorboard_available() else "none", metadata=LIBRARY["report_to"].metadata
     )
 
     def __post_init__(self) -> None:
-        """Early stopping keeps the best model: the last ones are worse by definition."""
+        """Early stopping keeps the best model, as the last ones are worse, and workers stay if there are any."""
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True
         self.check_repeated_augmentations()
         self.check_sizes()
+        if self.dataloader_num_workers == 0:
+            self.dataloader_persistent_workers = False  # torch refuses it
         super().__post_init__()
         check_optimization(self)
         self.check_averaging(str(self.optim))

@@ -57,3 +57,18 @@ def check_training(
         args.eval_strategy = IntervalStrategy.NO
     patience = args.early_stopping_patience
     return [] if patience is None else [EarlyStoppingCallback(patience)]
+
+
+def check_steps(args: HfViTTrainingArguments) -> None:
+    """Raises `ValueError` if anything counts epochs: their only end is that of the training."""
+    is_missing = {
+        "--max_steps": args.max_steps < 1,
+        "--save_strategy steps": args.save_strategy == SaveStrategy.EPOCH,
+        "--eval_strategy steps": args.eval_strategy == IntervalStrategy.EPOCH,
+    }
+    if missing := [option for option, missing in is_missing.items() if missing]:
+        raise ValueError(
+            "A stream does not say how many images it has, and so no epochs, but "
+            f"max_steps={args.max_steps}, save_strategy={SaveStrategy(args.save_strategy).value!r}, "
+            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r}. Give {', '.join(missing)}."
+        )

@@ -21,10 +21,11 @@ from .checks import check_packages, check_training
 from .distillation import DistillationArguments, make_distillation
 from .distilled_loss import Distillation
 from .load_data import load_splits
+from .load_stream import TrainingStream, count_images, load_stream
 from .metrics import SCORES, image_classification_metrics, majority_baseline
 from .model_card import TrainingRecord, write_model_card
 from .models import input_size, load_model
-from .record import describe_data, describe_options, describe_training, scored_split
+from .record import describe_data, describe_options, describe_stream, describe_training, scored_split
 from .regularisation import regularise
 from .regularisation_arguments import RegularisationArguments
 from .report import write_scores
@@ -55,10 +56,12 @@ def make_trainer(
     args: HfViTTrainingArguments,
     distillation: Distillation | None = None,
     regularisation: RegularisationArguments | None = None,
+    stream: TrainingStream | None = None,
 ) -> HfViTTrainer:
     """Returns the trainer of a classifier, which may learn from a teacher too.
 
-    Without validation images it sets `args.eval_strategy` to "no".
+    Without validation images it sets `args.eval_strategy` to "no". It trains on the images of the `stream`, of which
+    "train" is a sample, if there is one.
 
     Raises:
         ImportError: if a package is missing that is needed only at the end.
@@ -71,10 +74,11 @@ def make_trainer(
     transform = image_classification_augmentation(
         input_size(processor), num_channels=model.config.num_channels, **asdict(augmentation)
     )
+    images = AugmentedDataset(splits["train"], transform, args.seed)
     return HfViTTrainer(
         model=model,
         args=args,
-        train_dataset=AugmentedDataset(splits["train"], transform, args.seed),
+        train_dataset=images if stream is None else stream.augmented(transform, args.seed),
         eval_dataset=splits.get("validation"),
         data_collator=ImageClassificationCollator(processor),
         processing_class=processor,
@@ -110,7 +114,7 @@ def write_report(
     folder = Path(trainer.args.output_dir)
     scores = write_scores(folder, split, output, names, splits[split]["file"])
     draw_curves(trainer.state.log_history, folder / "curves.png")
-    sizes = {name: len(images) for name, images in splits.items()}
+    sizes = count_images(splits, data)
     record = TrainingRecord.from_trainer(
         trainer,
         recipe=recipe,
@@ -163,7 +167,11 @@ class ImageClassification(TrainingTask):
 
     def load_data(self) -> list[str]:
         """Opens and checks the images and returns the names of their classes."""
-        self.splits = load_splits(self.data, self.args)
+        self.stream = None
+        if self.data.streaming:
+            self.splits, self.stream = load_stream(self.data, self.args)
+        else:
+            self.splits = load_splits(self.data, self.args)
         names: list[str] = self.splits["train"].features["label"].names
         self.names = names
         return names
@@ -173,12 +181,19 @@ class ImageClassification(TrainingTask):
         model, processor = load_classifier(self.model, self.names, self.distillation.uses_token)
         distillation = make_distillation(self.distillation, model, processor)
         return make_trainer(
-            model, processor, self.splits, self.augmentation, self.args, distillation, self.regularisation
+            model,
+            processor,
+            self.splits,
+            self.augmentation,
+            self.args,
+            distillation,
+            self.regularisation,
+            self.stream,
         )
 
     def count_examples(self) -> dict[str, int]:
-        """Returns the number of images of each split."""
-        return {name: len(images) for name, images in self.splits.items()}
+        """Returns the number of images of each split, of a stream that of those that are scored."""
+        return count_images(self.splits, self.data)
 
     def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
         """Scores a trained classifier; see `write_report`."""
@@ -186,5 +201,6 @@ class ImageClassification(TrainingTask):
             "augmentation": describe_options(self.augmentation),
             **self.regularisation.describe(),
             **trainer.describe_teacher(),
+            **describe_stream(self.data),
         }
         return write_report(trainer, self.splits, self.data, recipe, **facts)

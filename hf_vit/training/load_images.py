@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 from datasets import Dataset, DatasetDict, IterableDataset
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
 from ..data import (
@@ -19,14 +18,14 @@ from ..data import (
 from ..data.hold_out import SPLIT_SEED
 from ..data.pretraining_sources import CLASS, NO_CLASS
 from .arguments import HfViTTrainingArguments
+from .checks import check_steps
 from .load_data import UNREADABLE, at_most, readable_images
+from .load_stream import MAX_STREAMED
 from .load_targets import fault_finder, load_targets
 from .masked_image_arguments import UnlabelledDataArguments
 
 
 logger = logging.get_logger(__name__)
-
-MAX_STREAMED = 1000  # images of a split of a stream that are scored, unless said otherwise
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArgum
 
 
 def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArguments) -> UnlabelledImages:
-    _check_steps(training_args)
+    check_steps(training_args)
     with training_args.main_process_first(desc="opening the data"):
         streams = stream_images(args.sources, **args.source_options())
     if "train" not in streams:
@@ -94,21 +93,6 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
         splits["train"] = sample.select(range(min(num_scored, len(sample))))
     known = _with_class(sample, num_scored, args, training_args.seed)
     return UnlabelledImages(splits, known, len(sample), streams["train"])
-
-
-def _check_steps(args: HfViTTrainingArguments) -> None:
-    """Raises `ValueError` if anything counts epochs: their only end is that of the training."""
-    is_missing = {
-        "--max_steps": args.max_steps < 1,
-        "--save_strategy steps": args.save_strategy == SaveStrategy.EPOCH,
-        "--eval_strategy steps": args.eval_strategy == IntervalStrategy.EPOCH,
-    }
-    if missing := [option for option, missing in is_missing.items() if missing]:
-        raise ValueError(
-            "A stream does not say how many images it has, and so no epochs, but "
-            f"max_steps={args.max_steps}, save_strategy={SaveStrategy(args.save_strategy).value!r}, "
-            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r}. Give {', '.join(missing)}."
-        )
 
 
 def _with_class(rows: Dataset, num_scored: int, args: UnlabelledDataArguments, seed: int) -> Dataset:

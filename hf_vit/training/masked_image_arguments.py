@@ -6,6 +6,7 @@ from typing import Any
 from .arguments import LIBRARY, TrainedImagesArguments
 from .pool_arguments import POOL, PoolArguments
 from .scored_arguments import ScoredTrainingArguments, TaskModelArguments, best_by
+from .stream_arguments import StreamArguments
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
@@ -46,7 +47,7 @@ class MaskedImageModelArguments(TaskModelArguments):
 
 
 @dataclass
-class UnlabelledDataArguments(TrainedImagesArguments, PoolArguments):
+class UnlabelledDataArguments(TrainedImagesArguments, PoolArguments, StreamArguments):
     """Which images to learn from."""
 
     dataset_name: str = field(default="", metadata=POOL)
@@ -56,32 +57,13 @@ class UnlabelledDataArguments(TrainedImagesArguments, PoolArguments):
             "help": "Training images among which neighbours are looked for, where labels are known; 0 for none."
         },
     )
-    streaming: bool = field(
-        default=False,
-        metadata={
-            "help": "Read images while training goes on; needs --max_steps, --save_strategy steps and --eval_strategy "
-            "steps, or no. --max_eval_samples (1000) images of the validation or test split are scored, and none is "
-            "held out of train."
-        },
-    )
-    shuffle_buffer_size: int = field(
-        default=1000, metadata={"help": "Among how many images of a stream the next one is drawn."}
-    )
 
     def __post_init__(self) -> None:
         """Checks what can be checked without the data."""
         super().__post_init__()
         if self.max_knn_samples < 0:
             raise ValueError(f"max_knn_samples={self.max_knn_samples} must be 0 or more.")
-        if self.shuffle_buffer_size < 1:
-            raise ValueError(
-                f"shuffle_buffer_size={self.shuffle_buffer_size} must be at least 1, which keeps the order."
-            )
-        if self.streaming and self.max_train_samples is not None:
-            raise ValueError(
-                f"max_train_samples={self.max_train_samples} are drawn from all images, which a stream does not know. "
-                "Leave it out, or --streaming."
-            )
+        self.check_stream(self.max_train_samples)
 
 
 @dataclass

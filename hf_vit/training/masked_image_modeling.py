@@ -31,7 +31,7 @@ from .masked_image_scorer import MaskedImageScorer, TrivialScorer
 from .model_card import TrainingRecord, write_model_card
 from .models import input_size, load_model
 from .neighbour_trainer import NeighbourTrainer
-from .record import describe_data, describe_options, describe_training, scored_split
+from .record import describe_data, describe_options, describe_stream, describe_training, scored_split
 from .scored_report import score_split
 from .scoring_trainer import EvaluationPictures
 from .task import TrainingTask
@@ -141,18 +141,13 @@ class MaskedImageModeling(TrainingTask):
                 **describe_objective(trainer.model),
                 "augmentation": describe_options(self.augmentation),
                 "evaluation": trainer.scorer.describe_evaluation(),
-                **self._describe_stream(),
+                **describe_stream(self.data),
             },
             **describe_training(trainer, split),
             **facts,
         )
         write_model_card(folder, record)
         return scores
-
-    def _describe_stream(self) -> dict[str, str]:
-        if self.images.stream is None:
-            return {}
-        return {"training images": f"a stream, each drawn among {self.data.shuffle_buffer_size:,}"}
 
 
 def score_trivially(trainer: NeighbourTrainer, split: str, examples: TargetDataset) -> dict[str, float]:

@@ -10,6 +10,7 @@ from .model_card import TrainingRecord
 from .models import shorten
 from .recipe import RECIPE_NAME
 from .scored_arguments import split_sources
+from .stream_arguments import StreamArguments
 from .trainer import HfViTTrainer
 
 
@@ -79,6 +80,13 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
 def describe_weights(weights: Mapping[str, float]) -> str:
     """Returns the parts of a loss in one line, but for those that weigh nothing."""
     return ", ".join(f"{name} x {weight:g}" for name, weight in weights.items() if weight)
+
+
+def describe_stream(args: StreamArguments) -> dict[str, str]:
+    """Says how training images were read, if that was while the training went on."""
+    if not args.streaming:
+        return {}
+    return {"training images": f"a stream, each drawn among {args.shuffle_buffer_size:,}"}
 
 
 def describe_options(options: Any) -> str:

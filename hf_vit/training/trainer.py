@@ -13,6 +13,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from ..data.augmented_stream import AugmentedStream
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from .averaging_trainer import AveragingTrainer
@@ -26,6 +27,7 @@ from .repeats import repeated_sampler
 from .safe_trainer import SafeTrainer
 from .size_arguments import SizeArguments
 from .sizes import size_changes
+from .stream_loader import StreamStart, is_dispatched, read_own_shards
 
 
 logger = logging.get_logger(__name__)
@@ -36,7 +38,8 @@ class HfViTTrainer(OptimizedTrainer):
 class HfViTTrainer(AveragingTrainer):
     """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways.
 
-    Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
+    Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`. Of an
+    `AugmentedStream` each reads its own shards.
 
     Losses of object detection and of keypoints are divided by the number of objects, or of images, of all batches of a
     step on all processes.
@@ -93,6 +96,8 @@ class HfViTTrainer(AveragingTrainer):
         self.add_callback(DatasetEpoch())
         self.add_callback(TrainingClock())
         self.add_callback(NewStart())
+        if isinstance(self.train_dataset, AugmentedStream):
+            self.add_callback(StreamStart())
 
     @property
     def seconds(self) -> float:
@@ -161,7 +166,18 @@ class HfViTTrainer(AveragingTrainer):
         finally:
             self.args.dataloader_drop_last = drop_last
         loader.base_dataloader.generator = torch.Generator().manual_seed(self.args.seed)
+        if is_training and isinstance(self.train_dataset, AugmentedStream) and not is_dispatched(self.args):
+            return read_own_shards(loader, self.args)
         return loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Returns the loader of an evaluation.
+
+        Where worker processes stay, the library keeps the first one and gives it for any other images, too.
+        """
+        if eval_dataset is None or isinstance(eval_dataset, str) or eval_dataset is self.eval_dataset:
+            return super().get_eval_dataloader(eval_dataset)
+        return self.get_test_dataloader(eval_dataset)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Saves a checkpoint; where one of an earlier training is written over, it stops counting as complete."""

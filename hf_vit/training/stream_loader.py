@@ -1,0 +1,108 @@
+"""Streams in a training: each process reads its own shards, and one that is taken up again goes on where it was."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate.data_loader import DataLoaderAdapter, prepare_data_loader
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+from transformers.utils import logging
+
+from ..data import AugmentedStream
+
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class LazyCollator:
+    """Makes batches but of those examples that a stream has not read.
+
+    Args:
+        collate: Makes a batch.
+    """
+
+    collate: Callable[[list[Any]], dict[str, Any]]
+
+    def __call__(self, examples: list[Any]) -> dict[str, Any]:
+        """Returns a batch, or an empty one, which is thrown away."""
+        return {} if examples[0] is None else self.collate(examples)
+
+
+def is_dispatched(args: TrainingArguments) -> bool:
+    """Returns whether the first process reads the batches of all, so that several train as one would."""
+    return bool(args.accelerator_config.dispatch_batches)
+
+
+def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataLoader[Any]:
+    """Returns a loader of an `AugmentedStream` with which each process reads its own shards.
+
+    Args:
+        loader: As the library makes it: the first process reads for all.
+        args: Says which of how many processes this one is.
+    """
+    base: DataLoader[Any] = loader.base_dataloader
+    stream = base.dataset
+    assert isinstance(stream, AugmentedStream)
+    stream.share(args.process_index, args.world_size)
+    readers = args.world_size * max(args.dataloader_num_workers, 1)
+    if stream.stream.num_shards < readers and args.process_index == 0:
+        logger.warning(
+            "The stream has %d shards for %d readers: several read the same and leave the images of others out, which "
+            "takes longer than to read shards of their own. Write the data to more files.",
+            stream.stream.num_shards,
+            readers,
+        )
+    base.collate_fn = LazyCollator(base.collate_fn)
+    return prepare_data_loader(
+        base, args.device, num_processes=1, process_index=0, put_on_device=True, dispatch_batches=False
+    )
+
+
+class StreamStart(TrainerCallback, ExportableState):
+    """Tells an `AugmentedStream` which of its batches are done when a training is taken up again.
+
+    They are then counted rather than decoded. Where the first process reads for all, they are decoded once more.
+    """
+
+    def __init__(self) -> None:
+        """Begins."""
+        self.layout: dict[str, int] | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps."""
+        return {"args": {}, "attributes": {"layout": self.layout}}
+
+    def on_epoch_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: DataLoader[Any],
+        **kwargs: Any,
+    ) -> None:
+        """Tells the stream, before the loader reads its first image.
+
+        Raises:
+            ValueError: if the training was begun with other batches or other processes, which read another part each.
+        """
+        stream = train_dataloader.dataset
+        assert isinstance(stream, AugmentedStream)
+        layout = {
+            "processes": args.world_size,
+            "dataloader_num_workers": args.dataloader_num_workers,
+            "batch size": args.train_batch_size,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        }
+        if self.layout not in (None, layout) and state.global_step > 0:
+            raise ValueError(
+                f"The stream of this training was read with {self.layout}, and now with {layout}: images would be "
+                "left out or come twice. Go on as it was begun, or begin another training from its weights with "
+                "--model_name_or_path."
+            )
+        self.layout = layout
+        is_skipped = not is_dispatched(args) and not args.ignore_data_skip
+        num_batches = state.global_step * args.gradient_accumulation_steps if is_skipped else 0
+        stream.start_after(num_batches, args.train_batch_size)
