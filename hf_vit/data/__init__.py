@@ -22,6 +22,7 @@ from .keypoint_augmentation import keypoint_augmentation
 from .keypoint_collator import KeypointDetectionCollator
 from .keypoint_sources import load_keypoint_detection
 from .masked_images import MaskedImageModelingCollator, masked_image_augmentation, masked_image_target
+from .named_images import NamedImages
 from .pretraining_sources import load_unlabelled_images
 from .record import DataRecord
 from .sources import load_image_classification
@@ -41,6 +42,7 @@ __all__ = [
     "KeypointData",
     "KeypointDetectionCollator",
     "MaskedImageModelingCollator",
+    "NamedImages",
     "ObjectDetectionCollator",
     "TargetData",
     "TargetDataset",

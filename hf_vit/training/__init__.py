@@ -40,6 +40,7 @@ from .report import write_scores
 from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
+from .stops import CheckpointError, ExampleError, NotFiniteError, Preempted
 from .task import TrainingTask, run
 from .teacher import Teacher
 from .token_distillation import TokenDistillation
@@ -51,6 +52,7 @@ from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSeg
 
 __all__ = [
     "AugmentationArguments",
+    "CheckpointError",
     "DataArguments",
     "DepthEstimation",
     "DepthEvaluation",
@@ -59,6 +61,7 @@ __all__ = [
     "DetectionScorer",
     "Distillation",
     "DistillationArguments",
+    "ExampleError",
     "FeatureDistillation",
     "HfViTTrainer",
     "HfViTTrainingArguments",
@@ -77,7 +80,9 @@ __all__ = [
     "MaskedImageScorer",
     "ModelArguments",
     "NeighbourTrainer",
+    "NotFiniteError",
     "ObjectDetection",
+    "Preempted",
     "Scored",
     "Scorer",
     "ScoringTrainer",

@@ -7,7 +7,7 @@ from typing import Any
 from datasets import DatasetDict
 from transformers import BaseImageProcessor, EvalPrediction
 
-from ..data import AugmentedDataset, ImageClassificationCollator, image_classification_augmentation
+from ..data import AugmentedDataset, ImageClassificationCollator, NamedImages, image_classification_augmentation
 from ..modeling_hf_vit import HfViTForImageClassification
 from ..visualize import draw_curves
 from .arguments import (
@@ -69,8 +69,8 @@ def make_trainer(
     return HfViTTrainer(
         model=model,
         args=args,
-        train_dataset=AugmentedDataset(splits["train"], transform, args.seed),
-        eval_dataset=splits.get("validation"),
+        train_dataset=AugmentedDataset(NamedImages(splits["train"]), transform, args.seed),
+        eval_dataset=NamedImages(splits["validation"]) if "validation" in splits else None,
         data_collator=ImageClassificationCollator(processor),
         processing_class=processor,
         compute_metrics=image_classification_metrics,
@@ -98,7 +98,7 @@ def write_report(
     """
     split = scored_split(list(splits))
     names = splits["train"].features["label"].names
-    output = trainer.predict(splits[split], metric_key_prefix=split)  # on all processes
+    output = trainer.predict(NamedImages(splits[split]), metric_key_prefix=split)  # on all processes
     if not trainer.is_world_process_zero():
         return image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
     folder = Path(trainer.args.output_dir)
