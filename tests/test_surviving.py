@@ -181,15 +181,15 @@ def test_a_loss_that_is_no_number_stops_the_training_and_is_not_saved(tmp_path: 
         return {**batch, "pixel_values": batch["pixel_values"] * float("inf")} if spoil else batch
 
     trainer.data_collator = collate_or_spoil
-    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))  # of which the next batch learns
+    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))  # when step 5 has its batch
     with pytest.raises(NotFiniteError) as stopped:
         trainer.train()
-    checkpoint = tmp_path / "checkpoint-4"
-    assert "The loss is infinite or NaN after step 5, at a learning rate of 0.125" in str(stopped.value)
+    checkpoint = tmp_path / "checkpoint-5"
+    assert "The loss is infinite or NaN after step 6, at a learning rate of 0.125" in str(stopped.value)
     assert f"The last complete checkpoint is {checkpoint}." in str(stopped.value)
     assert last_checkpoint(tmp_path) == str(checkpoint)
-    assert not (tmp_path / "checkpoint-5").exists()
-    assert len(logged(trainer, "loss")) == 4
+    assert not (tmp_path / "checkpoint-6").exists()
+    assert len(logged(trainer, "loss")) == 5
 
 
 @pytest.mark.parametrize("saves", [True, False])
@@ -286,9 +286,7 @@ def test_a_checkpoint_with_a_truncated_file_is_skipped_with_a_warning(
 # Scripts
 
 
-MODEL = (
-    '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}'
-)
+MODEL = '{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "patch_size": 8}'
 SCRIPT = (
     *("--dataset_name", "photos", "--output_dir", "output", "--image_size", "16", "--config_overrides", MODEL),
     *("--train_val_split", "0.5", "--per_device_train_batch_size", "2", "--use_cpu", "--report_to", "none"),
@@ -345,4 +343,4 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(workers: int, phot
     assert isinstance(message, str)
     assert "\n" not in message
     assert sum(f"{file} cannot be read: " in message for file in damaged) == 1
-    assert "The last complete checkpoint is output/checkpoint-4: go on" in message
+    assert "The last complete checkpoint is output/checkpoint-6: go on" in message
