@@ -12,6 +12,9 @@ class TrainingProgress(ProgressCallback):
     In a training that is taken up again it begins where that was, and tells the time from there.
     """
 
+    training_bar: Any
+    prediction_bar: Any
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from transformers import TrainerControl
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.training_args import ParallelMode
@@ -34,6 +34,8 @@ class SurvivingTrainer(MeasuredTrainer):
 
     A checkpoint that cannot be written is removed, and an image that cannot be read is named.
     """
+
+    control: TrainerControl
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes the arguments of `transformers.Trainer`."""
@@ -148,7 +150,7 @@ class SurvivingTrainer(MeasuredTrainer):
         if self.args.should_save and (damage := find_damage(Path(output_dir))):
             raise OSError(damage)
 
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """Returns a loader whose worker processes outlive a signal to all processes of a training."""
         loader = super()._get_dataloader(*args, **kwargs)
         base = loader.base_dataloader
