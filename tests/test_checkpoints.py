@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hf_vit.training import HfViTTrainer, last_checkpoint
 
@@ -61,8 +62,9 @@ def folder(tmp_path: Path) -> Path:
     for step in (8, 12):
         checkpoint = tmp_path / f"checkpoint-{step}"
         checkpoint.mkdir()
-        for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
-            (checkpoint / name).touch()
+        save_file({"weight": torch.ones(2)}, checkpoint / "model.safetensors")
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            torch.save({}, checkpoint / name)
         (checkpoint / "trainer_state.json").write_text("{}")
     return tmp_path
 
@@ -105,7 +107,7 @@ def test_a_large_model_needs_all_its_shards(folder: Path, caplog: pytest.LogCapt
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     assert last_checkpoint(folder) == str(folder / "checkpoint-8")
     assert "it has no model-00002-of-00002.safetensors" in caplog.text
-    (checkpoint / "model-00002-of-00002.safetensors").touch()
+    save_file({"weight_2": torch.ones(2)}, checkpoint / "model-00002-of-00002.safetensors")
     assert last_checkpoint(folder) == str(checkpoint)
 
 

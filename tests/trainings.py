@@ -24,6 +24,7 @@ from hf_vit.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, last_checkpoint
 from hf_vit.training import HfViTTrainer, last_checkpoint
 from hf_vit.training.sizes import MultiScaleSizes
+from hf_vit.training import HfViTTrainer, NotFiniteError, Preempted, last_checkpoint
 
 from . import contrastive_helpers, dense_helpers, object_helpers
 from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards
@@ -473,6 +474,47 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
         torch.save(result, folder / f"{name}.pt")
 
 
+class SignalledProcess(HfViTTrainer):
+    """Its last process alone gets SIGTERM in the middle of the second epoch."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.state.global_step == KILL_STEP and self.args.process_index == self.args.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(*args, **kwargs)
+
+
+class SpoiledProcess(HfViTTrainer):
+    """The images of its last process alone hold no numbers in the second epoch."""
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        if self.state.global_step == KILL_STEP and self.args.process_index == self.args.world_size - 1:
+            inputs["pixel_values"] = inputs["pixel_values"] * float("nan")
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+def stop_one_of_two(folder: Path) -> None:
+    """Trains in two processes of which one is told to stop, or fails; each writes what it got."""
+    results: dict[str, Any] = {}
+    for name, trainer_class in (("stopped", SignalledProcess), ("spoiled", SpoiledProcess)):
+        try:
+            resumable_trainer(folder / name, 0, trainer_class).train()
+        except (Preempted, NotFiniteError) as stop:
+            results[name] = str(stop)
+    for name in ("whole", "stopped"):
+        trainer = resumable_trainer(folder / name, 0)
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder / name))
+        results[f"{name}_losses"] = logged(trainer, "loss")
+        results[f"{name}_weights"] = trainer.model.state_dict()
+    torch.save(results, folder / f"process_{training_arguments(folder).process_index}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def train_for_long(folder: Path) -> None:
+    """Trains in several processes until a signal comes."""
+    trainer = digits_trainer(folder, max_steps=10**6, save_strategy="steps", save_steps=2, save_total_limit=1)
+    trainer.train()
+
+
 JOBS: dict[str, Callable[..., None]] = {
     job.__name__: job
     for job in (
@@ -484,7 +526,9 @@ JOBS: dict[str, Callable[..., None]] = {
         pretrain,
         score_predictions,
         score_tasks,
+        stop_one_of_two,
         train_and_die,
+        train_for_long,
         train_pairs,
         train_to_the_end,
     )

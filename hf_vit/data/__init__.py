@@ -24,6 +24,7 @@ from .keypoint_collator import KeypointDetectionCollator
 from .keypoint_sources import load_keypoint_detection
 from .labelled_stream import LabelledStream, stream_image_classification
 from .masked_images import MaskedImageModelingCollator, masked_image_augmentation, masked_image_target
+from .named_images import NamedImages
 from .pretraining_sources import load_unlabelled_images
 from .record import DataRecord
 from .repeated_sampler import RepeatedSampler
@@ -45,6 +46,7 @@ __all__ = [
     "KeypointDetectionCollator",
     "LabelledStream",
     "MaskedImageModelingCollator",
+    "NamedImages",
     "ObjectDetectionCollator",
     "RepeatedSampler",
     "TargetData",

@@ -48,6 +48,7 @@ from .report import write_scores
 from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
+from .stops import CheckpointError, ExampleError, NotFiniteError, Preempted
 from .task import TrainingTask, run
 from .teacher import Teacher
 from .token_distillation import TokenDistillation
@@ -61,6 +62,7 @@ from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSeg
 __all__ = [
     "AugmentationArguments",
     "BinaryCrossEntropy",
+    "CheckpointError",
     "DataArguments",
     "DepthEstimation",
     "DepthEvaluation",
@@ -70,6 +72,7 @@ __all__ = [
     "Distillation",
     "DistillationArguments",
     "DropTokens",
+    "ExampleError",
     "FeatureDistillation",
     "HfViTTrainer",
     "HfViTTrainingArguments",
@@ -90,9 +93,11 @@ __all__ = [
     "ModelArguments",
     "Muon",
     "NeighbourTrainer",
+    "NotFiniteError",
     "ObjectDetection",
     "OptimizationArguments",
     "RegularisationArguments",
+    "Preempted",
     "Scored",
     "Scorer",
     "ScoringTrainer",

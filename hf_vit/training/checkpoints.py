@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,7 +73,28 @@ def find_fault(checkpoint: Path) -> str | None:
         missing += [f"{AVERAGE_FOLDER}/{name}" for name in missing_weights(checkpoint / AVERAGE_FOLDER)]
     if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
         missing.append("rng_state.pth")
-    return f"it has no {' and no '.join(missing)}" if missing else None
+    return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """Says which file of a checkpoint is cut off, as far as that can be told without reading it, or returns None."""
+    cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_whole(file)]
+    # The directory of a zip file is at its end.
+    archives = [*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")]
+    cut_off += [file.name for file in sorted(archives) if not zipfile.is_zipfile(file)]
+    return f"cut off: {', '.join(cut_off)}" if cut_off else None
+
+
+def is_whole(weights: Path) -> bool:
+    """Tells whether a file of safetensors is as long as its header says."""
+    size = weights.stat().st_size
+    with weights.open("rb") as file:
+        header_size = int.from_bytes(file.read(8), "little")
+        if not 8 < 8 + header_size <= size:
+            return False
+        header = json.loads(file.read(header_size))
+    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+    return size == 8 + header_size + max(ends, default=0)
 
 
 def checkpoint_to_resume(args: TrainingArguments) -> str | None:

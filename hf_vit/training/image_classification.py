@@ -7,7 +7,7 @@ from typing import Any
 from datasets import DatasetDict
 from transformers import BaseImageProcessor, EvalPrediction
 
-from ..data import AugmentedDataset, ImageClassificationCollator, image_classification_augmentation
+from ..data import AugmentedDataset, ImageClassificationCollator, NamedImages, image_classification_augmentation
 from ..modeling_hf_vit import HfViTForImageClassification
 from ..visualize import draw_curves
 from .arguments import (
@@ -74,12 +74,12 @@ def make_trainer(
     transform = image_classification_augmentation(
         input_size(processor), num_channels=model.config.num_channels, **asdict(augmentation)
     )
-    images = AugmentedDataset(splits["train"], transform, args.seed)
+    images = AugmentedDataset(NamedImages(splits["train"]), transform, args.seed)
     return HfViTTrainer(
         model=model,
         args=args,
         train_dataset=images if stream is None else stream.augmented(transform, args.seed),
-        eval_dataset=splits.get("validation"),
+        eval_dataset=NamedImages(splits["validation"]) if "validation" in splits else None,
         data_collator=ImageClassificationCollator(processor),
         processing_class=processor,
         compute_metrics=image_classification_metrics,
@@ -108,7 +108,7 @@ def write_report(
     """
     split = scored_split(list(splits))
     names = splits["train"].features["label"].names
-    output = trainer.predict(splits[split], metric_key_prefix=split)  # on all processes
+    output = trainer.predict(NamedImages(splits[split]), metric_key_prefix=split)  # on all processes
     if not trainer.is_world_process_zero():
         return image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
     folder = Path(trainer.args.output_dir)

@@ -4,18 +4,25 @@ import os
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from accelerate import PartialState
+from safetensors import SafetensorError
 from transformers import set_seed
+from transformers.utils import logging
 
 from .arguments import HfViTTrainingArguments, ModelArguments, parse_arguments
 from .checkpoints import check_labels, checkpoint_to_resume
 from .distilled_loss import check_projection
 from .recipe import begin_recipe, without_secrets
+from .stops import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_go_on, in_one_line
 from .trainer import HfViTTrainer
+
+
+logger = logging.get_logger(__name__)
 
 
 class TrainingTask(ABC):
@@ -82,12 +89,26 @@ def run(
         if trainer.is_world_process_zero():
             begin_recipe(Path(args.output_dir), arguments, is_resumed=checkpoint is not None)
     except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
+        sys.exit(one_line(error))
     is_first = trainer.is_world_process_zero()
     if is_first:
         sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
         size = f"{trainer.model.num_parameters():,} parameters"
         say(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
+    with leaving_in_good_order(args):
+        finish(task, trainer, checkpoint, arguments, say)
+    PartialState().destroy_process_group()  # else several processes can abort while they exit
+
+
+def finish(
+    task: TrainingTask,
+    trainer: HfViTTrainer,
+    checkpoint: str | None,
+    arguments: Sequence[str],
+    say: Callable[[str], None],
+) -> None:
+    """Trains, from a checkpoint on if there is one, and does all that `run` does then."""
+    args, is_first = task.args, trainer.is_world_process_zero()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     trainer.save_state()
@@ -120,3 +141,27 @@ def launcher(world_size: int) -> list[str]:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     nodes = [] if processes == world_size else ["--nnodes", str(world_size // processes)]
     return ["torchrun", *nodes, "--nproc_per_node", str(processes)]
+    if args.push_to_hub:
+        trainer.push_to_hub()
+
+
+@contextmanager
+def leaving_in_good_order(args: HfViTTrainingArguments) -> Iterator[None]:
+    """Exits with one line where a training fails for a reason that a user can mend."""
+    try:
+        yield
+    except Preempted:
+        PartialState().destroy_process_group()
+        raise
+    except NotFiniteError as error:  # which all processes have
+        sys.exit(one_line(error) if args.process_index == 0 else 1)
+    except (CheckpointError, ExampleError) as error:
+        sys.exit(one_line(error))
+    except (OSError, SafetensorError) as error:
+        sys.exit(f"{one_line(error)} {how_to_go_on(args.output_dir)}")
+
+
+def one_line(error: Exception) -> str:
+    """Returns what to say last; the traceback is for those who have set `transformers.logging` to debug."""
+    logger.debug("This is where it went wrong:", exc_info=error)
+    return f"{os.path.basename(sys.argv[0])}: {in_one_line(error)}"

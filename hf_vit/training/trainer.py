@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from ..data.augmented_stream import AugmentedStream
@@ -28,6 +26,7 @@ from .safe_trainer import SafeTrainer
 from .size_arguments import SizeArguments
 from .sizes import size_changes
 from .stream_loader import StreamStart, is_dispatched, read_own_shards
+from .surviving_trainer import SurvivingTrainer
 
 
 logger = logging.get_logger(__name__)
@@ -37,6 +36,10 @@ class HfViTTrainer(OptimizedTrainer):
     """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways; optimizers: `OptimizedTrainer`.
 class HfViTTrainer(AveragingTrainer):
     """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways.
+class HfViTTrainer(SurvivingTrainer):
+    """`transformers.Trainer`, safe, measured, hard to break, and exact in four ways.
+
+    For the first three see `SafeTrainer`, `MeasuredTrainer` and `SurvivingTrainer`.
 
     Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`. Of an
     `AugmentedStream` each reads its own shards.
@@ -197,11 +200,6 @@ class HfViTTrainer(AveragingTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.distillation is not None and checkpoint is not None:
             self.distillation.load(Path(checkpoint))
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Saves the random state, of all processes before trainer_state.json tells that the checkpoint is complete."""
-        super()._save_rng_state(output_dir)
-        self.accelerator.wait_for_everyone()
 
 
 def check_distillation(args: TrainingArguments, has_soft_labels: bool = False) -> None:
