@@ -12,6 +12,7 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..presets_hf_vit import PRESETS
+from .lora_arguments import LoraArguments
 from .recipe import expand
 
 
@@ -185,7 +186,7 @@ class AugmentationArguments:
 
 
 @dataclass
-class HfViTTrainingArguments(TrainingArguments):
+class HfViTTrainingArguments(LoraArguments, TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
     learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
@@ -228,6 +229,7 @@ class HfViTTrainingArguments(TrainingArguments):
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True
         super().__post_init__()
+        self.check_lora()
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import Trainer
 
 from ..data.record import DataRecord
+from .lora import count_parameters, describe_adapter
 from .usage import USAGE
 
 
@@ -83,7 +84,7 @@ class TrainingRecord:
         """
         return cls(
             model_class=type(trainer.model).__name__,
-            num_parameters=trainer.model.num_parameters(),
+            num_parameters=count_parameters(trainer.model),
             hardware=describe_hardware(trainer.args.device),
             seed=trainer.args.seed,
             recipe=describe_recipe(trainer) | recipe,
@@ -112,6 +113,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
         "optimizer": f"{values['optim']}, learning rate {args.learning_rate}, weight decay {args.weight_decay}",
         "schedule": f"{values['lr_scheduler_type']}, {warmup} steps of warm-up",
         "precision": "bfloat16" if args.bf16 else "float16 mixed" if args.fp16 else "float32",
+        **describe_adapter(trainer.model),
     }
 
 

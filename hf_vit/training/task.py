@@ -14,6 +14,7 @@ from transformers import set_seed
 from .arguments import HfViTTrainingArguments, ModelArguments, parse_arguments
 from .checkpoints import check_labels, checkpoint_to_resume
 from .distilled_loss import check_projection
+from .lora import count_parameters
 from .recipe import begin_recipe, without_secrets
 from .trainer import HfViTTrainer
 
@@ -86,7 +87,7 @@ def run(
     is_first = trainer.is_world_process_zero()
     if is_first:
         sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
-        size = f"{trainer.model.num_parameters():,} parameters"
+        size = f"{count_parameters(trainer.model):,} parameters"
         say(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()

@@ -15,18 +15,18 @@ from transformers.utils import logging
 
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
+from .adapter_trainer import AdapterTrainer
 from .batch_changes import BatchChange, BatchChanges
 from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
 from .distilled_loss import Distillation
-from .safe_trainer import SafeTrainer
 
 
 logger = logging.get_logger(__name__)
 
 
-class HfViTTrainer(SafeTrainer):
-    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways.
+class HfViTTrainer(AdapterTrainer):
+    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways; learns by adapters (`AdapterTrainer`).
 
     Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
 
