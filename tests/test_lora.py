@@ -16,7 +16,7 @@ from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digi
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, run
 
 from .data_helpers import write_class_folders
-from .helpers import TRAINING_CASES, pixels, small_config
+from .helpers import TRAINING_CASES, small_config
 from .image_text_helpers import make_trainer as make_image_text_trainer
 from .image_text_helpers import write_captions
 from .references import draw_weights
@@ -27,7 +27,7 @@ TASKS = (
     *("class_numbers", "distillation_token", "semantic", "batch_norm", "universal", "metric_depth", "queries"),
     *("deformable", "keypoints", "mae", "simmim", "sigmoid"),
 )
-FROZEN = ("model.embeddings.", "model.norm.", "text_model.norm.", "text_model.token_embedding.")
+TOWERS = ("model.", "text_model.")
 
 
 def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
@@ -61,7 +61,7 @@ def check_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, tmp_path: Path) -> None:
     case, base = TRAINING_CASES[name], tmp_path / "base"
     model = saved_base(name, base)
-    before = {key: weight.clone() for key, weight in model.state_dict().items()}
+    weights = {key: weight.clone() for key, weight in model.named_parameters()}
     batch = case.make_batch(model.config, 8)
     examples = [{key: value[i] for key, value in batch.items()} for i in range(8)]
     args = arguments(tmp_path / "out", max_steps=2, per_device_train_batch_size=8, save_strategy="no")
@@ -74,18 +74,17 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     learned = outputs_of(model, batch)
     assert not torch.allclose(learned[0], first[0])
     # Of the towers only what is in the adapter has changed
-    assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items() if key.startswith(FROZEN))
+    now = {key.replace(".base_layer.", "."): weight for key, weight in model.named_parameters()}
+    assert all(torch.equal(now[key], weight) for key, weight in weights.items() if key.startswith(TOWERS))
     trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
-    towers = ("model.", "text_model.")
-    assert all(".lora_" in key for key in trained if key.startswith(towers))
-    kinds = ("attention.qkv", "attention.projection", "mlp.fc1", "mlp.fc2")
-    for kind in kinds:
-        assert sum(f"model.encoder.layers.2.{kind}.lora_B" in key for key in trained) == 1
-    heads = {key for key in before if not key.startswith(towers)} & {key for key, _ in case.model_class(model.config).named_parameters()}
-    assert {key.replace("modules_to_save.default.", "") for key in trained if not key.startswith(towers)} == heads
+    assert all(".lora_" in key for key in trained if key.startswith(TOWERS))
+    for kind in ("attention.qkv", "attention.projection", "mlp.fc1", "mlp.fc2"):
+        assert f"model.encoder.layers.2.{kind}.lora_B.default.weight" in trained
+    heads = {key for key in weights if not key.startswith(TOWERS)}
+    assert {key.replace("modules_to_save.default.", "") for key in trained if not key.startswith(TOWERS)} == heads
     # Merged, for everyone
     merged = case.model_class.from_pretrained(tmp_path / "out")
-    assert merged.state_dict().keys() == before.keys()
+    assert dict(merged.named_parameters()).keys() == weights.keys()
     check_same(outputs_of(merged, batch), learned)
     # Alone, by the library and by peft
     alone = case.model_class.from_pretrained(base)
@@ -93,7 +92,6 @@ def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, 
     check_same(outputs_of(alone, batch), learned)
     wrapped = PeftModel.from_pretrained(case.model_class.from_pretrained(base), tmp_path / "out" / "adapter")
     check_same(outputs_of(wrapped, batch), learned)
-    assert json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
 
 
 def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
@@ -112,17 +110,15 @@ def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
 
 def test_a_training_is_taken_up_again_bit_for_bit(tmp_path: Path) -> None:
     HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
-    options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 3}
+    options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 9}
     whole = digits_trainer(tmp_path / "whole", tmp_path / "base", **options)
     whole.train()
     again = digits_trainer(tmp_path / "again", tmp_path / "base", **options)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     expected = whole.model.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
-    # Another draw of the dropout ends elsewhere
-    torch.manual_seed(1)
-    with pytest.raises(ValueError, match="checkpoint-3 holds no adapter .* Go on without lora_rank"):
-        (tmp_path / "whole" / "checkpoint-3" / "adapter" / "adapter_model.safetensors").unlink()
+    (tmp_path / "whole" / "checkpoint-3" / "adapter" / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"checkpoint-3 holds no adapter .* Go on without lora_rank"):
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
 
 
@@ -154,13 +150,17 @@ def test_the_script_leaves_a_plain_model_and_its_adapter(tmp_path: Path) -> None
     data, out = write_class_folders(tmp_path / "photos", ["cat", "dog"]), tmp_path / "out"
     command = ["--model_name_or_path", str(tmp_path / "base"), "--dataset_name", str(data), "--output_dir", str(out)]
     command += ["--lora_rank", "2", "--max_steps", "2", "--per_device_train_batch_size", "2", "--use_cpu"]
+    command += ["--train_val_split", "0.5"]
     said: list[str] = []
     run(ImageClassification, [*command, "--report_to", "none", "--disable_tqdm", "true"], None, said.append)
     size = HfViTForImageClassification(small_config(num_labels=2)).num_parameters()
     assert f"Model: {size:,} parameters." in said[0]
     classify = pipeline("image-classification", model=str(out))
     assert {answer["label"] for answer in classify(str(data / "test" / "cat" / "0.png"))} == {"cat", "dog"}
-    assert sorted(path.name for path in (out / "adapter").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(path.name for path in (out / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
     adapter = json.loads((out / "adapter" / "adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"], adapter["base_model_name_or_path"]) == (2, 4, str(tmp_path / "base"))
     assert adapter["modules_to_save"] == ["classifier"]
@@ -200,7 +200,7 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, 
 
 
 def test_a_model_that_has_learned_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="lora_rank=2 .* this one starts from scratch. Give .* --model_name_or_path"):
+    with pytest.raises(ValueError, match=r"lora_rank=2 .* this one starts from scratch. Give .* --model_name_or_path"):
         HfViTTrainer(model=HfViTForImageClassification(small_config()), args=arguments(tmp_path))
 
 
@@ -212,11 +212,5 @@ def test_names_of_no_layers_are_refused(tmp_path: Path) -> None:
 
 def test_a_text_tower_from_scratch_is_refused(tmp_path: Path) -> None:
     captions = write_captions(tmp_path / "pairs", (4, 4))
-    with pytest.raises(ValueError, match="lora_rank=2 .* the text tower would start from scratch"):
+    with pytest.raises(ValueError, match=r"lora_rank=2 .* the text tower would start from scratch"):
         make_image_text_trainer(captions, tmp_path / "out", "--lora_rank", "2")
-
-
-def test_pixels_of_several_sizes_still_go_in(tmp_path: Path) -> None:
-    model = saved_base("class_numbers", tmp_path)
-    HfViTTrainer(model=model, args=arguments(tmp_path / "out"))
-    assert model(pixels(model.config, grid=(3, 5))).logits.shape == (2, 5)

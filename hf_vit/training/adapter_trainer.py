@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ..pretrained_hf_vit import HfViTPreTrainedModel
 from .lora import ADAPTER_FOLDER, add_lora, is_adapted, load_adapter, merge, save_adapter
 from .lora_arguments import LoraArguments
 from .safe_trainer import SafeTrainer
@@ -13,6 +14,8 @@ class AdapterTrainer(SafeTrainer):
 
     What is saved, checkpoints too, is a plain model with all that was learned, and beside it `adapter/`, that alone.
     """
+
+    model: HfViTPreTrainedModel
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes the arguments of `transformers.Trainer`."""

@@ -2,7 +2,7 @@
 
 import copy
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -108,9 +108,7 @@ def merge(model: Model) -> Model:
     for name, module in adapted_modules(model):
         weights = {key: weight for key, weight in weights.items() if not key.startswith(f"{name}.")}
         weights |= {f"{name}.{key}": weight for key, weight in merged(module).state_dict().items()}
-    return type(model).from_pretrained(
-        None, config=copy.deepcopy(model.config), state_dict=weights, dtype=model.dtype
-    )
+    return type(model).from_pretrained(None, config=copy.deepcopy(model.config), state_dict=weights, dtype=model.dtype)
 
 
 def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
@@ -119,7 +117,7 @@ def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
 
 
-def plain(module: nn.Module) -> nn.Module:
+def plain(module: Any) -> nn.Module:
     """Returns one of them as it is without peft: a layer with its old weights, a head with those it has learned."""
     if isinstance(module, BaseTunerLayer):
         layer: nn.Module = module.get_base_layer()
@@ -128,7 +126,7 @@ def plain(module: nn.Module) -> nn.Module:
     return head
 
 
-def merged(module: nn.Module) -> nn.Module:
+def merged(module: Any) -> nn.Module:
     """Returns one of them as it is without peft, with what it has learned."""
     if isinstance(module, BaseTunerLayer):
         module = copy.deepcopy(module)  # what is merged in place cannot be taken out again bit for bit

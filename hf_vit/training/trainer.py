@@ -26,7 +26,7 @@ logger = logging.get_logger(__name__)
 
 
 class HfViTTrainer(AdapterTrainer):
-    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways; learns by adapters (`AdapterTrainer`).
+    """`transformers.Trainer`, safe to open (see `SafeTrainer`), with adapters (`AdapterTrainer`), exact in four ways.
 
     Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`.
 
