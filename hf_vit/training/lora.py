@@ -135,7 +135,7 @@ def merged(module: Any) -> nn.Module:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Saves what an adapted model has learned, in the files that peft and `model.load_adapter` open."""
+    """Saves what an adapted model has learned, in the files that peft opens."""
     folder.mkdir(parents=True, exist_ok=True)
     name = active_adapter(model)
     # Without False, peft asks the Hub at each call whether the model that it starts from has more words by now.
