@@ -109,8 +109,9 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         **kwargs: Any,
     ) -> tuple[list[DetectionPrediction], Tensor]:
         """Returns what is predicted after the last block, before that in training only, and the last tokens."""
-        head, model = self.detection_head, self.model
-        if isinstance(head, HfViTDeformableDecoder):
+        model = self.model
+        head: Any = self.detection_head  # not to be known by its class, for which peft may stand in
+        if self.options.decoder == "deformable":
             return self._predict_from_levels(head, pixel_values, patch_attention_mask, labels, **kwargs)
         hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
         start = self.config.num_hidden_layers - head.num_blocks

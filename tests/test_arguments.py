@@ -1,11 +1,9 @@
 """The command line and the files that stand for it."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-from hf_vit import training
 from hf_vit.training import (
     AugmentationArguments,
     HfViTTrainingArguments,
@@ -87,15 +85,3 @@ def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
     assert args.load_best_model_at_end
     assert (args.metric_for_best_model, args.greater_is_better) == ("accuracy", True)
     assert not HfViTTrainingArguments(output_dir=str(tmp_path), use_cpu=True).load_best_model_at_end
-
-
-@pytest.mark.parametrize(
-    "file", sorted((Path(__file__).parents[1] / "model_cards").glob("*.yaml")), ids=lambda file: file.stem
-)
-def test_published_recipes_are_understood(file: Path, tmp_path: Path) -> None:
-    (script,) = re.findall(r"^# python scripts/(?:pre)?train_(\w+)\.py", file.read_text(), re.MULTILINE)
-    task = getattr(training, script.title().replace("_", ""))
-    command = [str(file), "--dataset_name", "photos", "--use_cpu", "--output_dir", str(tmp_path)]
-    model, *parts = parse_arguments(task.argument_types, command)
-    assert (model.preset is None) == (model.model_name_or_path is not None)
-    assert [part.seed for part in parts if isinstance(part, HfViTTrainingArguments)] == [0]

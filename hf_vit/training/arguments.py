@@ -14,6 +14,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from ..presets_hf_vit import PRESETS
 from .optimization_arguments import OptimizationArguments, check_optimization
 from .averaging_arguments import AveragingArguments
+from .lora_arguments import LoraArguments
 from .recipe import expand
 from .regularisation_arguments import RepeatedAugmentationArguments
 from .size_arguments import SizeArguments
@@ -224,6 +225,7 @@ class HfViTTrainingArguments(OptimizationArguments, TrainingArguments):
 class HfViTTrainingArguments(AveragingArguments, TrainingArguments):
 class HfViTTrainingArguments(RepeatedAugmentationArguments, TrainingArguments):
 class HfViTTrainingArguments(SizeArguments, TrainingArguments):
+class HfViTTrainingArguments(LoraArguments, TrainingArguments):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
     learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
@@ -276,6 +278,7 @@ class HfViTTrainingArguments(SizeArguments, TrainingArguments):
         super().__post_init__()
         check_optimization(self)
         self.check_averaging(str(self.optim))
+        self.check_lora()
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -19,7 +19,7 @@ from .image_text_arguments import (
     ImageTextTrainingArguments,
     ZeroShotArguments,
 )
-from .image_text_models import load_image_text_model
+from .image_text_models import has_fresh_text, load_image_text_model
 from .image_text_scorer import ImageTextScorer, ImageTextTrainer
 from .load_targets import load_targets
 from .model_card import TrainingRecord, write_model_card
@@ -80,8 +80,14 @@ class ImageTextContrast(TrainingTask):
         Raises:
             ImportError: if torchvision is missing.
             OSError: if there is no such model or tokenizer.
-            ValueError: if a value is out of range, or the best model cannot be chosen.
+            ValueError: if a value is out of range, or the best model cannot be chosen, or an adapter is wanted of a
+                fresh text tower.
         """
+        if self.args.lora_rank is not None and has_fresh_text(self.model):
+            raise ValueError(
+                f"lora_rank={self.args.lora_rank} changes little in what has learned much, and the text tower would "
+                "start from scratch. Give a model that has one (CLIP, SigLIP), or --text_model_name_or_path."
+            )
         captions = (caption for own in self.loaded.splits["train"]["captions"] for caption in own)
         model, self.processor = load_image_text_model(self.model, captions)
         image_processor = self.processor.image_processor

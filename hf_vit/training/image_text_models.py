@@ -49,6 +49,12 @@ def load_image_text_model(
     return model, HfViTProcessor(image_processor, tokenizer)
 
 
+def has_fresh_text(args: ImageTextModelArguments) -> bool:
+    """Returns whether the text tower starts from scratch."""
+    has_text = args.model_name_or_path is not None and has_tokenizer(args.model_name_or_path)
+    return args.text_model_name_or_path is None and not has_text
+
+
 def has_tokenizer(name_or_path: str) -> bool:
     """Returns whether a saved or published model has one, and so a text tower."""
     return not Path(name_or_path).is_file() and find_file(name_or_path, "tokenizer_config.json") is not None

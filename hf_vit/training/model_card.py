@@ -15,6 +15,7 @@ from .optimization_arguments import optimization_of
 from .averaging import AVERAGE_FOLDER
 from .averaging_arguments import AveragingArguments
 from .size_arguments import SizeArguments
+from .lora import count_parameters, describe_adapter
 from .usage import USAGE
 
 
@@ -87,7 +88,7 @@ class TrainingRecord:
         """
         return cls(
             model_class=type(trainer.model).__name__,
-            num_parameters=trainer.model.num_parameters(),
+            num_parameters=count_parameters(trainer.model),
             hardware=describe_hardware(trainer.args.device),
             seed=trainer.args.seed,
             recipe=describe_recipe(trainer) | recipe,
@@ -121,6 +122,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
         **optimization_of(args).describe(),
         **({} if decay is None else {"average of the weights": averaging}),
         **(args.describe_sizes() if isinstance(args, SizeArguments) else {}),
+        **describe_adapter(trainer.model),
     }
 
 

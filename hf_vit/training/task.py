@@ -17,6 +17,7 @@ from transformers.utils import logging
 from .arguments import HfViTTrainingArguments, ModelArguments, parse_arguments
 from .checkpoints import check_labels, checkpoint_to_resume
 from .distilled_loss import check_projection
+from .lora import count_parameters
 from .recipe import begin_recipe, without_secrets
 from .stops import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_go_on, in_one_line
 from .trainer import HfViTTrainer
@@ -93,7 +94,7 @@ def run(
     is_first = trainer.is_world_process_zero()
     if is_first:
         sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
-        size = f"{trainer.model.num_parameters():,} parameters"
+        size = f"{count_parameters(trainer.model):,} parameters"
         say(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
     with leaving_in_good_order(args):
         finish(task, trainer, checkpoint, arguments, say)

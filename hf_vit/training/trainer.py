@@ -15,6 +15,7 @@ from ..data.augmented_stream import AugmentedStream
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
 from .averaging_trainer import AveragingTrainer
+from .adapter_trainer import AdapterTrainer
 from .batch_changes import BatchChange, BatchChanges
 from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
@@ -38,6 +39,8 @@ class HfViTTrainer(AveragingTrainer):
     """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways.
 class HfViTTrainer(SurvivingTrainer):
     """`transformers.Trainer`, safe, measured, hard to break, and exact in four ways.
+class HfViTTrainer(AdapterTrainer):
+    """`transformers.Trainer`, safe to open (see `SafeTrainer`), with adapters (`AdapterTrainer`), exact in four ways.
 
     For the first three see `SafeTrainer`, `MeasuredTrainer` and `SurvivingTrainer`.
 

@@ -1,0 +1,182 @@
+"""Adapters: models whose weights stay as they are but for small changes, learned and saved apart (LoRA)."""
+
+import copy
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
+
+from ..pretrained_hf_vit import HfViTPreTrainedModel
+from .lora_arguments import LoraArguments
+
+
+if is_peft_available():
+    from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+
+ADAPTER_FOLDER = "adapter"  # in the folder of a saved model
+PREFIX = "base_model.model."  # of all names in the files of peft
+Model = TypeVar("Model", bound=HfViTPreTrainedModel)
+
+
+def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
+    """Freezes a model, and lets it learn changes of low rank of attention and MLP, and its head in full.
+
+    The model keeps its class. What was frozen before stays as it is.
+
+    Args:
+        model: A saved or published model, with a head.
+        args: Rank and place of the changes.
+
+    Raises:
+        ImportError: if peft is missing.
+        ValueError: if the model starts from scratch, or has no such layers.
+    """
+    assert args.lora_rank is not None
+    if not is_peft_available():
+        raise ImportError('lora_rank needs peft. Install: pip install "hf-vit[peft]".')
+    base = model.config._name_or_path
+    if not base:
+        raise ValueError(
+            f"lora_rank={args.lora_rank} changes little in a model that has learned much, and this one starts from "
+            "scratch. Give a saved or published one: --model_name_or_path."
+        )
+    towers = {name: child for name, child in model.named_children() if isinstance(child, PreTrainedModel)}
+    targets = [
+        f"{tower}.{name}"
+        for tower, child in towers.items()
+        for name, layer in child.named_modules()
+        if name.endswith(tuple(args.lora_target_modules)) and isinstance(layer, nn.Linear) and is_trained(layer)
+    ]
+    if not targets:
+        raise ValueError(
+            f"lora_target_modules={args.lora_target_modules} are the ends of no names of linear layers that learn in "
+            f"{type(model).__name__}. Give some of `[name for name, _ in model.named_modules()]`."
+        )
+    heads = [name for name, child in model.named_children() if name not in towers and is_trained(child)]
+    model.add_adapter(
+        LoraConfig(
+            r=args.lora_rank,
+            lora_alpha=args.lora_alpha or 2 * args.lora_rank,
+            lora_dropout=args.lora_dropout,
+            target_modules=targets,
+            modules_to_save=heads,
+        )
+    )
+    model.peft_config[active_adapter(model)].base_model_name_or_path = base
+
+
+def is_trained(module: nn.Module) -> bool:
+    """Returns whether any weight of a module learns."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Returns whether a model has adapters in it, by `add_lora` or by its own `add_adapter`."""
+    return isinstance(model, PreTrainedModel) and model._hf_peft_config_loaded
+
+
+def active_adapter(model: PreTrainedModel) -> str:
+    """Returns the name of the one adapter of a model that counts."""
+    (name,) = model.active_adapters()
+    return str(name)
+
+
+def count_parameters(model: PreTrainedModel) -> int:
+    """Returns the number of parameters of a model, of an adapted one those that are left once all is merged."""
+    count: int = model.num_parameters()
+    if is_adapted(model):
+        count -= sum(size_of(module) - size_of(plain(module)) for _, module in adapted_modules(model))
+    return count
+
+
+def size_of(module: nn.Module) -> int:
+    """Returns the number of parameters of a module."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@torch.no_grad()
+def merge(model: Model) -> Model:
+    """Returns a plain model that does what an adapted one does, which stays as it is."""
+    weights: dict[str, Tensor] = model.state_dict()
+    for name, module in adapted_modules(model):
+        weights = {key: weight for key, weight in weights.items() if not key.startswith(f"{name}.")}
+        weights |= {f"{name}.{key}": weight for key, weight in merged(module).state_dict().items()}
+    return type(model).from_pretrained(None, config=copy.deepcopy(model.config), state_dict=weights, dtype=model.dtype)
+
+
+def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
+    """Returns the layers with an adapter, and the heads that learn in full, by name."""
+    kinds = BaseTunerLayer | AuxiliaryTrainingWrapper
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
+
+
+def plain(module: Any) -> nn.Module:
+    """Returns one of them as it is without peft: a layer with its old weights, a head with those it has learned."""
+    if isinstance(module, BaseTunerLayer):
+        layer: nn.Module = module.get_base_layer()
+        return layer
+    head: nn.Module = module.unload_and_optionally_merge_module(merge=False, safe_merge=False, adapter_names=None)
+    return head
+
+
+def merged(module: Any) -> nn.Module:
+    """Returns one of them as it is without peft, with what it has learned."""
+    if isinstance(module, BaseTunerLayer):
+        module = copy.deepcopy(module)  # what is merged in place cannot be taken out again bit for bit
+        module.merge()
+    return plain(module)
+
+
+def save_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Saves what an adapted model has learned, in the files that peft opens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = active_adapter(model)
+    # Without False, peft asks the Hub at each call whether the model that it starts from has more words by now.
+    weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    save_file(
+        {f"{PREFIX}{key}": weight.contiguous() for key, weight in weights.items()},
+        folder / ADAPTER_SAFE_WEIGHTS_NAME,
+        metadata={"format": "pt"},
+    )
+    model.peft_config[name].save_pretrained(folder)
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Gives an adapted model what one like it has learned.
+
+    Args:
+        model: Has an adapter of the same shape.
+        folder: Where `save_adapter` has put it.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    file = folder / ADAPTER_SAFE_WEIGHTS_NAME
+    if not file.is_file():
+        raise ValueError(
+            f"{folder.parent} holds no adapter ({ADAPTER_FOLDER}/{ADAPTER_SAFE_WEIGHTS_NAME}): it is of a training in "
+            "which all weights learned. Go on without lora_rank."
+        )
+    weights = {key.removeprefix(PREFIX): weight for key, weight in load_file(file).items()}
+    set_peft_model_state_dict(model, weights, adapter_name=active_adapter(model))
+
+
+def describe_adapter(model: PreTrainedModel) -> dict[str, str]:
+    """Says of the adapter of a model, if it has one, what a card shall say."""
+    if not is_adapted(model):
+        return {}
+    config = model.peft_config[active_adapter(model)]
+    heads = f"; {', '.join(config.modules_to_save)} in full" if config.modules_to_save else ""
+    layers = sum(isinstance(module, BaseTunerLayer) for _, module in adapted_modules(model))
+    learned = model.num_parameters(only_trainable=True)
+    return {
+        "adapter": f"{config.peft_type.value}, rank {config.r}, alpha {config.lora_alpha}, dropout "
+        f"{config.lora_dropout:g} in {layers} layers{heads}; {learned:,} parameters learned"
+    }
