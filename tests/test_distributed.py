@@ -100,6 +100,8 @@ def test_two_processes_learn_soft_labels_of_repeated_augmentations_as_one(
     for process in two_processes:
         for part in ("losses", "weights"):
             assert_close(process["regularised"][part], alone[part], 1e-5, part)
+
+
 def test_two_processes_train_at_the_sizes_of_one(two_processes: list[dict[str, Any]], tmp_path: Path) -> None:
     alone = train_augmented(tmp_path, GLOBAL_BATCH, trainer_class=AtManySizes)
     for process in two_processes:

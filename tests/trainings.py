@@ -21,10 +21,8 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
 from hf_vit.pretrained_hf_vit import HfViTPreTrainedModel
 from hf_vit.task_classification import classification_loss
-from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, last_checkpoint
-from hf_vit.training import HfViTTrainer, last_checkpoint
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, NotFiniteError, Preempted, last_checkpoint
 from hf_vit.training.sizes import MultiScaleSizes
-from hf_vit.training import HfViTTrainer, NotFiniteError, Preempted, last_checkpoint
 
 from . import contrastive_helpers, dense_helpers, object_helpers
 from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards

@@ -12,9 +12,9 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from ..presets_hf_vit import PRESETS
-from .optimization_arguments import OptimizationArguments, check_optimization
 from .averaging_arguments import AveragingArguments
 from .lora_arguments import LoraArguments
+from .optimization_arguments import OptimizationArguments, check_optimization
 from .recipe import expand
 from .regularisation_arguments import RepeatedAugmentationArguments
 from .size_arguments import SizeArguments
@@ -221,11 +221,14 @@ class AugmentationArguments:
 
 
 @dataclass
-class HfViTTrainingArguments(OptimizationArguments, TrainingArguments):
-class HfViTTrainingArguments(AveragingArguments, TrainingArguments):
-class HfViTTrainingArguments(RepeatedAugmentationArguments, TrainingArguments):
-class HfViTTrainingArguments(SizeArguments, TrainingArguments):
-class HfViTTrainingArguments(LoraArguments, TrainingArguments):
+class HfViTTrainingArguments(
+    OptimizationArguments,
+    AveragingArguments,
+    RepeatedAugmentationArguments,
+    SizeArguments,
+    LoraArguments,
+    TrainingArguments,
+):
     """The library's arguments, with defaults that suit a Vision Transformer."""
 
     learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)

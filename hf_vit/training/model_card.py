@@ -11,11 +11,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import Trainer
 
 from ..data.record import DataRecord
-from .optimization_arguments import optimization_of
 from .averaging import AVERAGE_FOLDER
 from .averaging_arguments import AveragingArguments
-from .size_arguments import SizeArguments
 from .lora import count_parameters, describe_adapter
+from .optimization_arguments import optimization_of
+from .size_arguments import SizeArguments
 from .usage import USAGE
 
 

@@ -98,7 +98,13 @@ def run(
         say(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
     with leaving_in_good_order(args):
         finish(task, trainer, checkpoint, arguments, say)
-    PartialState().destroy_process_group()  # else several processes can abort while they exit
+    try:
+        if args.push_to_hub:
+            trainer.push_to_hub()
+    except OSError as error:
+        sys.exit(one_line(error))
+    finally:
+        PartialState().destroy_process_group()  # else several processes can abort while they exit
 
 
 def finish(
@@ -108,7 +114,7 @@ def finish(
     arguments: Sequence[str],
     say: Callable[[str], None],
 ) -> None:
-    """Trains, from a checkpoint on if there is one, and does all that `run` does then."""
+    """Trains, from a checkpoint on if there is one, scores and saves."""
     args, is_first = task.args, trainer.is_world_process_zero()
     result = trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
@@ -126,13 +132,6 @@ def finish(
             averaged = {name: value for name, value in trainer.averaged_scores.items() if name in scores}
             say("Averaged weights: " + ", ".join(f"{name} {value:.4f}" for name, value in averaged.items()))
         say(f"The model, its scores and its card: {args.output_dir}")
-    try:
-        if args.push_to_hub:
-            trainer.push_to_hub()
-    except OSError as error:
-        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
-    finally:
-        PartialState().destroy_process_group()  # else several processes can abort while they exit
 
 
 def launcher(world_size: int) -> list[str]:
@@ -142,8 +141,6 @@ def launcher(world_size: int) -> list[str]:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     nodes = [] if processes == world_size else ["--nnodes", str(world_size // processes)]
     return ["torchrun", *nodes, "--nproc_per_node", str(processes)]
-    if args.push_to_hub:
-        trainer.push_to_hub()
 
 
 @contextmanager

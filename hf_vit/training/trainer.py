@@ -14,16 +14,15 @@ from transformers.utils import logging
 from ..data.augmented_stream import AugmentedStream
 from ..modeling_detection_hf_vit import HfViTForObjectDetection
 from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
-from .averaging_trainer import AveragingTrainer
 from .adapter_trainer import AdapterTrainer
+from .averaging_trainer import AveragingTrainer
 from .batch_changes import BatchChange, BatchChanges
 from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
 from .distilled_loss import Distillation
-from .optimized_trainer import OptimizedTrainer
 from .mixing import Mixing
+from .optimized_trainer import OptimizedTrainer
 from .repeats import repeated_sampler
-from .safe_trainer import SafeTrainer
 from .size_arguments import SizeArguments
 from .sizes import size_changes
 from .stream_loader import StreamStart, is_dispatched, read_own_shards
@@ -33,16 +32,11 @@ from .surviving_trainer import SurvivingTrainer
 logger = logging.get_logger(__name__)
 
 
-class HfViTTrainer(OptimizedTrainer):
-    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways; optimizers: `OptimizedTrainer`.
-class HfViTTrainer(AveragingTrainer):
-    """`transformers.Trainer`, safe to open (see `SafeTrainer`) and exact in four ways.
-class HfViTTrainer(SurvivingTrainer):
-    """`transformers.Trainer`, safe, measured, hard to break, and exact in four ways.
-class HfViTTrainer(AdapterTrainer):
-    """`transformers.Trainer`, safe to open (see `SafeTrainer`), with adapters (`AdapterTrainer`), exact in four ways.
+class HfViTTrainer(AveragingTrainer, AdapterTrainer, OptimizedTrainer, SurvivingTrainer):
+    """`transformers.Trainer`, safe, measured, hard to break, with the recipes of the field, and exact in four ways.
 
-    For the first three see `SafeTrainer`, `MeasuredTrainer` and `SurvivingTrainer`.
+    For the first three see `SafeTrainer`, `MeasuredTrainer` and `SurvivingTrainer`; for what its arguments can ask
+    for, `OptimizedTrainer`, `AveragingTrainer` and `AdapterTrainer`.
 
     Several processes draw those images of an `AugmentedDataset` that one process would, see `DatasetEpoch`. Of an
     `AugmentedStream` each reads its own shards.
@@ -57,9 +51,6 @@ class HfViTTrainer(AdapterTrainer):
 
     With a `Distillation`, the model learns from a teacher too. Scores are those of the model alone.
 
-    `BatchChange`s change the batches of a training on the device.
-
-    With `ema_decay` in its arguments, it keeps, scores and saves an average of the weights, see `AveragingTrainer`.
     `BatchChange`s change the batches of a training on the device, first of all to the sizes that the arguments say.
     """
 
@@ -79,22 +70,17 @@ class HfViTTrainer(AdapterTrainer):
             **kwargs: Passed on.
 
         Raises:
-            ValueError: if there is a teacher, and the training spreads the model or changes its labels, or if
-                augmentations cannot be repeated.
-        """
-        super().__init__(*args, **kwargs)
-        self.distillation = distillation
-        self.batch_changes = BatchChanges(batch_changes, self.args.seed)
-        has_soft_labels = any(isinstance(change, Mixing) for change in batch_changes)
-        if has_soft_labels:
-            self.label_smoother = None  # which takes class numbers; they are smoothed already
-            ValueError: if there is a teacher, and the training spreads the model or changes its labels; or the model
-                cannot train on images of other sizes that the arguments ask for.
+            ValueError: if there is a teacher, and the training spreads the model or changes its labels, if
+                augmentations cannot be repeated, or if the model cannot train on images of other sizes that the
+                arguments ask for.
         """
         super().__init__(*args, **kwargs)
         self.distillation = distillation
         sizes = size_changes(self.args, self.model) if isinstance(self.args, SizeArguments) else []
         self.batch_changes = BatchChanges([*sizes, *batch_changes], self.args.seed)
+        has_soft_labels = any(isinstance(change, Mixing) for change in batch_changes)
+        if has_soft_labels:
+            self.label_smoother = None  # which takes class numbers; they are smoothed already
         if distillation is not None:
             check_distillation(self.args, has_soft_labels)
             check_own_loss(self.compute_loss_func)
@@ -184,13 +170,6 @@ class HfViTTrainer(AdapterTrainer):
         if eval_dataset is None or isinstance(eval_dataset, str) or eval_dataset is self.eval_dataset:
             return super().get_eval_dataloader(eval_dataset)
         return self.get_test_dataloader(eval_dataset)
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Saves a checkpoint; where one of an earlier training is written over, it stops counting as complete."""
-        folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if self.args.should_save:
-            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
-        super()._save_checkpoint(model, trial)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Saves what a checkpoint has beside the model."""
