@@ -102,8 +102,7 @@ def test_muon_steps_as_torchs_own_does() -> None:
         other.grad = matrix.grad.clone()
         optimizer.step()
         theirs.step()
-    # Theirs is in bfloat16.
-    assert (matrix - other).norm() < 0.02 * (matrix - torch.zeros_like(matrix)).norm()
+    torch.testing.assert_close(matrix, other, rtol=0, atol=1e-3)  # steps of 0.1 in bfloat16
 
 
 def test_muon_goes_on_from_its_saved_state_bit_for_bit(tmp_path: Path) -> None:

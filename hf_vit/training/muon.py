@@ -19,12 +19,12 @@ NEEDS_WHOLE = "use_muon=True needs the whole of each matrix on each device. Leav
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Brings the singular values of (n, A, B) matrices near 1, between about 0.7 and 1.2, by Newton-Schulz steps.
 
-    They are in bfloat16 on a GPU, whose precision is enough, and else in that of the matrices.
+    They are in bfloat16, whose precision is enough, unless the matrices are in float64.
 
     Source: https://kellerjordan.github.io/posts/muon/.
     """
     is_tall = matrices.shape[1] > matrices.shape[2]
-    result = matrices.bfloat16() if matrices.is_cuda else matrices
+    result = matrices if matrices.dtype == torch.float64 else matrices.bfloat16()
     result = result.mT if is_tall else result
     result = result / result.norm(dim=(1, 2), keepdim=True).clamp_min(MIN_NORM)
     a, b, c = COEFFICIENTS
