@@ -302,9 +302,12 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, pi
 local, saved = sys.argv[1], torch.load(sys.argv[2], weights_only=True)
 pipe = pipeline("image-classification", model=local, trust_remote_code=True)
 options = {"subfolder": "ema", "trust_remote_code": True}
+piped = pipeline(
+    "image-classification", model="user/model", model_kwargs={"subfolder": "ema"}, trust_remote_code=True
+)
 model = AutoModelForImageClassification.from_pretrained("user/model", **options)
 processor = AutoImageProcessor.from_pretrained("user/model", **options)
-for opened in pipe.model, model:
+for opened in pipe.model, piped.model, model:
     assert type(opened).__module__.startswith("transformers_modules"), type(opened)
     with torch.no_grad():
         assert torch.equal(opened.eval()(saved["images"]).logits, saved["logits"])
