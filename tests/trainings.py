@@ -472,11 +472,14 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
         torch.save(result, folder / f"{name}.pt")
 
 
+STOP_STEP = 4  # in the second epoch, which has 3 steps in two processes
+
+
 class SignalledProcess(HfViTTrainer):
     """Its last process alone gets SIGTERM in the middle of the second epoch."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self.state.global_step == KILL_STEP and self.args.process_index == self.args.world_size - 1:
+        if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return super().training_step(*args, **kwargs)
 
@@ -485,13 +488,16 @@ class SpoiledProcess(HfViTTrainer):
     """The images of its last process alone hold no numbers in the second epoch."""
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        if self.state.global_step == KILL_STEP and self.args.process_index == self.args.world_size - 1:
+        if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
             inputs["pixel_values"] = inputs["pixel_values"] * float("nan")
         return super().training_step(model, inputs, *args, **kwargs)
 
 
 def stop_one_of_two(folder: Path) -> None:
-    """Trains in two processes of which one is told to stop, or fails; each writes what it got."""
+    """Trains in two processes of which one is told to stop, or fails; each writes what it got.
+
+    Then trains for long.
+    """
     results: dict[str, Any] = {}
     for name, trainer_class in (("stopped", SignalledProcess), ("spoiled", SpoiledProcess)):
         try:
@@ -504,13 +510,7 @@ def stop_one_of_two(folder: Path) -> None:
         results[f"{name}_losses"] = logged(trainer, "loss")
         results[f"{name}_weights"] = trainer.model.state_dict()
     torch.save(results, folder / f"process_{training_arguments(folder).process_index}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def train_for_long(folder: Path) -> None:
-    """Trains in several processes until a signal comes."""
-    trainer = digits_trainer(folder, max_steps=10**6, save_strategy="steps", save_steps=2, save_total_limit=1)
-    trainer.train()
+    digits_trainer(folder / "long", max_steps=10**6, save_strategy="steps", save_steps=2, save_total_limit=1).train()
 
 
 JOBS: dict[str, Callable[..., None]] = {
@@ -526,7 +526,6 @@ JOBS: dict[str, Callable[..., None]] = {
         score_tasks,
         stop_one_of_two,
         train_and_die,
-        train_for_long,
         train_pairs,
         train_to_the_end,
     )
