@@ -28,6 +28,7 @@ from hf_vit.training import (
     regularise,
     run,
 )
+from hf_vit.training.image_text_arguments import ImageTextTrainingArguments
 
 from .data_helpers import write_class_folders
 from .helpers import small_config
@@ -346,6 +347,11 @@ def test_only_augmented_images_with_numbers_can_be_repeated(tmp_path: Path) -> N
     trainer = regularised_trainer(tmp_path, 8)
     with pytest.raises(ValueError, match=r"repeated_augmentations=2 needs images with numbers .* not list"):
         HfViTTrainer(model=trainer.model, args=trainer.args, train_dataset=[])
+
+
+def test_images_beside_texts_are_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="repeated_augmentations=2 brings an image into a batch several times"):
+        ImageTextTrainingArguments(str(tmp_path), use_cpu=True, repeated_augmentations=2)
 
 
 def test_the_defaults_change_nothing() -> None:
