@@ -16,6 +16,7 @@ from .distillation import DistillationArguments, make_distillation
 from .distilled_loss import Distillation
 from .evaluation import evaluate
 from .feature_distillation import FeatureDistillation
+from .flops import forward_flops
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     ImageClassification,
@@ -40,6 +41,7 @@ from .report import write_scores
 from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
+from .sizes import MultiScaleSizes, ProgressiveSizes
 from .task import TrainingTask, run
 from .teacher import Teacher
 from .token_distillation import TokenDistillation
@@ -76,8 +78,10 @@ __all__ = [
     "MaskedImageModeling",
     "MaskedImageScorer",
     "ModelArguments",
+    "MultiScaleSizes",
     "NeighbourTrainer",
     "ObjectDetection",
+    "ProgressiveSizes",
     "Scored",
     "Scorer",
     "ScoringTrainer",
@@ -98,6 +102,7 @@ __all__ = [
     "check_upload",
     "checkpoint_to_resume",
     "evaluate",
+    "forward_flops",
     "image_classification_metrics",
     "last_checkpoint",
     "list_upload",
