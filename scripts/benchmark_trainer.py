@@ -58,7 +58,6 @@ def make_trainer(args: Arguments, images: Dataset, folder: str, options: str = "
         bf16=args.bf16,
         save_strategy="no",
         log_level="error",
-        disable_tqdm=True,
         **json.loads(options),
     )
     model, processor = HfViTForImageClassification(config), HfViTImageProcessor.for_model(config)

@@ -18,6 +18,7 @@ from .distilled_loss import Distillation
 from .evaluation import evaluate
 from .feature_distillation import FeatureDistillation
 from .freezing import freeze
+from .flops import forward_flops
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     ImageClassification,
@@ -49,6 +50,7 @@ from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
 from .stops import CheckpointError, ExampleError, NotFiniteError, Preempted
+from .sizes import MultiScaleSizes, ProgressiveSizes
 from .task import TrainingTask, run
 from .teacher import Teacher
 from .token_distillation import TokenDistillation
@@ -92,12 +94,14 @@ __all__ = [
     "Mixing",
     "ModelArguments",
     "Muon",
+    "MultiScaleSizes",
     "NeighbourTrainer",
     "NotFiniteError",
     "ObjectDetection",
     "OptimizationArguments",
     "Preempted",
     "RegularisationArguments",
+    "ProgressiveSizes",
     "Scored",
     "Scorer",
     "ScoringTrainer",
@@ -119,6 +123,7 @@ __all__ = [
     "checkpoint_to_resume",
     "evaluate",
     "freeze",
+    "forward_flops",
     "image_classification_metrics",
     "last_checkpoint",
     "list_upload",
