@@ -27,7 +27,7 @@ from hf_vit.training import (
 )
 
 from . import distributed
-from .data_helpers import truncate, write_class_folders
+from .data_helpers import truncate, write_class_folders, write_pictures
 from .trainings import SAVE_STEPS, STOP_STEP, digits_trainer, logged, resumable_trainer
 
 
@@ -291,15 +291,16 @@ def test_a_checkpoint_with_a_truncated_file_is_skipped_with_a_warning(
 MODEL = '{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "patch_size": 8}'
 SCRIPT = (
     *("--dataset_name", "photos", "--output_dir", "output", "--image_size", "16", "--config_overrides", MODEL),
-    *("--train_val_split", "0.5", "--per_device_train_batch_size", "2", "--use_cpu", "--report_to", "none"),
+    *("--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"),
     *("--num_train_epochs", "4"),
 )
 
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Eight images of two classes, half of them to train on: two steps an epoch."""
+    """Eight images of two classes to train on: two steps an epoch."""
     monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
     return write_class_folders(tmp_path / "photos", ["cat", "dog"])
 
 
@@ -329,13 +330,14 @@ def test_a_script_exits_at_a_signal_without_a_report_and_goes_on(photos: Path) -
     assert said[-1] == "The model, its scores and its card: output"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_script_names_an_image_that_is_lost_while_it_trains(workers: int, photos: Path) -> None:
-    damaged: list[Path] = []
+@pytest.mark.parametrize(("split", "workers", "checkpoint"), [("train", 0, 6), ("train", 1, 6), ("validation", 1, 4)])
+def test_a_script_names_an_image_that_is_lost_while_it_trains(
+    split: str, workers: int, checkpoint: int, photos: Path
+) -> None:
+    files = sorted(photos.glob(f"{split}/*/*.png"))
 
-    def damage() -> None:
-        for file in sorted(photos.glob("train/*/*.png")):  # of which some are held out
-            damaged.append(file)
+    def damage() -> None:  # in epoch 3, which has its training images already
+        for file in files:
             truncate(file)
 
     options = [*SCRIPT, "--dataloader_num_workers", str(workers)]
@@ -344,5 +346,6 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(workers: int, phot
     message = stopped.value.code
     assert isinstance(message, str)
     assert "\n" not in message
-    assert sum(f"{file} cannot be read: " in message for file in damaged) == 1
-    assert "The last complete checkpoint is output/checkpoint-6: go on" in message
+    assert sum(f"{file} cannot be read: " in message for file in files) == 1
+    assert "truncated. " in message
+    assert f"The last complete checkpoint is output/checkpoint-{checkpoint}: go on" in message

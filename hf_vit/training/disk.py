@@ -1,10 +1,12 @@
 """What a full disk leads to while a checkpoint is written, said in one line."""
 
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 
 from .checkpoints import find_fault, last_checkpoint
@@ -24,9 +26,8 @@ def explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        # torch's writer of zip files has no error of its own; what follows the last file is about another thing.
-        is_other = isinstance(error, RuntimeError) and "inline_container" not in str(error)
-        if is_other or find_fault(folder) is None:
+        # What follows the last file is about another thing, as is a RuntimeError of others than torch's writer.
+        if (isinstance(error, RuntimeError) and not is_of_writer(error)) or find_fault(folder) is None:
             raise
         written = size_of(folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -34,6 +35,12 @@ def explained(folder: Path) -> Iterator[None]:
             f"{folder} could not be written ({reason_of(error)}) and was removed. {describe_room(folder, written)} "
             f"{how_to_go_on(folder.parent)}"
         ) from error
+
+
+def is_of_writer(error: RuntimeError) -> bool:
+    """Tells whether an error comes from `torch.save`, which has no kind of its own for files, nor one message."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
 
 
 def reason_of(error: Exception) -> str:

@@ -41,9 +41,14 @@ class ExampleError(OSError):
 def in_one_line(error: BaseException) -> str:
     """Returns the message of an error, without the traceback that a worker process of a loader puts into it."""
     message = str(error)
-    if not message.startswith("Caught ") or "\nOriginal Traceback" not in message:
-        return message
-    return re.split(rf"\n(?:\w+\.)*{type(error).__name__}: ", message)[-1].strip()
+    if message.startswith("Caught ") and "\nOriginal Traceback" in message:
+        return re.split(rf"\n(?:\w+\.)*{type(error).__name__}: ", message)[-1].strip()
+    return message
+
+
+def as_sentence(error: BaseException) -> str:
+    """Returns the message of an error with a full stop, for another sentence to follow."""
+    return in_one_line(error).rstrip(".") + "."
 
 
 def how_to_go_on(output_dir: str | os.PathLike[str]) -> str:

@@ -17,7 +17,7 @@ from .checkpoints import find_damage
 from .disk import explained
 from .measured_trainer import MeasuredTrainer
 from .preemption import StopSignals, WorkerStart
-from .stops import ExampleError, NotFiniteError, Preempted, describe_lost_numbers, how_to_go_on, in_one_line
+from .stops import ExampleError, NotFiniteError, Preempted, as_sentence, describe_lost_numbers, how_to_go_on
 
 
 logger = logging.get_logger(__name__)
@@ -77,7 +77,7 @@ class SurvivingTrainer(MeasuredTrainer):
             return super().get_batch_samples(*args, **kwargs)
         except (OSError, ValueError) as error:
             raise ExampleError(
-                f"After step {self.state.global_step} an example cannot be read: {in_one_line(error)} Restore it; "
+                f"After step {self.state.global_step} an example cannot be read: {as_sentence(error)} Restore it; "
                 f"left out, it would change the order of all others. {how_to_go_on(self.args.output_dir)}"
             ) from error
 

@@ -156,7 +156,7 @@ def leaving_in_good_order(args: HfViTTrainingArguments) -> Iterator[None]:
     except (CheckpointError, ExampleError) as error:
         sys.exit(one_line(error))
     except (OSError, SafetensorError) as error:
-        sys.exit(f"{one_line(error)} {how_to_go_on(args.output_dir)}")
+        sys.exit(f"{one_line(error).rstrip('.')}. {how_to_go_on(args.output_dir)}")
 
 
 def one_line(error: Exception) -> str:
