@@ -17,8 +17,8 @@ from .distillation import DistillationArguments, make_distillation
 from .distilled_loss import Distillation
 from .evaluation import evaluate
 from .feature_distillation import FeatureDistillation
-from .freezing import freeze
 from .flops import forward_flops
+from .freezing import freeze
 from .hub import check_upload, list_upload, publish
 from .image_classification import (
     ImageClassification,
@@ -49,8 +49,8 @@ from .report import write_scores
 from .scorer import ImageScorer, Scored, Scorer
 from .scoring_trainer import ScoringTrainer
 from .semantic_segmentation import SemanticScorer, SemanticSegmentation
-from .stops import CheckpointError, ExampleError, NotFiniteError, Preempted
 from .sizes import MultiScaleSizes, ProgressiveSizes
+from .stops import CheckpointError, ExampleError, NotFiniteError, Preempted
 from .task import TrainingTask, run
 from .teacher import Teacher
 from .token_distillation import TokenDistillation
@@ -93,15 +93,15 @@ __all__ = [
     "MaskedImageScorer",
     "Mixing",
     "ModelArguments",
-    "Muon",
     "MultiScaleSizes",
+    "Muon",
     "NeighbourTrainer",
     "NotFiniteError",
     "ObjectDetection",
     "OptimizationArguments",
     "Preempted",
-    "RegularisationArguments",
     "ProgressiveSizes",
+    "RegularisationArguments",
     "Scored",
     "Scorer",
     "ScoringTrainer",
@@ -122,8 +122,8 @@ __all__ = [
     "check_upload",
     "checkpoint_to_resume",
     "evaluate",
-    "freeze",
     "forward_flops",
+    "freeze",
     "image_classification_metrics",
     "last_checkpoint",
     "list_upload",
