@@ -84,6 +84,7 @@ def main(args: Arguments) -> None:
     for turn in range(args.rounds + 1):  # who goes first changes; the first round warms up
         first = turn % len(ways)
         rounds.append({way: measure(args, images, way) for way in ways[first:] + ways[:first]})
+        print(", ".join(f"{way} {args.steps / rounds[-1][way]:.2f} steps/s" for way in ways), flush=True)
     timed = rounds[1:]
     rates = {way: args.steps * args.batch_size / median(seconds[way] for seconds in timed) for way in ways}
     ratios = {way: median(seconds[way] / seconds["hf_vit"] for seconds in timed) for way in WAYS if way != "hf_vit"}
