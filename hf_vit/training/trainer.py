@@ -21,7 +21,7 @@ from .callbacks import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
 from .distilled_loss import Distillation
 from .safe_trainer import SafeTrainer
-from .stream_loader import StreamStart, is_dispatched, read_own_shards
+from .stream_loader import StreamStart, read_own_shards
 
 
 logger = logging.get_logger(__name__)
@@ -137,9 +137,9 @@ class HfViTTrainer(SafeTrainer):
         finally:
             self.args.dataloader_drop_last = drop_last
         loader.base_dataloader.generator = torch.Generator().manual_seed(self.args.seed)
-        if is_training and isinstance(self.train_dataset, AugmentedStream) and not is_dispatched(self.args):
-            return read_own_shards(loader, self.args)
-        return loader
+        stream = self.train_dataset
+        is_shared = is_training and isinstance(stream, AugmentedStream) and stream.shard_by_process
+        return read_own_shards(loader, self.args) if is_shared else loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Returns the loader of an evaluation.
