@@ -1,7 +1,7 @@
 """Images per second that reach a training from folders, parquet and tar files, as a list and as a stream.
 
-python scripts/benchmark_reading.py path/to/photos
-python scripts/benchmark_reading.py path/to/photos --image_size 224 --num_workers 0 8 --max_images 20000
+python scripts/benchmark_reading.py --photos path/to/photos
+python scripts/benchmark_reading.py --photos path/to/photos --image_size 224 --num_workers 0 8 --max_images 20000
 
 Photos in class folders are written once more as parquet and tar shards. Each is then read by the loader of
 HfViTTrainer, decoded, cropped, flipped and normalised, once to warm up and then by turns; no model is trained. Also
@@ -77,7 +77,7 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
     splits, stream = data.load_image_classification(path), None
     if streaming:
         rows = data.stream_image_classification(path, train_val_split=0).train
-        stream = TrainingStream(rows, buffer_size=1000, skip_unreadable=False)
+        stream = TrainingStream(rows, buffer_size=1000)
     augmentation = training.AugmentationArguments(auto_augment="none", random_erasing=0.0)
     trainer = training.make_trainer(
         HfViTForImageClassification(config), HfViTImageProcessor.for_model(config), splits, augmentation,

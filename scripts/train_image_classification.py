@@ -8,7 +8,7 @@ Examples:
     python scripts/train_image_classification.py recipe.yaml --learning_rate 5e-4
     python scripts/train_image_classification.py recipe.yaml --teacher outputs/photos
     python scripts/train_image_classification.py recipe.yaml --resume_from_checkpoint last
-    python scripts/train_image_classification.py recipe.yaml --dataset_name user/images --streaming true --max_steps 90
+    python scripts/train_image_classification.py recipe.yaml --streaming true --max_steps 9000
     torchrun --nproc_per_node 2 scripts/train_image_classification.py recipe.yaml --use_cpu
 """
 

@@ -91,8 +91,7 @@ def train_all_ways(
     """Trains for more than an epoch on all images, and on streams of them; returns losses, weights and scores."""
     results = {}
     stream = ["--streaming", "true"]
-    one_reads = ["--accelerator_config", '{"dispatch_batches": true}']
-    for way, options in {"list": [], "stream": [*stream, *one_reads], "shards": stream}.items():
+    for way, options in {"list": [], "stream": [*stream, "--shard_by_process", "false"], "shards": stream}.items():
         batch = ["--per_device_train_batch_size", str(batch_size), "--logging_steps", "1"]
         # Adam would divide differences in the last digit by themselves.
         sgd = ["--optim", "sgd", "--learning_rate", "0.05", "--max_steps", "6"]

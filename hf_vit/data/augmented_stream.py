@@ -42,6 +42,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         skip_unreadable: bool = False,
         read_target: ReadTarget = no_target,
         column: str | None = None,
+        shard_by_process: bool = True,
     ) -> None:
         """Wraps a stream.
 
@@ -54,6 +55,8 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
             skip_unreadable: Whether images that cannot be read are left out, with a warning.
             read_target: From a row to what an example has beside the image and its file.
             column: What of an example the transform changes, if not the whole of it.
+            shard_by_process: Whether, of several processes that train by `HfViTTrainer`, each reads its own shards;
+                else the first one reads for all, and they train as one would.
         """
         super().__init__()
         self.stream = stream
@@ -63,6 +66,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         self.skip_unreadable = skip_unreadable
         self.read_target = read_target
         self.column = column
+        self.shard_by_process = shard_by_process
         self.process_index, self.num_processes = 0, 1
         self.num_batches_done, self.batch_size = 0, 0
 

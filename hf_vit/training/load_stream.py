@@ -29,16 +29,25 @@ class TrainingStream:
         rows: The columns `image` (encoded), `file` and `label`.
         buffer_size: Among how many images the next one is drawn.
         skip_unreadable: Whether images that cannot be read are left out.
+        shard_by_process: Whether each process reads its own shards.
     """
 
     rows: IterableDataset
     buffer_size: int
-    skip_unreadable: bool
+    skip_unreadable: bool = False
+    shard_by_process: bool = True
 
     def augmented(self, transform: Callable[[Any], Any], seed: int) -> AugmentedStream:
         """Returns the images as they are trained on."""
         return AugmentedStream(
-            self.rows, transform, seed, self.buffer_size, self.skip_unreadable, label_target, column="image"
+            self.rows,
+            transform,
+            seed,
+            self.buffer_size,
+            self.skip_unreadable,
+            label_target,
+            column="image",
+            shard_by_process=self.shard_by_process,
         )
 
 
@@ -78,7 +87,7 @@ def load_stream(
         raise ValueError(f"{args.dataset_name} has no images for {', '.join(empty)}. Set --train_val_split otherwise.")
     checked = readable_images(DatasetDict(splits), args, training_args, unreadable_images, UNREADABLE)
     ordered = DatasetDict({name: checked[name] for name in SPLITS if name in checked})
-    return ordered, TrainingStream(opened.train, buffer_size, args.skip_unreadable)
+    return ordered, TrainingStream(opened.train, buffer_size, args.skip_unreadable, args.shard_by_process)
 
 
 def count_images(splits: DatasetDict, args: TrainingDataArguments) -> dict[str, int]:

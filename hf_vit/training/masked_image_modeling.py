@@ -110,7 +110,8 @@ class MaskedImageModeling(TrainingTask):
         seed, data, stream = self.args.seed, self.data, self.images.stream
         if stream is None:
             return AugmentedDataset(self.images.examples("train"), transform, seed, column=None)
-        return AugmentedStream(stream, transform, seed, data.shuffle_buffer_size, data.skip_unreadable)
+        buffer_size, by_process = data.shuffle_buffer_size, data.shard_by_process
+        return AugmentedStream(stream, transform, seed, buffer_size, data.skip_unreadable, shard_by_process=by_process)
 
     def count_examples(self) -> dict[str, int]:
         """Returns the number of images of each split, of a stream that of those that can be scored."""

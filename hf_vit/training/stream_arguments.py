@@ -17,6 +17,13 @@ class StreamArguments:
     shuffle_buffer_size: int = field(
         default=1000, metadata={"help": "Among how many images of a stream the next one is drawn, on each process."}
     )
+    shard_by_process: bool = field(
+        default=True,
+        metadata={
+            "help": "Let each process read its own shards of a stream; false lets the first one read for all, which "
+            "is slower, but several processes then train as one would."
+        },
+    )
 
     def check_stream(self, max_train_samples: int | None) -> None:
         """Raises `ValueError` if the options of a stream do not go with each other or with the others."""

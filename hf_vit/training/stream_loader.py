@@ -31,11 +31,6 @@ class LazyCollator:
         return {} if examples[0] is None else self.collate(examples)
 
 
-def is_dispatched(args: TrainingArguments) -> bool:
-    """Returns whether the first process reads the batches of all, so that several train as one would."""
-    return bool(args.accelerator_config.dispatch_batches)
-
-
 def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataLoader[Any]:
     """Returns a loader of an `AugmentedStream` with which each process reads its own shards.
 
@@ -103,6 +98,6 @@ class StreamStart(TrainerCallback, ExportableState):
                 "--model_name_or_path."
             )
         self.layout = layout
-        is_skipped = not is_dispatched(args) and not args.ignore_data_skip
+        is_skipped = stream.shard_by_process and not args.ignore_data_skip
         num_batches = state.global_step * args.gradient_accumulation_steps if is_skipped else 0
         stream.start_after(num_batches, args.train_batch_size)

@@ -27,6 +27,8 @@ from .size_arguments import SizeArguments
 from .sizes import size_changes
 from .stream_loader import StreamStart, is_dispatched, read_own_shards
 from .surviving_trainer import SurvivingTrainer
+from .safe_trainer import SafeTrainer
+from .stream_loader import StreamStart, read_own_shards
 
 
 logger = logging.get_logger(__name__)
@@ -158,9 +160,9 @@ class HfViTTrainer(AveragingTrainer, AdapterTrainer, OptimizedTrainer, Surviving
         finally:
             self.args.dataloader_drop_last = drop_last
         loader.base_dataloader.generator = torch.Generator().manual_seed(self.args.seed)
-        if is_training and isinstance(self.train_dataset, AugmentedStream) and not is_dispatched(self.args):
-            return read_own_shards(loader, self.args)
-        return loader
+        stream = self.train_dataset
+        is_shared = is_training and isinstance(stream, AugmentedStream) and stream.shard_by_process
+        return read_own_shards(loader, self.args) if is_shared else loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Returns the loader of an evaluation.
