@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.serialization import register_package
 from transformers import TrainerControl
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -21,6 +22,14 @@ from .stops import ExampleError, NotFiniteError, Preempted, as_sentence, describ
 
 
 logger = logging.get_logger(__name__)
+
+
+def _restore_on_cpu(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+    return storage if location == "cpu:0" else None
+
+
+# transformers 5.17 opens the optimizer of several processes on a CPU there, which is no place that torch 2.9 knows.
+register_package(100, lambda storage: None, _restore_on_cpu)
 
 
 class SurvivingTrainer(MeasuredTrainer):
