@@ -89,7 +89,7 @@ def run(
         size = f"{trainer.model.num_parameters():,} parameters"
         say(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
+    trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     scores = task.write_report(
