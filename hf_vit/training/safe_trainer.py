@@ -18,6 +18,7 @@ from .hub import clear_errors, list_upload, tag_version
 
 
 logger = logging.get_logger(__name__)
+DRAFT = "Model save"  # what `save_model` uploads as, of which there may be more to come
 
 
 class SafeTrainer(Trainer):
@@ -92,7 +93,8 @@ class SafeTrainer(Trainer):
             kwargs["tags"] = [*([tags] if isinstance(tags, str) else tags), *self.model.model_tags]
         self.create_model_card(**{"model_name": self.hub_model_id.split("/")[-1], **kwargs})
         self._finish_current_push()
-        upload = self._upload(self.args.output_dir, commit_message, token=token, revision=revision, is_last=True)
+        is_last = commit_message != DRAFT
+        upload = self._upload(self.args.output_dir, commit_message, token=token, revision=revision, is_last=is_last)
         if not blocking:
             return upload
         again = shlex.join(["python", "scripts/push_to_hub.py", self.args.output_dir, self.hub_model_id])

@@ -117,7 +117,7 @@ def finish(
     """Trains, from a checkpoint on if there is one, scores and saves."""
     args, is_first = task.args, trainer.is_world_process_zero()
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model()
+    trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)
     scores = task.write_report(
