@@ -25,10 +25,8 @@ from .optimized_trainer import OptimizedTrainer
 from .repeats import repeated_sampler
 from .size_arguments import SizeArguments
 from .sizes import size_changes
-from .stream_loader import StreamStart, is_dispatched, read_own_shards
-from .surviving_trainer import SurvivingTrainer
-from .safe_trainer import SafeTrainer
 from .stream_loader import StreamStart, read_own_shards
+from .surviving_trainer import SurvivingTrainer
 
 
 logger = logging.get_logger(__name__)
