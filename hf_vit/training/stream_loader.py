@@ -16,6 +16,17 @@ from ..data import AugmentedStream
 logger = logging.get_logger(__name__)
 
 
+def describe_layout(args: TrainingArguments) -> dict[str, int]:
+    """Returns what decides which images of a stream are in which step."""
+    layout = {
+        "processes": args.world_size,
+        "dataloader_num_workers": args.dataloader_num_workers,
+        "images per process and step": args.train_batch_size * args.gradient_accumulation_steps,
+    }
+    # Worker processes make batches in turns.
+    return layout if args.dataloader_num_workers < 2 else {**layout, "batch size": args.train_batch_size}
+
+
 @dataclass
 class LazyCollator:
     """Makes batches but of those examples that a stream has not read.
@@ -85,12 +96,7 @@ class StreamStart(TrainerCallback, ExportableState):
         """
         stream = train_dataloader.dataset
         assert isinstance(stream, AugmentedStream)
-        layout = {
-            "processes": args.world_size,
-            "dataloader_num_workers": args.dataloader_num_workers,
-            "batch size": args.train_batch_size,
-            "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        }
+        layout = describe_layout(args) if stream.shard_by_process else None
         if self.layout not in (None, layout) and state.global_step > 0:
             raise ValueError(
                 f"The stream of this training was read with {self.layout}, and now with {layout}: images would be "
