@@ -26,8 +26,11 @@ class NamedImages(torch.utils.data.Dataset[dict[str, Any]]):
         """Returns an example.
 
         Raises:
+            IndexError: if there is none, which ends a loop over all.
             OSError: if its image cannot be read.
         """
+        if index >= len(self):
+            raise IndexError(f"Example {index} of {len(self)}.")
         try:
             return self.examples[index]
         except Exception as error:  # PIL fails on damaged images in many ways
