@@ -24,7 +24,7 @@ from .stops import ExampleError, NotFiniteError, Preempted, as_sentence, describ
 logger = logging.get_logger(__name__)
 
 
-def _restore_on_cpu(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage | None:
+def _restore_on_cpu(storage: Any, location: str) -> Any:
     return storage if location == "cpu:0" else None
 
 
