@@ -368,7 +368,10 @@ def test_tasks_with_a_scorer_score_both(tmp_path: Path) -> None:
     [
         ({"ema_decay": 1.0}, r"ema_decay=1.0 must lie between 0 and 1"),
         ({"ema_decay": 0.0}, r"ema_decay=0.0 must lie between 0 and 1"),
-        ({"ema_decay": 0.9, "optim": "schedule_free_adamw"}, "are an average already"),
+        (
+            {"ema_decay": 0.9, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
+            "are an average already",
+        ),
     ],
 )
 def test_what_makes_no_average_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:

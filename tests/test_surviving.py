@@ -28,6 +28,7 @@ from hf_vit.training import (
 
 from . import distributed
 from .data_helpers import truncate, write_class_folders, write_pictures
+from .references import assert_identical
 from .trainings import SAVE_STEPS, STOP_STEP, digits_trainer, logged, resumable_trainer
 
 
@@ -96,7 +97,7 @@ def test_a_signal_ends_a_training_that_goes_on_exactly(
     assert len(logged(trainer, "eval_loss")) == evaluations
     resumed = resumable_trainer(tmp_path, workers)
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    torch.testing.assert_close(results_of(resumed), whole, rtol=0, atol=0)
+    assert_identical(results_of(resumed), whole)
 
 
 def test_a_signal_in_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
@@ -131,7 +132,8 @@ def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) 
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The folder of trainings in two processes, which stop in several ways, and what each of them got."""
     folder = tmp_path_factory.mktemp("two_processes")
-    launcher = distributed.start("stop_one_of_two", folder, processes=2)
+    job = ("-m", "tests.trainings", "stop_one_of_two", str(folder))
+    launcher = distributed.launch("--standalone", "--nproc_per_node", "2", *job, folder=folder)
     give_up = time.monotonic() + distributed.TIMEOUT
     while last_checkpoint(folder / "long") is None and launcher.poll() is None and time.monotonic() < give_up:
         time.sleep(0.2)

@@ -7,6 +7,7 @@ A fresh process takes seconds to import them. It imports nothing of Hugging Face
 answered by two numbers: the id of the process and, when that has ended, its exit code.
 """
 
+import ctypes
 import importlib
 import json
 import os
@@ -89,7 +90,9 @@ def run(arguments: list[str]) -> None:
 
 
 def run_as_one_of(rank: int, processes: int, port: int, arguments: list[str]) -> None:
-    """Runs the main program as one of several processes, as torchrun starts them."""
+    """Runs the main program as one of several processes, as torchrun starts them; none outlives who started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     os.environ.update({name: str(number) for name, number in numbers.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

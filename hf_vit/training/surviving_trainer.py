@@ -102,7 +102,7 @@ class SurvivingTrainer(MeasuredTrainer):
     ) -> None:
         """Does what is due after a step or an epoch, and stops the training if it shall."""
         # The library calls it after each step, and after the last one of an epoch once more.
-        comes_again = self.state.epoch.is_integer() and self.state.global_step != self._ended_step
+        comes_again = float(self.state.epoch).is_integer() and self.state.global_step != self._ended_step
         self._ended_step = self.state.global_step
         self._has_saved = False
         self._exchange(tr_loss)
