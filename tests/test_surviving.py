@@ -100,6 +100,18 @@ def test_a_signal_ends_a_training_that_goes_on_exactly(
     assert_identical(results_of(resumed), whole)
 
 
+def test_worker_processes_end_with_their_trainer(tmp_path: Path) -> None:
+    trainer = resumable_trainer(tmp_path, 1)
+    trainer.args.max_steps = 1
+    trainer.train()
+    workers = multiprocessing.active_children()
+    began = time.monotonic()
+    del trainer
+    assert workers
+    assert not any(worker.is_alive() for worker in workers)
+    assert time.monotonic() - began < 4  # after 5 seconds they are terminated
+
+
 def test_a_signal_in_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
     options = {"max_steps": 2, "save_strategy": "best", "metric_for_best_model": "accuracy", "eval_strategy": "steps"}
     trainer = digits_trainer(tmp_path, eval_steps=1, **options)
@@ -139,6 +151,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
         time.sleep(0.2)
     launcher.terminate()
     distributed.finish(launcher, folder, returncode=1)
+    assert last_checkpoint(folder / "long") is not None, (folder / "output.txt").read_text()
     return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 

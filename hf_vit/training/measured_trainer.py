@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ class MeasuredTrainer(SafeTrainer):
         """Takes the arguments of `transformers.Trainer`."""
         super().__init__(*args, **kwargs)
         self.throughput = Throughput()
-        self.flops_of_image = cache(self._count_flops)
+        self._flops: dict[tuple[int, int], int] = {}
         self.progress = TrainingProgress()
         if self.pop_callback(ProgressCallback) is not None:  # not in a notebook, nor with disable_tqdm
             self.add_callback(self.progress)
@@ -80,8 +79,15 @@ class MeasuredTrainer(SafeTrainer):
         with self.throughput.paused():
             yield
 
+    def flops_of_image(self, height: int, width: int) -> int:
+        """Returns the operations of the model for an image forward and, twice as many, backward; 0 if not known."""
+        # Not functools.cache: a trainer that holds itself leaves its worker processes to the garbage collector, which
+        # closes their queues first, and each is then waited for.
+        if (height, width) not in self._flops:
+            self._flops[height, width] = self._count_flops(height, width)
+        return self._flops[height, width]
+
     def _count_flops(self, height: int, width: int) -> int:
-        """Counts the operations of the model for an image forward and, twice as many, backward; 0 if not known."""
         model = self.model
         if not isinstance(model, HfViTForImageClassification) or not all(p.requires_grad for p in model.parameters()):
             return 0
