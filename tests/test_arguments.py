@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_vit.training import (
     AugmentationArguments,
@@ -42,6 +43,15 @@ def test_a_json_file_does_too(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text('{"dataset_name": "photos", "use_cpu": true, "min_crop_scale": 0.5}')
     _, data, augmentation, _ = parse_arguments(TYPES, [str(tmp_path / "recipe.json"), "--output_dir", str(tmp_path)])
     assert (data.dataset_name, augmentation.min_crop_scale) == ("photos", 0.5)
+
+
+@pytest.mark.parametrize("has_accelerator", [False, True])
+def test_the_cpu_trains_unasked_where_there_is_nothing_else(
+    has_accelerator: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+    args = HfViTTrainingArguments(output_dir=str(tmp_path), bf16=not has_accelerator)
+    assert args.use_cpu is not has_accelerator
 
 
 def test_a_misspelled_name_in_a_file_is_refused(tmp_path: Path) -> None:

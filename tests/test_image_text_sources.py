@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict, Features, Image, List, Value
 
-from hf_vit.data import AugmentedDataset, TargetData, check_dense, image_text_augmentation, load_image_text
+from hf_vit.data import (
+    AugmentedDataset,
+    TargetData,
+    check_dense,
+    cropped_example_augmentation,
+    draw_caption,
+    load_image_text,
+)
 
 from .data_helpers import encoded, picture, write_pictures
 
@@ -125,7 +132,8 @@ def test_what_is_no_data_is_named(tmp_path: Path) -> None:
 
 def test_each_epoch_draws_a_caption_of_each_image_by_itself(tmp_path: Path) -> None:
     data = load_image_text(str(write_table(tmp_path, "train.jsonl", rows_of(*CAPTIONS))))
-    images = AugmentedDataset(data.examples("train"), image_text_augmentation((8, 8)), seed=0, column=None)
+    augmentation = cropped_example_augmentation(draw_caption, (8, 8), 3, min_crop_scale=0.5, horizontal_flip=0.5)
+    images = AugmentedDataset(data.examples("train"), augmentation, seed=0, column=None)
     drawn: list[list[str]] = []
     for epoch in range(12):
         images.set_epoch(epoch)

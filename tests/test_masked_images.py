@@ -23,8 +23,9 @@ from hf_vit.data import (
     AugmentedStream,
     MaskedImageModelingCollator,
     TargetDataset,
+    cropped_example_augmentation,
+    draw_mask_seed,
     load_unlabelled_images,
-    masked_image_augmentation,
     masked_image_target,
     stream_images,
 )
@@ -79,7 +80,8 @@ def test_the_mask_of_an_image_is_its_own_whatever_else_is_in_the_batch(photos: P
 
 
 def test_training_draws_crop_and_mask_anew_every_epoch_and_never_otherwise(photos: Path) -> None:
-    dataset = AugmentedDataset(listed(photos), masked_image_augmentation((32, 32)), seed=0, column=None)
+    augmentation = cropped_example_augmentation(draw_mask_seed, (32, 32), 3, min_crop_scale=0.2, horizontal_flip=0.5)
+    dataset = AugmentedDataset(listed(photos), augmentation, seed=0, column=None)
     make = collator(small_config())
     first, again = (make([dataset[0], dataset[1]]) for _ in range(2))
     dataset.set_epoch(1)

@@ -29,7 +29,7 @@ def test_its_script_understands_a_recipe(file: Path, tmp_path: Path) -> None:
     assert ROOT / header["file"] == file
     (name,) = re.findall(r"training\.run\(\s*training\.(\w+)", (ROOT / header["script"]).read_text())
     task = getattr(training, name)
-    command = [str(file), "--dataset_name", "photos", "--use_cpu", "--bf16", "false", "--output_dir", str(tmp_path)]
+    command = [str(file), "--dataset_name", "photos", "--output_dir", str(tmp_path)]
     model, *parts = parse_arguments(task.argument_types, command)
     assert (model.preset is None) == (model.model_name_or_path is not None)
     model.overrides()

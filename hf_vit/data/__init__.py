@@ -1,6 +1,11 @@
 """Datasets, augmentation and collators."""
 
-from .augmentation import image_classification_augmentation, small_affine, three_augment
+from .augmentation import (
+    cropped_example_augmentation,
+    image_classification_augmentation,
+    small_affine,
+    three_augment,
+)
 from .augmented_dataset import AugmentedDataset
 from .augmented_stream import AugmentedStream
 from .batch_sizes import multi_scale_sizes
@@ -18,12 +23,12 @@ from .detection_sources import load_object_detection
 from .digits import DIGITS_RECORD, load_digits_dataset
 from .hold_out import hold_out
 from .image_stream import first_images, stream_images
-from .image_text_batches import ImageTextCollator, image_text_augmentation
+from .image_text_batches import ImageTextCollator, draw_caption
 from .keypoint_augmentation import keypoint_augmentation
 from .keypoint_collator import KeypointDetectionCollator
 from .keypoint_sources import load_keypoint_detection
 from .labelled_stream import LabelledStream, stream_image_classification
-from .masked_images import MaskedImageModelingCollator, masked_image_augmentation, masked_image_target
+from .masked_images import MaskedImageModelingCollator, draw_mask_seed, masked_image_target
 from .named_images import NamedImages
 from .pretraining_sources import load_unlabelled_images
 from .record import DataRecord
@@ -52,12 +57,14 @@ __all__ = [
     "TargetData",
     "TargetDataset",
     "check_dense",
+    "cropped_example_augmentation",
     "dense_augmentation",
     "detection_augmentation",
+    "draw_caption",
+    "draw_mask_seed",
     "first_images",
     "hold_out",
     "image_classification_augmentation",
-    "image_text_augmentation",
     "keypoint_augmentation",
     "load_depth_estimation",
     "load_digits_dataset",
@@ -68,7 +75,6 @@ __all__ = [
     "load_semantic_segmentation",
     "load_universal_segmentation",
     "load_unlabelled_images",
-    "masked_image_augmentation",
     "masked_image_target",
     "multi_scale_sizes",
     "read_depth",

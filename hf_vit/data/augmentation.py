@@ -97,19 +97,61 @@ def image_classification_augmentation(
         steps.append(v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect"))
     if horizontal_flip:
         steps.append(v2.RandomHorizontalFlip(horizontal_flip))
-    if auto_augment == "trivialaugment":
-        steps.append(v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR))
-    elif auto_augment == "randaugment":
-        steps.append(_rand_augment(randaugment_num_ops, randaugment_magnitude))
-    elif auto_augment == "affine":
-        steps.append(small_affine())
-    elif auto_augment == "3augment":
-        steps.append(three_augment(size, num_channels))
+    steps += _auto_augment(auto_augment, size, num_channels, randaugment_num_ops, randaugment_magnitude)
     if color_jitter:
         steps.append(v2.ColorJitter(color_jitter, color_jitter, color_jitter))
     if random_erasing:
         steps.append(v2.RandomErasing(random_erasing, value=GREY))
     return v2.Compose(steps)
+
+
+def cropped_example_augmentation(
+    draw: Callable[[dict[str, Any]], dict[str, Any]],
+    size: tuple[int, int],
+    num_channels: int,
+    min_crop_scale: float,
+    horizontal_flip: float,
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Returns the augmentation of examples whose images are only cropped and mirrored.
+
+    Args:
+        draw: Returns what is drawn for an example beside that.
+        size: Height and width of the result in pixels.
+        num_channels: Number of channels C of the result.
+        min_crop_scale: Least share of the image's area that the random resized crop keeps, in (0, 1].
+        horizontal_flip: Probability of a mirror image, in [0, 1].
+
+    Returns:
+        A function from an example with `image` to `image` (C, height, width) uint8 and what `draw` returns.
+
+    Raises:
+        ImportError: if torchvision is not installed.
+        ValueError: if a value is out of range.
+    """
+    transform = image_classification_augmentation(
+        size, num_channels, min_crop_scale, horizontal_flip, auto_augment="none", random_erasing=0.0
+    )
+    return partial(_augment_example, transform, draw)
+
+
+def _augment_example(
+    transform: Callable[[Image], Tensor], draw: Callable[[dict[str, Any]], dict[str, Any]], example: dict[str, Any]
+) -> dict[str, Any]:
+    return {"image": transform(example["image"]), **draw(example)}
+
+
+def _auto_augment(
+    name: str, size: tuple[int, int], num_channels: int, num_ops: int, magnitude: int
+) -> list[Callable[[Any], Any]]:
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    if name == "none":
+        return []
+    if name == "trivialaugment":
+        return [v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)]
+    if name == "randaugment":
+        return [_rand_augment(num_ops, magnitude)]
+    return [small_affine() if name == "affine" else three_augment(size, num_channels)]
 
 
 def _rand_augment(num_ops: int, magnitude: int) -> Callable[[Any], Any]:

@@ -1,6 +1,5 @@
 """Images with captions: what is drawn for an image in training, and how batches are made."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,38 +7,14 @@ import torch
 from torch import Tensor
 
 from ..processing_hf_vit import HfViTProcessor
-from .augmentation import image_classification_augmentation
 from .collator_inputs import check_has
 from .targets import target_of
 
 
-def image_text_augmentation(
-    size: tuple[int, int], num_channels: int = 3, min_crop_scale: float = 0.5, horizontal_flip: float = 0.5
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns the augmentation of training images, which also draws one of the captions of each.
-
-    Args:
-        size: Height and width of the result in pixels.
-        num_channels: Number of channels C of the result.
-        min_crop_scale: Least share of the image's area that the random resized crop keeps, in (0, 1].
-        horizontal_flip: Probability of a mirror image, in [0, 1].
-
-    Returns:
-        A function from an example with `image` and `captions` to `image` (C, height, width) uint8 and `caption`.
-
-    Raises:
-        ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range.
-    """
-    transform = image_classification_augmentation(
-        size, num_channels, min_crop_scale, horizontal_flip, auto_augment="none", random_erasing=0.0
-    )
-
-    def augment(example: dict[str, Any]) -> dict[str, Any]:
-        captions = example["captions"]
-        return {"image": transform(example["image"]), "caption": captions[int(torch.randint(len(captions), ()))]}
-
-    return augment
+def draw_caption(example: dict[str, Any]) -> dict[str, Any]:
+    """Returns one of the `captions` of an example at random, as `caption`."""
+    captions = example["captions"]
+    return {"caption": captions[int(torch.randint(len(captions), ()))]}
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Images that are learned from by masks: what a row says, what is drawn for an image, and how batches are made."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,6 @@ from transformers import BaseImageProcessor
 
 from ..configuration_tasks_hf_vit import HfViTMaskedImageModelingConfig
 from ..task_mim import draw_mask
-from .augmentation import image_classification_augmentation
 from .collator_inputs import check_has
 from .pretraining_sources import CLASS, NO_CLASS
 
@@ -26,32 +24,9 @@ def masked_image_target(row: dict[str, Any]) -> dict[str, Any]:
     return {"mask_seed": row["number"], CLASS: None if number == NO_CLASS else number}
 
 
-def masked_image_augmentation(
-    size: tuple[int, int], num_channels: int = 3, min_crop_scale: float = 0.2, horizontal_flip: float = 0.5
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Returns the augmentation of training images, which also draws the seed of the mask of each.
-
-    Args:
-        size: Height and width of the result in pixels.
-        num_channels: Number of channels C of the result.
-        min_crop_scale: Least share of the image's area that the random resized crop keeps, in (0, 1].
-        horizontal_flip: Probability of a mirror image, in [0, 1].
-
-    Returns:
-        A function from an example of a `TargetDataset` to `image` (C, height, width) uint8 and `mask_seed`.
-
-    Raises:
-        ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range.
-    """
-    transform = image_classification_augmentation(
-        size, num_channels, min_crop_scale, horizontal_flip, auto_augment="none", random_erasing=0.0
-    )
-
-    def augment(example: dict[str, Any]) -> dict[str, Any]:
-        return {"image": transform(example["image"]), "mask_seed": int(torch.randint(2**62, ()))}
-
-    return augment
+def draw_mask_seed(example: dict[str, Any]) -> dict[str, Any]:
+    """Returns the `mask_seed` that an example learns from this time, at random."""
+    return {"mask_seed": int(torch.randint(2**62, ()))}
 
 
 @dataclass

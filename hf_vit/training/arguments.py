@@ -10,6 +10,7 @@ import torch
 from transformers import HfArgumentParser, SchedulerType, TrainingArguments
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils import is_torch_xla_available
 
 from ..presets_hf_vit import PRESETS
 from .averaging_arguments import AveragingArguments
@@ -271,7 +272,12 @@ class HfViTTrainingArguments(
     )
 
     def __post_init__(self) -> None:
-        """Early stopping keeps the best model, as the last ones are worse, and workers stay if there are any."""
+        """Early stopping keeps the best model, as the last ones are worse, and workers stay if there are any.
+
+        Without an accelerator the CPU trains, unasked: the library refuses bfloat16 and several processes otherwise.
+        """
+        if not torch.accelerator.is_available() and not is_torch_xla_available():
+            self.use_cpu = True
         if self.early_stopping_patience is not None:
             self.load_best_model_at_end = True
         self.check_repeated_augmentations()

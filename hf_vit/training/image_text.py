@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.trainer_utils import IntervalStrategy
 
-from ..data import AugmentedDataset, ImageTextCollator, image_text_augmentation, load_image_text
+from ..data import AugmentedDataset, ImageTextCollator, cropped_example_augmentation, draw_caption, load_image_text
 from ..metrics import chance_of_retrieval
 from ..visualize import draw_curves
 from .averaged_report import report_average
@@ -91,8 +91,8 @@ class ImageTextContrast(TrainingTask):
         captions = (caption for own in self.loaded.splits["train"]["captions"] for caption in own)
         model, self.processor = load_image_text_model(self.model, captions)
         image_processor = self.processor.image_processor
-        transform = image_text_augmentation(
-            input_size(image_processor), num_channels=model.config.num_channels, **asdict(self.augmentation)
+        transform = cropped_example_augmentation(
+            draw_caption, input_size(image_processor), model.config.num_channels, **asdict(self.augmentation)
         )
         splits, scorer = self.loaded.splits, ImageTextScorer(image_processor)
         has_validation = "validation" in splits

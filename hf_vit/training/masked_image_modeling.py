@@ -13,7 +13,8 @@ from ..data import (
     AugmentedStream,
     MaskedImageModelingCollator,
     TargetDataset,
-    masked_image_augmentation,
+    cropped_example_augmentation,
+    draw_mask_seed,
     masked_image_target,
 )
 from ..modeling_mim_hf_vit import HfViTForMaskedImageModeling
@@ -104,8 +105,8 @@ class MaskedImageModeling(TrainingTask):
     def _training_images(
         self, model: PreTrainedModel, processor: BaseImageProcessor
     ) -> AugmentedDataset | AugmentedStream:
-        transform = masked_image_augmentation(
-            input_size(processor), num_channels=model.config.num_channels, **asdict(self.augmentation)
+        transform = cropped_example_augmentation(
+            draw_mask_seed, input_size(processor), model.config.num_channels, **asdict(self.augmentation)
         )
         seed, data, stream = self.args.seed, self.data, self.images.stream
         if stream is None:
