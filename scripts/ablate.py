@@ -56,14 +56,18 @@ def read_ablation(file: Path) -> dict[str, Any]:
     return ablation
 
 
+def variant_of(ablation: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns the recipe of a variant."""
+    return {**read(SCRIPTS / "recipes" / ablation["recipe"]), **ablation["variants"][name]}
+
+
 def train(ablation: dict[str, Any], name: str, seed: int, args: Arguments) -> dict[str, float]:
     """Trains a variant with a seed, unless that has been done, and returns what it came to."""
     folder = Path(args.output_dir) / re.sub(r"\W+", "-", name.lower()).strip("-") / f"seed-{seed}"
     if not any(folder.glob("*_scores.json")):
         folder.mkdir(parents=True, exist_ok=True)
-        recipe = {**read(SCRIPTS / "recipes" / ablation["recipe"]), **ablation["variants"][name]}
         file = folder / "variant.yaml"
-        file.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+        file.write_text(yaml.safe_dump(variant_of(ablation, name), sort_keys=False), encoding="utf-8")
         options = ["--dataset_name", args.dataset_name, "--output_dir", str(folder), "--seed", str(seed)]
         print(f"{name}, seed {seed}: {folder}", flush=True)
         command = [sys.executable, str(SCRIPTS / ablation["script"]), str(file), *options]

@@ -30,7 +30,7 @@ from hf_vit.training.averaging import WeightAverage
 from hf_vit.training.checkpoints import find_fault
 
 from . import distributed
-from .averaged_shards import EMA_DECAY, EMA_STEPS, small_model, train_by_hand
+from .averaged_shards import EMA_DECAY, EMA_STEPS, small_model, train_by_hand, train_with_muon
 from .dense_trainings import A_FEW_STEPS, run_task, write_scenes
 from .fresh import run_without_package
 from .helpers import TRAINING_CASES, small_config
@@ -190,6 +190,16 @@ def test_spread_weights_have_the_average_of_whole_ones(two_processes: tuple[Path
         first, again = result["parts"]
         assert sum(part.numel() for part in first) < result["whole"]
         assert all(torch.equal(new, old) for old, new in zip(first, again, strict=True))
+
+
+def test_muon_of_spread_weights_steps_as_of_whole_ones(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, results = two_processes
+    begun, model = small_model().double().state_dict(), small_model().double()
+    train_with_muon(model)
+    for name, weight in model.state_dict().items():
+        assert_close(results[0]["muon"][name], weight, 1e-9, name)
+    moved = {name for name, weight in model.state_dict().items() if (weight - begun[name]).abs().max() > 0.01}
+    assert moved >= {name for name, _ in model.model.encoder.named_parameters(prefix="model.encoder")}
 
 
 def test_a_killed_training_ends_in_the_average_of_one_that_went_through(

@@ -1,18 +1,25 @@
 """A training that is killed goes on as if nothing had happened, from a complete checkpoint that runs no code."""
 
+import copy
 import json
 import pickle
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from accelerate import FullyShardedDataParallelPlugin, PartialState
+from accelerate.utils import load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
 from safetensors.torch import save_file
 
 from hf_vit.training import HfViTTrainer, last_checkpoint
+from hf_vit.training.checkpoints import find_fault
+from hf_vit.training.muon import whole
 
 from . import distributed
+from .averaged_shards import small_model, spread, train_with_muon
 from .references import assert_identical
 from .trainings import KILL_STEP, SAVE_STEPS, digits_trainer
 
@@ -109,6 +116,38 @@ def test_a_large_model_needs_all_its_shards(folder: Path, caplog: pytest.LogCapt
     assert "it has no model-00002-of-00002.safetensors" in caplog.text
     save_file({"weight_2": torch.ones(2)}, checkpoint / "model-00002-of-00002.safetensors")
     assert last_checkpoint(folder) == str(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("FULL_STATE_DICT", "pytorch_model_fsdp.bin"), ("SHARDED_STATE_DICT", "pytorch_model_fsdp_0/.metadata")],
+)
+def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str, folder: Path) -> None:
+    checkpoint = folder / "checkpoint-12"
+    for name in ("model.safetensors", "optimizer.pt"):
+        (checkpoint / name).unlink()
+    assert find_fault(checkpoint) == "it has no model.safetensors and no optimizer.pt"
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
+    alone = Mock(process_index=0, num_processes=1)
+    PartialState(cpu=True)  # without it, accelerate's logger refuses to write
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = small_model().double()
+        optimizer = train_with_muon(model, spread(model))
+        save_fsdp_model(plugin, alone, model, str(checkpoint))
+        save_fsdp_optimizer(plugin, alone, optimizer, model, str(checkpoint))
+        assert find_fault(checkpoint) is None
+        saved = copy.deepcopy(optimizer.state_dict()["state"])
+        for state in optimizer.state.values():
+            state.get("momentum_buffer", state.get("exp_avg")).zero_()
+        load_fsdp_optimizer(plugin, alone, optimizer, model, str(checkpoint))
+        for number, state in optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                assert torch.equal(whole(value), whole(saved[number][name])), (number, name)
+    finally:
+        torch.distributed.destroy_process_group()
+    (checkpoint / weights).unlink()
+    assert find_fault(checkpoint) == f"it has no {weights}"
 
 
 # What the Trainer saves and opens

@@ -9,8 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from transformers import TrainerCallback
 
 from hf_vit import HfViTForImageClassification
@@ -141,23 +139,23 @@ def test_a_scaler_skips_the_steps_of_muon_that_overflow() -> None:
 def test_muon_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"use_muon=True goes with AdamW, not with optim=sgd"):
         arguments(tmp_path, use_muon=True, optim="sgd")
-    with pytest.raises(ValueError, match="needs the whole of each matrix"):
-        arguments(tmp_path, use_muon=True, fsdp=True)
     with pytest.raises(ValueError, match=r"Linear has none to train"):
         make_parameter_groups(torch.nn.Linear(2, 2), 0.1, 0.1, use_muon=True)
 
 
-def test_muon_refuses_what_fsdp_has_divided() -> None:
-    model = torch.nn.Linear(4, 4)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        groups = [{"params": [model.weight], "num_matrices": 1}, {"params": [model.bias]}]
-        model(torch.ones(1, 4)).sum().backward()
-        with pytest.raises(ValueError, match="needs the whole of each matrix"):
-            Muon(groups, lr=0.1).step()
-    finally:
-        torch.distributed.destroy_process_group()
+class UnderDeepSpeed(HfViTTrainer):
+    """Trains as if DeepSpeed, which may not be installed, had the weights."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.is_deepspeed_enabled = True
+
+
+@pytest.mark.parametrize(("name", "value"), [("use_muon", True), ("ema_decay", 0.9)])
+def test_what_needs_the_weights_is_refused_under_deepspeed(name: str, value: object, tmp_path: Path) -> None:
+    model = HfViTForImageClassification(small_config())
+    with pytest.raises(ValueError, match=f"{name}={value} works under DDP and FSDP2, not under DeepSpeed"):
+        UnderDeepSpeed(model=model, args=arguments(tmp_path, **{name: value}))
 
 
 # Trainings

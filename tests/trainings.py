@@ -25,7 +25,7 @@ from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, NotFiniteError
 from hf_vit.training.sizes import MultiScaleSizes
 
 from . import contrastive_helpers, dense_helpers, object_helpers
-from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards
+from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards, train_shards_with_muon
 from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .helpers import TRAINING_CASES, small_config
 from .image_text_helpers import train_as_one
@@ -276,6 +276,7 @@ def average_on_processes(folder: Path) -> None:
     trainer = averaging_trainer(folder, per_device_train_batch_size=GLOBAL_BATCH // 2, max_steps=EMA_STEPS)
     trainer.train()
     results = {"ddp": averages(trainer), "metrics": trainer.evaluate(), "fsdp": average_shards(folder)}
+    results["muon"] = train_shards_with_muon()
     torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()
 

@@ -33,12 +33,7 @@ class AveragingTrainer(SafeTrainer):
         self.average: WeightAverage | None = None
         self.averaged_scores: dict[str, float] = {}  # of the last evaluation, by plain names
         if self.ema_decay is not None:
-            is_fsdp1 = self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.fsdp_version == 1
-            if self.is_deepspeed_enabled or is_fsdp1:
-                raise ValueError(
-                    f"ema_decay={self.ema_decay} averages weights under DDP and FSDP2, not under DeepSpeed or FSDP "
-                    "version 1. Leave it out, or use --fsdp with --fsdp_config '{\"version\": 2}'."
-                )
+            self.check_weights_are_open(f"ema_decay={self.ema_decay}")
             self.add_callback(AverageUpdate(self))
 
     @property

@@ -7,6 +7,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from accelerate.utils.constants import FSDP_MODEL_NAME
+from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER_NAME
 from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -18,6 +20,8 @@ from .averaging import AVERAGE_FOLDER
 logger = logging.get_logger(__name__)
 
 TRAINING_ARGS_JSON = "training_args.json"
+# What FSDP saves is one file, or a folder of parts and, written last, their table of contents.
+FSDP_ENDINGS = (".bin", "_0/.metadata")
 
 
 def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
@@ -52,6 +56,15 @@ def missing_weights(folder: Path) -> list[str]:
     return sorted(name for name in weights if not (folder / name).is_file())
 
 
+def missing_state(checkpoint: Path) -> list[str]:
+    """Lists the files of weights and optimizer that a checkpoint lacks, which under FSDP are others."""
+    for ending in FSDP_ENDINGS:
+        if (checkpoint / f"{FSDP_OPTIMIZER_NAME}{ending}").is_file():
+            weights = f"{FSDP_MODEL_NAME}{ending}"
+            return [] if (checkpoint / weights).is_file() else [weights]
+    return [*missing_weights(checkpoint), *([] if (checkpoint / OPTIMIZER_NAME).is_file() else [OPTIMIZER_NAME])]
+
+
 def averages_weights(checkpoint: Path) -> bool:
     """Returns whether a checkpoint is of a training that averages its weights."""
     file = checkpoint / TRAINING_ARGS_JSON
@@ -67,8 +80,8 @@ def find_fault(checkpoint: Path) -> str | None:
         return f"it has no {TRAINER_STATE_NAME}, which is written last"
     except ValueError as error:
         return f"{TRAINER_STATE_NAME} cannot be read ({error})"
-    missing = missing_weights(checkpoint)
-    missing += [name for name in (OPTIMIZER_NAME, SCHEDULER_NAME) if not (checkpoint / name).is_file()]
+    missing = missing_state(checkpoint)
+    missing += [] if (checkpoint / SCHEDULER_NAME).is_file() else [SCHEDULER_NAME]
     if averages_weights(checkpoint):
         missing += [f"{AVERAGE_FOLDER}/{name}" for name in missing_weights(checkpoint / AVERAGE_FOLDER)]
     if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
@@ -80,7 +93,7 @@ def find_damage(checkpoint: Path) -> str | None:
     """Says which file of a checkpoint is cut off, as far as that can be told without reading it, or returns None."""
     cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_whole(file)]
     # The directory of a zip file is at its end.
-    archives = [*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")]
+    archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
     cut_off += [file.name for file in sorted(archives) if not zipfile.is_zipfile(file)]
     return f"cut off: {', '.join(cut_off)}" if cut_off else None
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero, so that few steps are enough
 NUM_STEPS = 5
 MIN_NORM = 1e-7
-NEEDS_WHOLE = "use_muon=True needs the whole of each matrix on each device. Leave it out, or FSDP and DeepSpeed."
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -34,6 +33,20 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return (result.mT if is_tall else result).to(matrices.dtype)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Returns all of what FSDP2 may have spread over processes."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_as(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Returns of what all processes have the part that this one has of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return tensor
+    mesh = parameter.device_mesh
+    replicated = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=parameter.placements)
+
+
 class Muon(torch.optim.Optimizer):
     """Muon for groups with `num_matrices`, AdamW for the others, as one optimizer.
 
@@ -41,7 +54,8 @@ class Muon(torch.optim.Optimizer):
     weight decay are those of AdamW (https://arxiv.org/abs/2502.16982). Matrices that are stacked in one parameter,
     query, key and value, are each brought to an orthogonal one by itself. All of one shape are so at once.
 
-    It needs whole matrices in each process, as under DDP. A step raises `ValueError` where FSDP2 has divided them.
+    Where FSDP2 has spread the matrices over processes, their momenta are gathered for a step and each process makes
+    all of them orthogonal: what FSDP2 saves of weights, gradients and momenta between the steps stays saved.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float = 0.95, **adamw: Any) -> None:
@@ -79,7 +93,8 @@ class Muon(torch.optim.Optimizer):
             for (parameter, group, _), direction in zip(matrices, directions.split(sizes), strict=True):
                 scale = 0.2 * math.sqrt(max(direction.shape[1:]))
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(direction.reshape_as(parameter), alpha=-group["lr"] * scale)
+                direction = spread_as(direction.reshape(parameter.shape), parameter)
+                parameter.add_(direction, alpha=-group["lr"] * scale)
         return loss
 
     def _momenta(self) -> dict[Any, list[tuple[Tensor, dict[str, Any], Tensor]]]:
@@ -89,13 +104,11 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"] if group["num_matrices"] else ():
                 if parameter.grad is None:
                     continue
-                if isinstance(parameter, DTensor):
-                    raise ValueError(NEEDS_WHOLE)
                 state = self.state[parameter]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 average = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                momentum = parameter.grad.lerp(average, group["momentum"])
+                momentum = whole(parameter.grad.lerp(average, group["momentum"]))
                 momentum = momentum.unflatten(0, (group["num_matrices"], -1))  # (n, A, B)
                 momenta[momentum.shape[1:], momentum.dtype, momentum.device].append((parameter, group, momentum))
         return momenta

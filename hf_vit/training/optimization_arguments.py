@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from transformers import SchedulerType, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from .muon import NEEDS_WHOLE
-
 
 ADAMW = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
 SCHEDULE_FREE = (
@@ -97,8 +95,6 @@ def check_optimization(args: TrainingArguments) -> None:
         raise ValueError(f"decay_steps={options.decay_steps} must be a share below 1, or a number of steps.")
     if options.use_muon and args.optim not in ADAMW:
         raise ValueError(f"use_muon=True goes with AdamW, not with optim={args.optim.value}. Leave one of them out.")
-    if options.use_muon and (args.fsdp or args.deepspeed):
-        raise ValueError(NEEDS_WHOLE)
     if args.optim in SCHEDULE_FREE and args.lr_scheduler_type != SchedulerType.CONSTANT:
         raise ValueError(
             f"optim={args.optim.value} needs no schedule and does its own warm-up, but lr_scheduler_type="

@@ -37,6 +37,8 @@ class OptimizedTrainer(SafeTrainer):
         super().__init__(*args, **kwargs)
         check_optimization(self.args)
         self.optimization = optimization_of(self.args)
+        if self.optimization.use_muon:
+            self.check_weights_are_open("use_muon=True")
         self.frozen: list[nn.Module] = []
         prefixes, trainable_blocks = self.optimization.frozen_prefixes(), self.optimization.trainable_blocks
         if prefixes or trainable_blocks is not None:

@@ -44,6 +44,15 @@ class SafeTrainer(Trainer):
             (folder / TRAINING_ARGS_NAME).unlink()
             (folder / TRAINING_ARGS_JSON).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
 
+    def check_weights_are_open(self, option: str) -> None:
+        """Raises `ValueError` where the library does not lay the weights open, which an option needs."""
+        is_fsdp1 = self.is_fsdp_enabled and self.accelerator.state.fsdp_plugin.fsdp_version == 1
+        if self.is_deepspeed_enabled or is_fsdp1:
+            raise ValueError(
+                f"{option} works under DDP and FSDP2, not under DeepSpeed or FSDP version 1. Leave it out, or use "
+                "--fsdp with --fsdp_config '{\"version\": 2}'."
+            )
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Writes the library's draft of a card, unless a card stands there that it has not written itself."""
         card = Path(self.args.output_dir) / "README.md"
