@@ -9,7 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vit.training import HfViTTrainingArguments, ImageClassification, parse_arguments, run
+from hf_vit.training import (
+    HfViTTrainingArguments,
+    ImageClassification,
+    ImageClassificationEvaluation,
+    parse_arguments,
+    run,
+)
 
 from .data_helpers import write_tar, write_tars
 from .pretraining_helpers import CONFIG, SMALL, write_colours
@@ -87,6 +93,27 @@ def test_a_folder_is_streamed_and_the_same_images_are_held_out(colours: dict[str
     trainer = task.make_trainer()
     assert len(trainer.predict(task.splits["test"]).predictions) == 21
     assert next(iter(trainer.get_train_dataloader()))["pixel_values"].shape == (8, 3, 16, 16)
+
+
+@pytest.mark.parametrize("kind", ["folders", "tars"])
+def test_the_script_that_scores_takes_the_images_that_were_held_out(
+    kind: str, colours: dict[str, Path], tmp_path: Path
+) -> None:
+    steps = ["--max_steps", "1", "--save_strategy", "no", "--train_val_split", "0.3"]
+    run(ImageClassification, arguments_of(colours[kind], tmp_path / kind, *steps), None, say=lambda _: None)
+    trained = make_task(colours[kind], tmp_path, *steps)
+    options = ["--split", "validation", "--train_val_split", "0.3", "--output_dir", str(tmp_path / "scores")]
+    places = ["--model_name_or_path", str(tmp_path / kind), "--dataset_name", str(colours[kind]), "--use_cpu"]
+    evaluation = ImageClassificationEvaluation(
+        *parse_arguments(ImageClassificationEvaluation.argument_types, [*places, *options])
+    )
+    assert evaluation.prepare()[0] == "validation"
+    held_out = [
+        sorted(image.tobytes() for image in split["image"])
+        for split in (evaluation.images, trained.splits["validation"])
+    ]
+    assert len(held_out[0]) > 3
+    assert held_out[0] == held_out[1]
 
 
 def test_an_unreadable_image_stops_a_training_or_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ from .image_text_batches import ImageTextCollator, draw_caption
 from .keypoint_augmentation import keypoint_augmentation
 from .keypoint_collator import KeypointDetectionCollator
 from .keypoint_sources import load_keypoint_detection
-from .labelled_stream import LabelledStream, stream_image_classification
+from .labelled_stream import LabelledStream, held_out_of_stream, stream_image_classification
 from .masked_images import MaskedImageModelingCollator, draw_mask_seed, masked_image_target
 from .named_images import NamedImages
 from .pretraining_sources import load_unlabelled_images
@@ -63,6 +63,7 @@ __all__ = [
     "draw_caption",
     "draw_mask_seed",
     "first_images",
+    "held_out_of_stream",
     "hold_out",
     "image_classification_augmentation",
     "keypoint_augmentation",

@@ -131,6 +131,21 @@ def stream_image_classification(
     return LabelledStream(classes.names, rows, held_out, streamed=labelled)
 
 
+def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> Dataset:
+    """Returns the training images that a training on a stream of them holds out.
+
+    Args:
+        images: The split "train" of `load_image_classification`.
+        source: Where it is from.
+        train_val_split: The share that is held out.
+    """
+    path = Path(source).expanduser()
+    if path.exists() and not stream_from_disk(path):
+        return hold_out(images, train_val_split)["test"]  # their list was at hand
+    rows = images.select_columns("image").cast_column("image", Image(decode=False))
+    return images.select([number for number, row in enumerate(rows) if not _is_trained_on(row, train_val_split)])
+
+
 def _is_trained_on(row: dict[str, Any], share: float) -> bool:
     """Returns whether a row is not among those that are held out: equal images are all on one side."""
     image = row["image"] or {}

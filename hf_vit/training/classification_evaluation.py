@@ -11,6 +11,7 @@ from .evaluation import Evaluation, EvaluationArguments, ScoredModel
 from .load_data import load_scored_split
 from .metrics import image_classification_metrics
 from .models import open_trained
+from .recipe import begun_with
 from .report import write_scores
 from .trainer import HfViTTrainer
 
@@ -37,7 +38,8 @@ class ImageClassificationEvaluation(Evaluation):
         self.model = open_trained(HfViTForImageClassification, name)
         self.processor = load_image_processor(name, patch_size=self.model.config.patch_size)
         label2id = self.model.config.label2id
-        self.split, self.images = load_scored_split(self.data, self.scored.split, label2id, self.args)
+        was_streamed = begun_with(Path(name)).get("streaming", False)
+        self.split, self.images = load_scored_split(self.data, self.scored.split, label2id, self.args, was_streamed)
         return self.split, len(self.images)
 
     def score(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from accelerate.utils import gather_object
 from datasets import ClassLabel, Dataset, DatasetDict
 from transformers.utils import logging
 
-from ..data import hold_out, load_image_classification, unreadable_images, without_unreadable
+from ..data import held_out_of_stream, hold_out, load_image_classification, unreadable_images, without_unreadable
 from .arguments import (
     DataArguments,
     HfViTTrainingArguments,
@@ -98,7 +98,11 @@ def prepare_splits(
 
 
 def load_scored_split(
-    args: DataArguments, split: str | None, label2id: dict[str, int], training_args: HfViTTrainingArguments
+    args: DataArguments,
+    split: str | None,
+    label2id: dict[str, int],
+    training_args: HfViTTrainingArguments,
+    was_streamed: bool = False,
 ) -> tuple[str, Dataset]:
     """Opens one split of the data and numbers its labels as a model does.
 
@@ -109,6 +113,7 @@ def load_scored_split(
         split: Name of the split; by default "test", else "validation", else, with a warning, "train".
         label2id: The model's number of each class name.
         training_args: As in `load_splits`.
+        was_streamed: Whether the model has trained on a stream, which holds out other images.
 
     Returns:
         The name of the split, and its images.
@@ -120,7 +125,7 @@ def load_scored_split(
     splits = open_splits(args, training_args)
     split, source = choose_split(splits, args, split)
     images = with_model_labels(splits[source], label2id, args.dataset_name)
-    images = scored_images(images, split, source, args, training_args, unreadable_images)
+    images = scored_images(images, split, source, args, training_args, unreadable_images, was_streamed=was_streamed)
     return split, images.remove_columns("label").rename_column("model_label", "label")
 
 
@@ -150,6 +155,7 @@ def scored_images(
     training_args: HfViTTrainingArguments,
     find_faults: FindFaults,
     fault: str = UNREADABLE,
+    was_streamed: bool = False,
 ) -> Dataset:
     """Returns the images of a split that are scored.
 
@@ -161,12 +167,15 @@ def scored_images(
         training_args: Gives the seed and, on several processes, the share of each.
         find_faults: Finds images that cannot be read.
         fault: What is wrong with those that it finds.
+        was_streamed: Whether `source` came as a stream when "validation" was held out of it.
 
     Raises:
         ValueError: if an image cannot be read and `skip_unreadable` is not set, or too few are left.
     """
     images = readable_images(DatasetDict({source: images}), args, training_args, find_faults, fault)[source]
-    if split != source:
+    if split != source and was_streamed:
+        images = held_out_of_stream(images, args.dataset_name, args.train_val_split)
+    elif split != source:
         images = hold_out(images, args.train_val_split)["test"]
     return at_most(args.max_eval_samples, images, training_args.seed)
 

@@ -99,6 +99,12 @@ def parse(value: str) -> Any:
         return value
 
 
+def begun_with(folder: Path) -> dict[str, Any]:
+    """Returns the recipe that a training has left in its output folder, empty if there is none."""
+    file = folder / RECIPE_NAME
+    return yaml.load(file.read_text(encoding="utf-8"), RecipeLoader) if file.is_file() else {}
+
+
 def begin_recipe(folder: Path, arguments: Sequence[str], is_resumed: bool) -> None:
     """Writes the recipe of a training into its output folder, or compares it with the one that stands there.
 
@@ -111,8 +117,7 @@ def begin_recipe(folder: Path, arguments: Sequence[str], is_resumed: bool) -> No
         ValueError: if a training is taken up with other arguments, which would make it another training.
     """
     file, recipe = folder / RECIPE_NAME, to_recipe(arguments)
-    if is_resumed and file.is_file():
-        begun = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)
+    if is_resumed and (begun := begun_with(folder)):
         changed = sorted(
             name
             for name in begun.keys() | recipe.keys()
