@@ -22,6 +22,7 @@ from .trainings import (
     digits_trainer,
     evaluate,
     splits,
+    train_adapter,
     train_augmented,
     train_case,
 )
@@ -107,6 +108,13 @@ def test_two_processes_train_at_the_sizes_of_one(two_processes: list[dict[str, A
     for process in two_processes:
         assert_close(process["many_sizes"]["losses"], alone["losses"], 1e-5, "losses")
         assert_close(process["many_sizes"]["weights"], alone["weights"], 1e-5, "weights")
+
+
+def test_two_processes_learn_the_adapter_of_one(two_processes: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = train_adapter(tmp_path, GLOBAL_BATCH)
+    for process in two_processes:
+        assert_close(process["adapter"]["losses"], alone["losses"], 1e-5, "losses")
+        assert_close(process["adapter"]["weights"], alone["weights"], 1e-5, "weights")
 
 
 def test_two_processes_take_a_training_up_where_it_was(two_processes: list[dict[str, Any]]) -> None:

@@ -204,6 +204,21 @@ def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None
     }
 
 
+class OfSavedModel(HfViTTrainer):
+    """Takes its model for one that was saved: others get no adapter."""
+
+    def __init__(self, model: HfViTForImageClassification, **kwargs: Any) -> None:
+        model.config._name_or_path = "saved"
+        torch.manual_seed(0)  # what an adapter begins with is random
+        super().__init__(model=model, **kwargs)
+
+
+def train_adapter(folder: Path, batch_size: int) -> dict[str, Any]:
+    """Trains an adapter as `train_augmented` trains all."""
+    options = {"arguments_class": HfViTTrainingArguments, "warmup_steps": 0, "eval_strategy": "no", "lora_rank": 2}
+    return train_augmented(folder, batch_size, trainer_class=OfSavedModel, **options)
+
+
 def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
     """Metrics of the fresh weights, in float64 so that the predictions are the same in whatever batches."""
     with default_dtype(torch.float64):
@@ -319,6 +334,7 @@ def compare_processes(folder: Path) -> None:
         **train_twice(folder),
         "regularised": train_regularised(folder, GLOBAL_BATCH // 2),
         "many_sizes": train_augmented(folder / "many_sizes", GLOBAL_BATCH // 2, trainer_class=AtManySizes),
+        "adapter": train_adapter(folder / "adapter", GLOBAL_BATCH // 2),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
     }
     digits_trainer(folder, SlowSecondProcess, max_steps=1, save_strategy="steps", save_steps=1).train()
