@@ -29,6 +29,7 @@ def test_benchmark_of_the_trainer_trains_all_ways(tmp_path: Path) -> None:
     assert result["ratios"].keys() == {"bare loop", "timm", "transformers"}
     assert result["gains"].keys() == {growing, drawn}
     assert all(value > 0 for kind in ("images_per_second", "ratios", "gains") for value in result[kind].values())
+    assert all(result["fastest"][way] >= rate for way, rate in result["images_per_second"].items())
 
 
 def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:
