@@ -12,6 +12,7 @@ from hf_vit.training import (
     TrainingDataArguments,
     parse_arguments,
 )
+from hf_vit.training.arguments import share_of_cores
 
 
 TYPES = (ModelArguments, TrainingDataArguments, AugmentationArguments, HfViTTrainingArguments)
@@ -52,6 +53,23 @@ def test_the_cpu_trains_unasked_where_there_is_nothing_else(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
     args = HfViTTrainingArguments(output_dir=str(tmp_path), bf16=not has_accelerator)
     assert args.use_cpu is not has_accelerator
+
+
+@pytest.mark.parametrize(("num_cores", "processes", "expected"), [(16, 1, 8), (16, 4, 4), (2, 1, 2), (4, 8, 1)])
+def test_beside_a_gpu_worker_processes_share_the_cores(
+    num_cores: int, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert share_of_cores(num_cores) == expected
+
+
+def test_a_cpu_trains_without_worker_processes_unless_told(tmp_path: Path) -> None:
+    def workers(**options: int) -> tuple[int, bool]:
+        args = HfViTTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **options)
+        return args.dataloader_num_workers, args.dataloader_persistent_workers
+
+    assert workers() == workers(dataloader_num_workers=0) == (0, False)
+    assert workers(dataloader_num_workers=2) == (2, True)
 
 
 def test_a_misspelled_name_in_a_file_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from .stream_arguments import StreamArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__
+MAX_WORKERS = 8  # unless said otherwise
 
 
 @dataclass
@@ -262,6 +264,13 @@ class HfViTTrainingArguments(
     dataloader_pin_memory: bool = field(
         default=torch.cuda.is_available(), metadata=LIBRARY["dataloader_pin_memory"].metadata
     )
+    dataloader_num_workers: int | None = field(
+        default=None,
+        metadata={
+            "help": "Processes that read images, for each that trains. Unless said otherwise its share of the cores "
+            "beside a GPU, at most 8; without one none, as the model takes all cores."
+        },
+    )
     # Where there are worker processes, they stay from epoch to epoch.
     dataloader_persistent_workers: bool = field(
         default=True, metadata=LIBRARY["dataloader_persistent_workers"].metadata
@@ -282,12 +291,20 @@ class HfViTTrainingArguments(
             self.load_best_model_at_end = True
         self.check_repeated_augmentations()
         self.check_sizes()
+        if self.dataloader_num_workers is None:
+            has_gpu = torch.cuda.is_available() and not self.use_cpu
+            self.dataloader_num_workers = share_of_cores(os.cpu_count() or 1) if has_gpu else 0
         if self.dataloader_num_workers == 0:
             self.dataloader_persistent_workers = False  # torch refuses it
         super().__post_init__()
         check_optimization(self)
         self.check_averaging(str(self.optim))
         self.check_lora()
+
+
+def share_of_cores(num_cores: int) -> int:
+    """Returns how many worker processes each of the processes on this machine has room for."""
+    return min(MAX_WORKERS, max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
