@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
+from hf_vit.training.arguments import HelpFormatter
 from hf_vit.training.recipe import RecipeLoader
 
 
@@ -118,6 +119,9 @@ def main(file: Path, args: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    if not sys.argv[1:] or not sys.argv[1].endswith(".yaml"):
-        sys.exit(f"{__doc__}\nThe first argument is the file that says what to compare.")
-    main(Path(sys.argv[1]), HfArgumentParser(Arguments).parse_args_into_dataclasses(sys.argv[2:])[0])
+    usage = "%(prog)s FILE --dataset_name DATASET_NAME [--output_dir OUTPUT_DIR] [--seeds SEEDS ...]"
+    parser = HfArgumentParser(Arguments, usage=usage, description=__doc__, formatter_class=HelpFormatter)
+    if not sys.argv[1:] or sys.argv[1].startswith("-"):
+        parser.parse_args([*sys.argv[1:], "--dataset_name", ""])  # for --help
+        parser.error("the first argument is the file that says what to compare: scripts/ablations/cifar10.yaml")
+    main(Path(sys.argv[1]), parser.parse_args_into_dataclasses(sys.argv[2:])[0])
