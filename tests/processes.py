@@ -14,7 +14,7 @@ from .zygote import NUMBER, Order
 
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT = 240  # seconds
+TIMEOUT = 480  # seconds, of which a busy machine needs half
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which torch reads at import
 
 

@@ -148,7 +148,8 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
         assert value.std() >= 0.1, f"{output} hardly varies"
         assert_close(actual[output], value, tolerance, output)
     theirs, ours = (gradient(iter([outputs[key] for key in expected]), images) for outputs in (expected, actual))
-    assert_close(ours, theirs, tolerance, "gradient")
+    # It jumps where a sampled point goes over to the next pixel, which float32 rounds to one side or the other.
+    assert_close(ours, theirs, tolerance if dtype == torch.float64 else 1e-3, "gradient")
 
 
 @pytest.mark.parametrize("name", ["two levels, positions of another size"])

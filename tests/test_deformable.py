@@ -154,7 +154,8 @@ def test_padding_has_no_part_in_statistics_and_gradients() -> None:
     (expected, gradients), (actual, own_gradients) = results
     assert_same_predictions(actual, expected)
     for own, other in zip(own_gradients, gradients, strict=True):
-        torch.testing.assert_close(own, other, rtol=0, atol=1e-9 * float(other.abs().max()) + 1e-12)
+        # What comes before a norm of the batch has a bias whose gradient is zero but for rounding.
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-9 * float(other.abs().max()) + 1e-11)
 
 
 def test_more_queries_than_places_find_nothing_there() -> None:
