@@ -22,7 +22,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from hf_vit.training.arguments import HelpFormatter
-from hf_vit.training.recipe import RecipeLoader
+from hf_vit.training.recipe import read_mapping
 
 
 SCRIPTS = Path(__file__).parent
@@ -39,14 +39,11 @@ class Arguments:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Reads a mapping from a YAML file."""
+    """Reads a mapping; exits with what is wrong with the file."""
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)
-    except (OSError, yaml.YAMLError) as error:
-        sys.exit(f"{file} can't be read as YAML: {error}")
-    if not isinstance(content, dict):
-        sys.exit(f"{file} must hold a mapping from names to values.")
-    return content
+        return read_mapping(file)
+    except (OSError, ValueError) as error:
+        sys.exit(f"{file} can't be read: {error}")
 
 
 def read_ablation(file: Path) -> dict[str, Any]:
@@ -97,11 +94,9 @@ def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
     for name, runs in results.items():
         scores = [run["score"] for run in runs]
         utilisation = [run["mfu"] for run in runs if "mfu" in run]
-        cells = [name, f"{means[name]:.4f}", f"{len(runs)}: {min(scores):.4f} to {max(scores):.4f}"]
-        cells += [
-            f"{means[name] - first:+.4f}",
-            *(f"{mean(run[key] for run in runs):.0f}" for key in ("seconds", "rate")),
-        ]
+        seeds = f"{len(runs)}: {min(scores):.4f} to {max(scores):.4f}"
+        cells = [name, f"{means[name]:.4f}", seeds, f"{means[name] - first:+.4f}"]
+        cells += [f"{mean(run[key] for run in runs):.0f}" for key in ("seconds", "rate")]
         lines.append("| " + " | ".join([*cells, f"{mean(utilisation):.3f}" if utilisation else ""]) + " |")
     return "\n".join(lines)
 

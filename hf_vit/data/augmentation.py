@@ -88,13 +88,8 @@ def image_classification_augmentation(
     except ImportError as error:
         raise ImportError('Augmentation needs torchvision. Install it: pip install "hf-vit[train]".') from error
 
-    is_cropped = min_crop_scale < 1
-    steps: list[Callable[[Any], Any]] = [
-        partial(read_uint8, num_channels=num_channels),
-        v2.RandomResizedCrop(size, scale=(min_crop_scale, 1.0), antialias=True) if is_cropped else v2.Resize(size),
-    ]
-    if crop_padding:
-        steps.append(v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect"))
+    steps: list[Callable[[Any], Any]] = [partial(read_uint8, num_channels=num_channels)]
+    steps += _crops(size, min_crop_scale, crop_padding)
     if horizontal_flip:
         steps.append(v2.RandomHorizontalFlip(horizontal_flip))
     steps += _auto_augment(auto_augment, size, num_channels, randaugment_num_ops, randaugment_magnitude)
@@ -138,6 +133,18 @@ def _augment_example(
     transform: Callable[[Image], Tensor], draw: Callable[[dict[str, Any]], dict[str, Any]], example: dict[str, Any]
 ) -> dict[str, Any]:
     return {"image": transform(example["image"]), **draw(example)}
+
+
+def _crops(size: tuple[int, int], min_crop_scale: float, crop_padding: int) -> list[Callable[[Any], Any]]:
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    is_cropped = min_crop_scale < 1
+    steps: list[Callable[[Any], Any]] = [
+        v2.RandomResizedCrop(size, scale=(min_crop_scale, 1.0), antialias=True) if is_cropped else v2.Resize(size)
+    ]
+    if crop_padding:
+        steps.append(v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect"))
+    return steps
 
 
 def _auto_augment(

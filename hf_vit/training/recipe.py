@@ -31,8 +31,8 @@ RecipeLoader.yaml_implicit_resolvers = {
 RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?i:true|false)$"), list("tTfF"))
 
 
-def read_recipe(file: Path) -> list[str]:
-    """Returns the content of a YAML or JSON file as the command line that says the same.
+def read_mapping(file: Path) -> dict[str, Any]:
+    """Returns the content of a YAML or JSON file.
 
     Raises:
         OSError: if the file cannot be read.
@@ -44,8 +44,13 @@ def read_recipe(file: Path) -> list[str]:
         raise ValueError(f"{file} is neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold a mapping, with lines like 'learning_rate: 0.001'.")
+    return content
+
+
+def read_recipe(file: Path) -> list[str]:
+    """Returns the content of a YAML or JSON file as the command line that says the same; raises as `read_mapping`."""
     arguments = []
-    for name, value in content.items():
+    for name, value in read_mapping(file).items():
         values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict | bool) else value]
         arguments += [f"--{name}", *map(str, values)] if value is not None else []
     return arguments
@@ -102,7 +107,7 @@ def parse(value: str) -> Any:
 def begun_with(folder: Path) -> dict[str, Any]:
     """Returns the recipe that a training has left in its output folder, empty if there is none."""
     file = folder / RECIPE_NAME
-    return yaml.load(file.read_text(encoding="utf-8"), RecipeLoader) if file.is_file() else {}
+    return read_mapping(file) if file.is_file() else {}
 
 
 def begin_recipe(folder: Path, arguments: Sequence[str], is_resumed: bool) -> None:
