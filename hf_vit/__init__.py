@@ -24,43 +24,33 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
 
-from .configuration_hf_vit import HfViTConfig
-from .configuration_objects_hf_vit import HfViTDetectionConfig, HfViTKeypointConfig
-from .configuration_tasks_hf_vit import (
+from .convert import read_image_processor_file, read_published
+from .model.configuration_hf_vit import HfViTConfig
+from .model.image_processing_base import HfViTImageProcessorBase
+from .model.image_processing_hf_vit import HfViTImageProcessor
+from .model.image_processing_pil_hf_vit import HfViTImageProcessorPil
+from .model.modeling_hf_vit import HfViTBackbone, HfViTModel
+from .model.pipeline_hf_vit import HfViTKeypointDetectionPipeline
+from .model.pretrained import HfViTPreTrainedModel
+from .model.processing_hf_vit import HfViTProcessor
+from .model.task_classification import HfViTForImageClassification, HfViTImageClassifierOutput, soften_labels
+from .model.task_configurations import (
+    HfViTContrastiveConfig,
     HfViTDepthConfig,
+    HfViTDetectionConfig,
+    HfViTKeypointConfig,
     HfViTMaskedImageModelingConfig,
     HfViTSegmentationConfig,
+    HfViTTextConfig,
     HfViTUniversalSegmentationConfig,
 )
-from .configuration_text_hf_vit import HfViTContrastiveConfig, HfViTTextConfig
-from .convert import read_image_processor_file, read_published
-from .image_processing_hf_vit import HfViTImageProcessor
-from .image_processing_pil_hf_vit import HfViTImageProcessorPil
-from .image_processing_shared_hf_vit import HfViTImageProcessorBase
-from .modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
-from .modeling_detection_hf_vit import HfViTForObjectDetection
-from .modeling_hf_vit import (
-    HfViTBackbone,
-    HfViTForDepthEstimation,
-    HfViTForImageClassification,
-    HfViTForSemanticSegmentation,
-    HfViTForUniversalSegmentation,
-    HfViTModel,
-)
-from .modeling_keypoints_hf_vit import HfViTForKeypointDetection
-from .modeling_mim_hf_vit import HfViTForMaskedImageModeling
-from .outputs_hf_vit import (
-    HfViTForUniversalSegmentationOutput,
-    HfViTImageClassifierOutput,
-    HfViTKeypointDetectionOutput,
-    HfViTMaskedImageModelingOutput,
-    HfViTObjectDetectionOutput,
-    HfViTSemanticSegmenterOutput,
-)
-from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
-from .pretrained_hf_vit import HfViTPreTrainedModel
-from .processing_hf_vit import HfViTProcessor
-from .task_classification import soften_labels
+from .model.task_contrastive import HfViTForZeroShotImageClassification
+from .model.task_depth import HfViTForDepthEstimation
+from .model.task_detection import HfViTForObjectDetection, HfViTObjectDetectionOutput
+from .model.task_keypoints import HfViTForKeypointDetection, HfViTKeypointDetectionOutput
+from .model.task_mim import HfViTForMaskedImageModeling, HfViTMaskedImageModelingOutput
+from .model.task_segmentation import HfViTForSemanticSegmentation, HfViTSemanticSegmenterOutput
+from .model.task_universal_segmentation import HfViTForUniversalSegmentation, HfViTForUniversalSegmentationOutput
 
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}

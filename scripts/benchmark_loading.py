@@ -20,7 +20,7 @@ import torch
 from transformers import ViTConfig, ViTModel
 
 from hf_vit import HfViTConfig, HfViTModel, convert
-from hf_vit.presets_hf_vit import PRESETS
+from hf_vit.model.configuration_hf_vit import PRESETS
 
 
 LIBRARIES = {"transformers": ViTModel, "hf_vit": HfViTModel}

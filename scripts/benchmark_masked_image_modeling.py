@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import HfArgumentParser
 
 import hf_vit
-from hf_vit.task_mim import draw_mask
+from hf_vit.model.task_mim import draw_mask
 
 
 RATIOS = (0.0, 0.25, 0.5, 0.75, 0.9)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_vit import HfViTImageProcessor, convert
-from hf_vit.configuration_hf_vit import check_fields
-from hf_vit.loading_hf_vit import read_config
+from hf_vit.model.configuration_hf_vit import check_fields
+from hf_vit.model.pretrained import read_config
 
 
 def make_parser() -> argparse.ArgumentParser:

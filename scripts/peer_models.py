@@ -7,7 +7,7 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
-from hf_vit.configuration_hf_vit import to_pair
+from hf_vit.model.configuration_hf_vit import to_pair
 
 
 def make_transformers_model(config: HfViTConfig) -> nn.Module:

@@ -26,8 +26,7 @@ from pathlib import Path
 
 from prediction.inputs import find_images, name_outputs, open_image
 
-from hf_vit.visualize.looks import OF_ALL, OF_EACH, Look, LookOptions, kinds_of
-from hf_vit.visualize.opening import open_to_look
+from hf_vit.visualize.looks import OF_ALL, OF_EACH, Look, LookOptions, kinds_of, open_to_look
 
 
 def to_point(text: str) -> tuple[float, float]:

@@ -4,17 +4,13 @@ from .export import export_checkpoint
 from .families import FAMILIES
 from .image_processor import read_image_processor_file
 from .layouts import LAYOUTS
-from .load_image_processor import load_image_processor
-from .load_processor import load_processor, load_tokenizer
-from .loading import Converted, convert_checkpoint, read_published
-from .model_card import write_conversion_card
+from .loading import TASKS, Converted, convert_checkpoint, read_published
+from .model_card import families_table, write_conversion_card
 from .new_folder import check_new_folder, new_folder
-from .parity import OutputParity, compare_with_source
+from .parity import NoReferenceError, OutputParity, compare_with_source
 from .peak_memory import peak_memory
-from .reference import NoReferenceError
+from .processors import load_image_processor, load_processor, load_tokenizer
 from .source import Source, open_source
-from .table import families_table
-from .tasks import TASKS
 
 
 __all__ = [

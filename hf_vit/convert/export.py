@@ -1,4 +1,4 @@
-"""Our models as checkpoints of other libraries."""
+"""Our models and image processors as checkpoints of other libraries."""
 
 import json
 import os
@@ -8,20 +8,68 @@ from typing import Any
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import BaseImageProcessor
+from transformers.image_utils import PILImageResampling
 from transformers.utils import logging
 
-from ..configuration_hf_vit import HfViTConfig, to_pair
-from ..configuration_tasks_hf_vit import TASK_CONFIGS
-from ..modeling_hf_vit import HfViTForImageClassification, HfViTModel
-from ..pretrained_hf_vit import HfViTPreTrainedModel
-from .export_image_processor import export_image_processor
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.task_classification import HfViTForImageClassification
+from ..model.task_configurations import TASK_CONFIGS
+from .image_processor import SHARED, read_image_processor_file
 from .key_map import export_weights, strip_prefix
 from .layouts import LAYOUTS, Layout
 from .new_folder import new_folder
 
 
-logger = logging.get_logger(__name__)
+def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
+    """Returns what a library's own file of options says of the same image processing.
 
+    Args:
+        image_processor: One of ours.
+        layout: "timm" for its `pretrained_cfg`, else preprocessor_config.json of transformers.
+
+    Raises:
+        ValueError: if that library cannot do the same.
+    """
+    options = image_processor.to_dict()
+    exported = timm_options(options) if layout == "timm" else transformers_options(options)
+    content = {"pretrained_cfg": exported} if layout == "timm" else exported
+    back = type(image_processor)(**read_image_processor_file(content)).to_dict()
+    ignored = {"crop_rounding", "do_convert_rgb", "image_processor_type", "auto_map"}
+    lost = sorted(name for name in options.keys() - ignored if options[name] != back.get(name))
+    if lost:
+        described = ", ".join(f"{name}={options[name]!r} (there {back.get(name)!r})" for name in lost)
+        raise ValueError(
+            f"The image processor does not fit the layout {layout!r}: {described}. Export the model without it."
+        )
+    return exported
+
+
+def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
+    """preprocessor_config.json: ViT's resizes, DINOv2's (BiT) crops too."""
+    kind = "BitImageProcessor" if options.get("do_center_crop") else "ViTImageProcessor"
+    shared = {name: options[name] for name in SHARED if options.get(name) is not None}
+    return {"image_processor_type": kind, **shared}
+
+
+def timm_options(options: dict[str, Any]) -> dict[str, Any]:
+    """`pretrained_cfg`: what is cropped out of the image in the middle, and how large that is beforehand."""
+    size = options["size"]
+    crop = options["crop_size"] if options.get("do_center_crop") else size
+    edge = crop.get("height", size.get("shortest_edge"))
+    larger = size.get("shortest_edge", size.get("height"))
+    return {
+        "input_size": [options["num_channels"], edge, crop.get("width", edge)],
+        "interpolation": PILImageResampling(options["resample"]).name.lower(),
+        "crop_pct": edge / larger,
+        "crop_mode": "center" if "shortest_edge" in size else "squash",
+        "mean": list(options["image_mean"]),
+        "std": list(options["image_std"]),
+    }
+
+
+logger = logging.get_logger(__name__)
 # Fields that change nothing in the outputs at the native size, or only in training, or belong to heads that do not go
 # out, and that no layout holds.
 NOT_CARRIED = {

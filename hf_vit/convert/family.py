@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from huggingface_hub.dataclasses import validate_typed_dict
 
-from ..configuration_hf_vit import HfViTConfig
+from ..model.configuration_hf_vit import HfViTConfig
 from .key_map import KeyMap
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers.image_utils import PILImageResampling
 
-from ..configuration_hf_vit import to_pair
-from ..image_sizes_hf_vit import EXACT_KEYS, to_size_dict
+from ..model.configuration_hf_vit import to_pair
+from ..model.image_geometry import EXACT_KEYS, to_size_dict
 
 
 Options = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..configuration_hf_vit import HfViTConfig, to_pair
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from .families import DEIT, DINOV2, DINOV2_WITH_REGISTERS, TIMM, VIT
 from .families.timm_vit import ACTIVATIONS, POOLINGS
 from .family import Family, common_fields

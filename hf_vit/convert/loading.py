@@ -9,25 +9,35 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
-from ..configuration_hf_vit import PROPERTIES, HfViTConfig
-from ..configuration_tasks_hf_vit import TASK_CONFIGS
-from ..modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
-from ..modeling_detection_hf_vit import HfViTForObjectDetection
-from ..modeling_hf_vit import (
-    HfViTForDepthEstimation,
-    HfViTForImageClassification,
-    HfViTForUniversalSegmentation,
-    HfViTModel,
-)
-from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
-from ..modeling_mim_hf_vit import HfViTForMaskedImageModeling
-from ..pretrained_hf_vit import HfViTPreTrainedModel
+from ..model.configuration_hf_vit import PROPERTIES, HfViTConfig
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.task_classification import HfViTForImageClassification
+from ..model.task_configurations import TASK_CONFIGS
+from ..model.task_contrastive import HfViTForZeroShotImageClassification
+from ..model.task_depth import HfViTForDepthEstimation
+from ..model.task_detection import HfViTForObjectDetection
+from ..model.task_keypoints import HfViTForKeypointDetection
+from ..model.task_mim import HfViTForMaskedImageModeling
+from ..model.task_segmentation import HfViTForSemanticSegmentation
+from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
 from .families import FAMILIES
 from .family import Config, Family, Shapes, check_fixed
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source, read_image_processor
 
 
+TASKS: dict[str, type[HfViTPreTrainedModel]] = {
+    "features": HfViTModel,
+    "image-classification": HfViTForImageClassification,
+    "semantic-segmentation": HfViTForSemanticSegmentation,
+    "universal-segmentation": HfViTForUniversalSegmentation,
+    "depth-estimation": HfViTForDepthEstimation,
+    "keypoint-detection": HfViTForKeypointDetection,
+    "masked-image-modeling": HfViTForMaskedImageModeling,
+    "object-detection": HfViTForObjectDetection,
+    "zero-shot-image-classification": HfViTForZeroShotImageClassification,
+}
 # Our classes of models with a head, by a tensor of it
 HEADS: dict[str, type[HfViTPreTrainedModel]] = {
     "classifier.weight": HfViTForImageClassification,

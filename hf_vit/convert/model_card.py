@@ -1,4 +1,4 @@
-"""The card of a converted checkpoint."""
+"""The card of a converted checkpoint, and the table of families."""
 
 import os
 from collections.abc import Sequence
@@ -7,10 +7,18 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from ..pretrained_hf_vit import HfViTPreTrainedModel
-from ..travelling_hf_vit import AUTO_MAP
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.remote_code import AUTO_MAP
+from .families import FAMILIES
 from .loading import Converted
 from .parity import OutputParity
+
+
+def families_table() -> str:
+    """Returns a Markdown table of what goes in and what is equal to the source."""
+    rows = [("family", "source", "equal to the source"), ("---",) * 3]
+    rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 TEMPLATE = Path(__file__).with_suffix(".md")

@@ -1,19 +1,211 @@
 """Numeric parity: a converted checkpoint beside the implementation that it was published for."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
-from ..configuration_hf_vit import HfViTConfig, to_pair
-from ..modeling_contrastive_hf_vit import HfViTForZeroShotImageClassification
-from ..modeling_mim_hf_vit import HfViTForMaskedImageModeling
-from ..pretrained_hf_vit import HfViTPreTrainedModel
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.task_contrastive import HfViTForZeroShotImageClassification
+from ..model.task_mim import HfViTForMaskedImageModeling
 from .loading import Converted
-from .reference import Outputs, hide_most, named, open_reference
 from .source import Source
+
+
+# Models with a tower for images and one for texts
+TWO_TOWERS = (transformers.CLIPModel, transformers.SiglipModel, transformers.Siglip2Model)
+# How much of an image is masked where a decoder says what is there
+MASK_RATIO = 0.75
+Outputs = dict[str, Tensor]
+Run = Callable[[Tensor], Outputs]
+
+
+def named(outputs: Mapping[str, Any]) -> Outputs:
+    """Returns the tensors of a model's output by name, hidden states one by one."""
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, Tensor)}
+    states = outputs.get("hidden_states") or ()
+    return {**{f"hidden_states[{index}]": state for index, state in enumerate(states)}, **tensors}
+
+
+class NoReferenceError(ImportError):
+    """There is no source implementation to compare with."""
+
+
+def open_reference(source: Source) -> Run:
+    """Opens a checkpoint with the library it was published for.
+
+    Raises:
+        NoReferenceError: if that is not installed, or the checkpoint does not say which it is.
+    """
+    if "architecture" in source.config and not Path(source.name).is_file():
+        return open_timm(source)
+    if "model_type" in source.config and not Path(source.name).is_file():
+        return open_transformers(source)
+    raise NoReferenceError(f"{source.name!r} holds weights alone, which no installed implementation opens by itself.")
+
+
+def open_transformers(source: Source) -> Run:
+    """Opens a checkpoint with transformers."""
+    config = source.config
+    name = (config.get("architectures") or ["AutoModel"])[0]
+    model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
+    run = RUNNERS.get(config["model_type"], run_plain)
+    chosen = {name: config[name] for name in ("dataset_index",) if name in config}
+    return lambda images: run(model, images, **chosen)
+
+
+def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
+    """Runs a model of transformers that takes images."""
+    if "interpolate_pos_encoding" in inspect.signature(model.forward).parameters:
+        kwargs["interpolate_pos_encoding"] = True
+    return named(model(pixel_values=images, output_hidden_states=True, **kwargs))
+
+
+def hide_most(images: Tensor, patch_size: Any) -> Tensor:
+    """Returns a mask (B, N) bool of patches of images, True for the last three quarters: those that are masked."""
+    side = to_pair(patch_size)
+    num_patches = (images.shape[-2] // side[0]) * (images.shape[-1] // side[1])
+    return (torch.arange(num_patches) >= int(num_patches * (1 - MASK_RATIO))).expand(len(images), -1)
+
+
+def run_vit(model: Any, images: Tensor) -> Outputs:
+    """Runs a model; one with a decoder of pixels, which takes images of its own size alone, also with a mask."""
+    if not isinstance(model, transformers.ViTForMaskedImageModeling):
+        return run_plain(model, images)
+    outputs = run_plain(model.base_model, images)
+    if images.shape[-2:] == to_pair(model.config.image_size):
+        mask = hide_most(images, model.config.patch_size)
+        outputs["reconstruction"] = model(images, bool_masked_pos=mask).reconstruction
+    return outputs
+
+
+def run_vit_mae(model: Any, images: Tensor) -> Outputs:
+    """Runs the encoder with nothing masked, and with noise in order, so that nothing is shuffled either.
+
+    A decoder, which resamples positions of patches as if they were one row, runs at its own image size alone.
+    """
+    encoder = model.base_model
+    mask = hide_most(images, encoder.config.patch_size)
+    noise = torch.arange(mask.shape[1], dtype=images.dtype).expand_as(mask)
+
+    def run(part: Any, ratio: float) -> Outputs:
+        encoder.config.mask_ratio = encoder.embeddings.config.mask_ratio = ratio
+        return run_plain(part, images, noise=noise)
+
+    outputs = run(encoder, 0.0)
+    if model is not encoder and images.shape[-2:] == to_pair(encoder.config.image_size):
+        outputs["logits"] = run(model, MASK_RATIO)["logits"]
+    return outputs
+
+
+def run_towers(model: Any, images: Tensor, run_tower: Callable[..., Outputs] = run_plain) -> Outputs:
+    """Runs a tower for images; one with a tower for texts beside it also with some texts, which it returns too."""
+    if not isinstance(model, TWO_TOWERS):
+        return run_tower(model, images)
+    texts = draw_texts(model.config.text_config)
+    compared = run_tower(model, images, input_ids=texts)
+    return {**run_tower(model.vision_model, images), **compared, "input_ids": texts}
+
+
+def draw_texts(config: Any) -> Tensor:
+    """Returns random texts (3, S) of the greatest length for a text tower of transformers, with an end."""
+    shape, known = (3, config.max_position_embeddings), config.vocab_size
+    texts = torch.randint(known, shape, generator=torch.Generator().manual_seed(0))
+    # CLIP reads 2 as the largest number
+    texts[:, -1] = config.eos_token_id if 2 < (config.eos_token_id or 0) < known else known - 1
+    return texts
+
+
+def run_siglip2(model: Any, images: Tensor) -> Outputs:
+    """Runs a model whose tower for images takes patches."""
+    return run_towers(model, images, run_patches)
+
+
+def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
+    """Runs a model that takes patches, their pixels row by row with the channels last."""
+    config = model.config.vision_config if isinstance(model, TWO_TOWERS) else model.config
+    side = config.patch_size
+    patches = images.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, p, p)
+    shape = torch.tensor([patches.shape[2:4]] * len(images))
+    patches = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)  # (B, N, p·p·C)
+    mask = torch.ones(patches.shape[:2], dtype=torch.long)
+    inputs = {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shape}
+    return named(model(**inputs, output_hidden_states=True, **kwargs))
+
+
+def run_eomt(model: Any, images: Tensor) -> Outputs:
+    """Runs a model whose queries come first and moves them to the end; its last hidden state stands twice."""
+    outputs = run_plain(model, images)
+    del outputs[f"hidden_states[{model.config.num_hidden_layers}]"]
+    length, num_queries = outputs["last_hidden_state"].shape[1], model.config.num_queries
+    return {
+        name: value.roll(-num_queries, dims=1) if "hidden_state" in name and value.shape[1] == length else value
+        for name, value in outputs.items()
+    }
+
+
+def run_vitpose(model: Any, images: Tensor, dataset_index: int = 0) -> Outputs:
+    """Runs a model that takes for each image the data set whose expert is to see it."""
+    return run_plain(model, images, dataset_index=torch.full((len(images),), dataset_index))
+
+
+def run_lw_detr(model: Any, images: Tensor) -> Outputs:
+    """Runs a model whose encoder has its patches window by window and puts them in rows again."""
+    backbone = model.model.backbone.backbone
+    side, patch = backbone.config.num_windows_side, to_pair(backbone.config.patch_size)
+    grid = [length // part // side for length, part in zip(images.shape[-2:], patch, strict=True)]
+    outputs = {
+        name: state.reshape(len(images), side, side, *grid, -1).transpose(2, 3).flatten(1, 4)  # (B, N, D)
+        for name, state in named(backbone(images, output_hidden_states=True)).items()
+        if name.startswith("hidden_states")
+    }
+    predicted = model(images)
+    return {**outputs, "logits": predicted.logits, "pred_boxes": predicted.pred_boxes}
+
+
+RUNNERS = {
+    "vit": run_vit,
+    "vit_mae": run_vit_mae,
+    "clip": run_towers,
+    "siglip": run_towers,
+    "siglip2": run_siglip2,
+    "siglip2_vision_model": run_siglip2,
+    "eomt": run_eomt,
+    "eomt_dinov3": run_eomt,
+    "vitpose": run_vitpose,
+    "vitpose_backbone": run_vitpose,
+    "lw_detr": run_lw_detr,
+}
+
+
+def open_timm(source: Source) -> Run:
+    """Opens a checkpoint with timm."""
+    if find_spec("timm") is None:
+        raise NoReferenceError("timm is not installed. Install it to compare: pip install timm")
+    if "pretrained_cfg" not in source.config:
+        raise NoReferenceError(
+            f"config.json of {source.name!r} has no pretrained_cfg, without which timm does not open it."
+        )
+    import timm
+
+    revision = f"@{source.hub['revision']}" if "revision" in source.hub else ""
+    place = f"local-dir:{source.name}" if Path(source.name).is_dir() else f"hf-hub:{source.name}{revision}"
+    model: Any = timm.create_model(place, pretrained=True, dynamic_img_size=True).float().eval()
+
+    def run(images: Tensor) -> Outputs:
+        summary = "logits" if model.num_classes else "pooler_output"
+        tokens = model.forward_features(images)
+        return {"last_hidden_state": tokens, summary: model(images)}
+
+    return run
 
 
 # Of the largest value of an output, in float32

@@ -1,4 +1,4 @@
-"""Images that cannot be read: found before a training starts rather than in the middle of it."""
+"""Images and targets that cannot be read or trained on, found before a training starts."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -8,13 +8,13 @@ from io import BytesIO
 from datasets import Dataset, DatasetDict, Image
 from transformers.utils import logging
 
-from ..image_inputs_hf_vit import decode_image, read_image
-from .encoded import encoded_bytes
+from ..model.image_inputs import decode_image, read_image
+from .datasets import TargetDataset
+from .targets import encoded_bytes
 from .wording import in_lines, listed
 
 
 logger = logging.get_logger(__name__)
-
 CHUNK_SIZE = 64  # images that a thread takes at a time
 MAX_NAMED = 100
 
@@ -116,3 +116,44 @@ def _classes_lost(splits: DatasetDict, readable: DatasetDict) -> list[str]:
         return []
     names = splits["train"].features["label"].names
     return [names[label] for label in sorted(set(splits["train"]["label"][:]) - set(readable["train"]["label"][:]))]
+
+
+def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:
+    """Reads every image with its target, as training will.
+
+    Found are files that cannot be read, an image and a target of different sizes, images of another size than the
+    annotations of their objects say, labels or colours of no class, and targets of a wrong type. Depth maps without a
+    valid pixel are warned of.
+
+    Args:
+        dataset: What will be trained on. On several processes, each may check a shard of its rows.
+        num_threads: How many examples are read at a time; by default as many as Python thinks fit.
+        show_progress: Whether to draw a progress bar.
+
+    Returns:
+        For the index of each example that is wrong, its file and the reason.
+    """
+    without_depth: list[str] = []
+    faults = find_faults(len(dataset), partial(_faults_among, dataset, without_depth), num_threads, show_progress)
+    if without_depth:
+        logger.warning(
+            "%d of %d depth maps have no valid pixel, and nothing is learned from them:%s",
+            len(without_depth),
+            len(dataset),
+            in_lines(sorted(without_depth), MAX_NAMED),
+        )
+    return faults
+
+
+def _faults_among(dataset: TargetDataset, without_depth: list[str], indices: range) -> dict[int, str]:
+    faults: dict[int, str] = {}
+    for index in indices:
+        try:
+            example = dataset[index]
+            read_image(example["image"], example["file"], num_channels=3)
+        except (OSError, TypeError, ValueError) as error:
+            faults[index] = str(error)
+        else:
+            if "depth_map" in example and not example["depth_map"].any():
+                without_depth.append(example["file"])
+    return faults

@@ -1,9 +1,10 @@
-"""What the extraction of features can be told."""
+"""Features as columns of a table: vectors are lists of one length, patches lists of as many vectors as there are."""
 
 from dataclasses import dataclass, field
 
-from ..training.pool_arguments import PoolArguments
-from .columns import DTYPES
+import torch
+
+from ..training.unlabeled_images import PoolArguments
 from .encoder import FEATURES
 
 
@@ -46,3 +47,6 @@ class ExtractionArguments(PoolArguments):
                 f"batch_size={self.batch_size} and rows_per_shard={self.rows_per_shard} must be at least 1, and "
                 f"num_workers={self.num_workers} at least 0."
             )
+
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import BaseImageProcessor, BatchFeature
 
 from ..convert import load_image_processor
-from ..modeling_hf_vit import HfViTModel
-from ..training.masked_image_scorer import RAW_SIZE, raw_pixels
+from ..model.modeling_hf_vit import HfViTModel
 from ..training.models import load_with_info, shorten
+from ..training.tasks.masked_image_modeling import RAW_SIZE, raw_pixels
 
 
 FEATURES = {

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..metrics import classify_by_neighbours, retrieval_average_precision
-from .linear_probe import probe
+from ..evaluation import classify_by_neighbours, retrieval_average_precision
+from ..evaluation.linear_probe import probe
 from .reading import FeatureSplit
 
 

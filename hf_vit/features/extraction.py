@@ -1,28 +1,217 @@
-"""From images to files of their features: on any number of processes, and taken up where it was interrupted."""
+"""From images to files of their features: on any number of processes, resumed where it was interrupted.
 
+Shapes: C channels, H W pixels.
+"""
+
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 from accelerate import PartialState
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Image
+from torch import Tensor
 from torch.utils.data import DataLoader
+from transformers import BaseImageProcessor
 from transformers.utils import logging
 
 from ..data import load_unlabelled_images
-from ..data.pretraining_sources import CLASS
+from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
+from ..data.targets import encoded_bytes
+from ..model.image_inputs import decode_image
 from ..training.arguments import parse_arguments
-from .arguments import ExtractionArguments
-from .columns import make_batch, make_schema
+from .arguments import DTYPES, ExtractionArguments
 from .encoder import ImageEncoder, open_encoder
-from .images import ImageReader, ReadImage
 from .settings import FeatureSettings, digest, digest_processor, digest_weights
-from .shards import Shard, new_shard, plan_shards
+
+
+ARROW_TYPES = {torch.float32: pa.float32(), torch.float16: pa.float16(), torch.int32: pa.int32()}
+# (B, D) of vectors, or for each of B images (N, D)
+Features = Mapping[str, Tensor | Sequence[Tensor]]
+
+
+def make_schema(widths: Mapping[str, int], dtype: str, has_labels: bool) -> pa.Schema:
+    """Returns the columns of a table.
+
+    Args:
+        widths: Length D of a vector of each feature.
+        dtype: "float32" or "float16".
+        has_labels: Whether the classes of images are known.
+    """
+    number = ARROW_TYPES[DTYPES[dtype]]
+    fields = [("file", pa.string()), *([("label", pa.string())] if has_labels else [])]
+    for name, width in widths.items():
+        vector = pa.list_(number, width)
+        fields.append((name, pa.list_(vector) if name == "patches" else vector))
+        if name == "patches":
+            fields.append(("grid", pa.list_(pa.int32(), 2)))
+    return pa.schema(fields)
+
+
+def make_batch(
+    schema: pa.Schema, files: Sequence[str], labels: Sequence[str | None], features: Features, dtype: str
+) -> pa.RecordBatch:
+    """Returns rows of a table.
+
+    Args:
+        schema: Its columns.
+        files: Names of B images.
+        labels: Names of their classes, where they are known.
+        features: Of these images.
+        dtype: "float32" or "float16".
+
+    Raises:
+        ValueError: if a number is too large for half precision.
+    """
+    columns: dict[str, pa.Array] = {"file": pa.array(files), "label": pa.array(labels, pa.string())}
+    for name, values in features.items():
+        vectors = values if isinstance(values, Tensor) else torch.cat(list(values))
+        flat = vectors if name == "grid" else _rounded(vectors, name, dtype)
+        column = pa.FixedSizeListArray.from_arrays(
+            pa.array(flat.cpu().reshape(-1).numpy(), ARROW_TYPES[flat.dtype]), vectors.shape[1]
+        )
+        if not isinstance(values, Tensor):
+            lengths = [0, *(len(image) for image in values)]
+            column = pa.ListArray.from_arrays(pa.array(np.cumsum(lengths), pa.int32()), column)
+        columns[name] = column
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _rounded(vectors: Tensor, name: str, dtype: str) -> Tensor:
+    rounded = vectors.to(DTYPES[dtype])
+    if rounded.isfinite().all() or not vectors.isfinite().all():
+        return rounded
+    raise ValueError(
+        f"The feature {name!r} goes up to {float(vectors.abs().max()):g}, and {dtype} to "
+        f"{torch.finfo(rounded.dtype).max:g}. Give --dtype float32, and another --output_dir."
+    )
+
+
+class ReadImage(NamedTuple):
+    """An image, or what is wrong with it.
+
+    Args:
+        file: Its name.
+        label: Name of its class, if that is known.
+        pixels: (C, H, W) uint8 or float32; None where it cannot be read.
+        fault: Why it cannot.
+    """
+
+    file: str
+    label: str | None
+    pixels: Tensor | None
+    fault: str = ""
+
+
+class ImageReader(torch.utils.data.Dataset[ReadImage]):
+    """Images of a split of `load_unlabelled_images`."""
+
+    def __init__(self, rows: Dataset, processor: BaseImageProcessor) -> None:
+        """Wraps rows.
+
+        Args:
+            rows: The columns `image`, `file` and maybe `class_number`.
+            processor: Says how many channels an image has.
+        """
+        self.rows = rows.cast_column("image", Image(decode=False))
+        self.processor = processor
+        self.names = rows.features[CLASS].names if CLASS in rows.features else None
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> ReadImage:
+        """Reads an image."""
+        row = self.rows[index]
+        number = row.get(CLASS, NO_CLASS)
+        label = None if self.names is None or number == NO_CLASS else self.names[number]
+        try:
+            image = decode_image(BytesIO(encoded_bytes(row["image"], "image")), "it")
+            return ReadImage(row["file"], label, self.processor.process_image(image))
+        except (OSError, TypeError, ValueError) as error:
+            return ReadImage(row["file"], label, None, str(error))
+
+
+GROUP_BYTES = 2**24  # of rows that are written, and read, at a time
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A range of the images of a split, whose features are in one file.
+
+    Args:
+        split: Name of the split.
+        number: From 0.
+        count: How many there are of the split.
+        start: First image.
+        stop: End of the range, as in a slice.
+    """
+
+    split: str
+    number: int
+    count: int
+    start: int
+    stop: int
+
+    @property
+    def name(self) -> str:
+        """Name of the file, as on the Hub."""
+        return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
+
+
+def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
+    """Divides splits of so many images; neither processes nor restarts change it."""
+    return [
+        Shard(split, number, count, number * rows_per_shard, min((number + 1) * rows_per_shard, size))
+        for split, size in images.items()
+        for count in [math.ceil(size / rows_per_shard)]
+        for number in range(count)
+    ]
+
+
+class ShardWriter:
+    """Writes batches of rows of any size as groups of about the same size, which is all that it keeps in memory."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        """Begins with an open file."""
+        self._writer = writer
+        self._batches: list[pa.RecordBatch] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Takes in the next rows."""
+        self._batches.append(batch)
+        if sum(held.nbytes for held in self._batches) >= GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is left."""
+        if self._batches:
+            self._writer.write_table(pa.Table.from_batches(self._batches))
+            self._batches = []
+
+
+@contextmanager
+def new_shard(file: Path, schema: pa.Schema) -> Iterator[ShardWriter]:
+    """Yields what writes a file, which gets its name once it is complete."""
+    unfinished = file.with_suffix(".part")
+    with pq.ParquetWriter(unfinished, schema, use_dictionary=["label"]) as writer:
+        rows = ShardWriter(writer)
+        yield rows
+        rows.flush()
+    unfinished.replace(file)
 
 
 logger = logging.get_logger(__name__)
-
 FILES_AT_A_TIME = 10_000
 
 

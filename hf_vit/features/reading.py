@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from ..data.splits import SPLITS
+from ..data.formats.splits import SPLITS
 from ..data.wording import listed
+from .extraction import plan_shards
 from .settings import FeatureSettings
-from .shards import plan_shards
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,8 @@
 """A thin layer on the library's Trainer: arguments, metrics, safe saving, publishing and model cards."""
 
+from ..evaluation.classification import image_classification_metrics, majority_baseline
+from ..evaluation.evaluator import ImageScorer, Scored, Scorer
+from ..evaluation.universal import UniversalMetric
 from .arguments import (
     AugmentationArguments,
     DataArguments,
@@ -8,57 +11,43 @@ from .arguments import (
     TrainingDataArguments,
     parse_arguments,
 )
-from .binary_cross_entropy import BinaryCrossEntropy
+from .batch_transforms import Mixing, MultiScaleSizes, ProgressiveSizes
+from .callbacks.throughput import forward_flops
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
-from .classification_evaluation import ImageClassificationEvaluation
-from .dense_evaluation import DepthEvaluation, SemanticEvaluation, UniversalEvaluation
-from .depth_estimation import DepthEstimation, DepthScorer
-from .distillation import DistillationArguments, make_distillation
-from .distilled_loss import Distillation
-from .evaluation import evaluate
-from .feature_distillation import FeatureDistillation
-from .flops import forward_flops
-from .freezing import freeze
-from .hub import check_upload, list_upload, publish
-from .image_classification import (
+from .distillation.arguments import DistillationArguments, make_distillation
+from .distillation.base import Distillation
+from .distillation.features import FeatureDistillation
+from .distillation.teacher import Teacher
+from .distillation.tokens import TokenDistillation
+from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted
+from .load_data import load_scored_split, load_splits
+from .optim.arguments import OptimizationArguments
+from .optim.muon import Muon
+from .optim.parameter_groups import freeze, make_parameter_groups
+from .publishing.hub import check_upload, list_upload, publish
+from .publishing.model_card import TrainingRecord, write_model_card
+from .publishing.report import write_scores
+from .recipe import begin_recipe, without_secrets
+from .regularization import BinaryCrossEntropy, DropTokens, RegularisationArguments, regularise
+from .scoring_trainer import ScoringTrainer
+from .tasks.base import TrainingTask, run
+from .tasks.depth_estimation import DepthEstimation, DepthEvaluation, DepthScorer
+from .tasks.evaluation import evaluate
+from .tasks.image_classification import (
     ImageClassification,
+    ImageClassificationEvaluation,
     load_classifier,
     make_trainer,
     write_report,
 )
-from .image_text import ImageTextContrast
-from .image_text_evaluation import ImageTextEvaluation
-from .image_text_scorer import ImageTextScorer, ImageTextTrainer
-from .keypoint_detection import KeypointDetection, KeypointScorer
-from .load_data import load_scored_split, load_splits
-from .masked_image_modeling import MaskedImageModeling
-from .masked_image_scorer import MaskedImageScorer
-from .metrics import image_classification_metrics, majority_baseline
-from .mixing import Mixing
-from .model_card import TrainingRecord, write_model_card
-from .muon import Muon
-from .neighbour_trainer import NeighbourTrainer
-from .object_detection import DetectionScorer, ObjectDetection
-from .object_evaluation import DetectionEvaluation, KeypointEvaluation
-from .optimization_arguments import OptimizationArguments
-from .parameter_groups import make_parameter_groups
-from .recipe import begin_recipe, without_secrets
-from .regularisation import regularise
-from .regularisation_arguments import RegularisationArguments
-from .report import write_scores
-from .scorer import ImageScorer, Scored, Scorer
-from .scoring_trainer import ScoringTrainer
-from .semantic_segmentation import SemanticScorer, SemanticSegmentation
-from .sizes import MultiScaleSizes, ProgressiveSizes
-from .stops import CheckpointError, ExampleError, NotFiniteError, Preempted
-from .task import TrainingTask, run
-from .teacher import Teacher
-from .token_distillation import TokenDistillation
-from .token_dropping import DropTokens
-from .tokenizer import train_tokenizer
+from .tasks.image_text import ImageTextContrast, ImageTextEvaluation, ImageTextScorer, ImageTextTrainer
+from .tasks.keypoint_detection import KeypointDetection, KeypointEvaluation, KeypointScorer
+from .tasks.masked_image_modeling import MaskedImageModeling, MaskedImageScorer, NeighbourTrainer
+from .tasks.object_detection import DetectionEvaluation, DetectionScorer, ObjectDetection
+from .tasks.semantic_segmentation import SemanticEvaluation, SemanticScorer, SemanticSegmentation
+from .tasks.tokenizer import train_tokenizer
+from .tasks.universal_segmentation import MaskAnnealing, UniversalEvaluation, UniversalScorer, UniversalSegmentation
 from .trainer import HfViTTrainer
-from .universal_metric import UniversalMetric
-from .universal_segmentation import MaskAnnealing, UniversalScorer, UniversalSegmentation
 
 
 __all__ = [

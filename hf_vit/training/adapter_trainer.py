@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..pretrained_hf_vit import HfViTPreTrainedModel
+from ..model.pretrained import HfViTPreTrainedModel
 from .lora import ADAPTER_FOLDER, add_lora, is_adapted, load_adapter, merge, save_adapter
 from .lora_arguments import LoraArguments
 from .safe_trainer import SafeTrainer

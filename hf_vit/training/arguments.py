@@ -13,13 +13,13 @@ from transformers.integrations import is_tensorboard_available
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_xla_available
 
-from ..presets_hf_vit import PRESETS
-from .averaging_arguments import AveragingArguments
+from ..model.configuration_hf_vit import PRESETS
+from .batch_transforms import SizeArguments
+from .callbacks.ema import AveragingArguments
 from .lora_arguments import LoraArguments
-from .optimization_arguments import OptimizationArguments, check_optimization
+from .optim.arguments import OptimizationArguments, check_optimization
 from .recipe import expand
-from .regularisation_arguments import RepeatedAugmentationArguments
-from .size_arguments import SizeArguments
+from .regularization import RepeatedAugmentationArguments
 from .stream_arguments import StreamArguments
 
 

@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from .averaging import AVERAGE_FOLDER, WeightAverage
-from .averaging_arguments import AveragingArguments
+from .callbacks.ema import AVERAGE_FOLDER, AveragingArguments, WeightAverage
 from .safe_trainer import SafeTrainer
 
 

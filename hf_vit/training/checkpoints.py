@@ -14,7 +14,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
-from .averaging import AVERAGE_FOLDER
+from .callbacks.ema import AVERAGE_FOLDER
 
 
 logger = logging.get_logger(__name__)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
-from ..pretrained_hf_vit import HfViTPreTrainedModel
+from ..model.pretrained import HfViTPreTrainedModel
 from .lora_arguments import LoraArguments
 
 

@@ -8,12 +8,9 @@ import torch
 from transformers.trainer_callback import ProgressCallback
 
 from ..convert import peak_memory
-from ..modeling_hf_vit import HfViTForImageClassification
-from .flops import forward_flops
-from .peaks import peak_flops
-from .progress import TrainingProgress
+from ..model.task_classification import HfViTForImageClassification
+from .callbacks.throughput import Throughput, TrainingProgress, Work, forward_flops, peak_flops
 from .safe_trainer import SafeTrainer
-from .throughput import Throughput, Work
 
 
 class MeasuredTrainer(SafeTrainer):

@@ -1,4 +1,4 @@
-"""The model that a training starts from: a new one, or a saved or published one that learns the classes at hand."""
+"""The model that a training starts from, and its image processor."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -8,12 +8,11 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import BaseImageProcessor
 from transformers.utils import logging
 
-from ..configuration_hf_vit import HfViTConfig, check_fields
-from ..configuration_tasks_hf_vit import TASK_CONFIGS
 from ..convert import load_image_processor
-from ..image_processing_hf_vit import HfViTImageProcessor
-from ..loading_hf_vit import check_weights
-from ..pretrained_hf_vit import HfViTPreTrainedModel
+from ..model.configuration_hf_vit import HfViTConfig, check_fields, to_pair
+from ..model.image_processing_hf_vit import HfViTImageProcessor
+from ..model.pretrained import HfViTPreTrainedModel, check_weights
+from ..model.task_configurations import TASK_CONFIGS
 from .arguments import ModelArguments
 
 
@@ -21,7 +20,6 @@ logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 # Options of heads by the field of `HfViTConfig` that holds them
 HeadOptions = Mapping[str, Mapping[str, Any]]
-
 # How the names of the weights of heads begin.
 HEADS = (
     "segmentation_head.",
@@ -264,3 +262,41 @@ def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
             "Give the height and width to train at: --image_size 224."
         )
     return size.height, size.width
+
+
+def whole_image_processor(
+    processor: BaseImageProcessor, config: HfViTConfig, keep_aspect_ratio: bool, **more: Any
+) -> BaseImageProcessor:
+    """Returns an image processor that leaves nothing of an image out.
+
+    Args:
+        processor: What belongs to the model; colours stay as they are there.
+        config: Its image size is that of training.
+        keep_aspect_ratio: Whether images keep their proportions and get that size along their shorter side, or else
+            are squeezed into it.
+        **more: Other options of the processor.
+    """
+    height, width = to_pair(config.image_size)
+    patch = to_pair(config.patch_size)
+    size = {"shortest_edge": min(height, width)} if keep_aspect_ratio else {"height": height, "width": width}
+    options = {
+        **processor.to_dict(),
+        "size": size,
+        "keep_aspect_ratio": False,  # that of DPT, which goes with a height and a width
+        "do_resize": True,
+        "do_center_crop": False,
+        "do_affine_crop": False,
+        "do_pad": keep_aspect_ratio,
+        "pad_size": None,
+        "hide_padding": True,
+        "ensure_multiple_of": patch[0] if patch[0] == patch[1] else patch,
+        **more,
+    }
+    return HfViTImageProcessor.from_dict(options)
+
+
+def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
+    """Says how large images are for a model that sees them through `whole_image_processor`."""
+    height, width = to_pair(config.image_size)
+    whole = f"their shorter side {min(height, width)}" if keep_aspect_ratio else f"{height} x {width}"
+    return f"{height} x {width} pixels in training, in evaluations whole images, {whole}"

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 from transformers import SchedulerType
 
-from .freezing import freeze
-from .muon import Muon
-from .optimization_arguments import SCHEDULE_FREE, check_optimization, optimization_of
-from .parameter_groups import decayed_parameter_names, make_parameter_groups
+from .optim.arguments import SCHEDULE_FREE, check_optimization, optimization_of
+from .optim.muon import Muon
+from .optim.parameter_groups import decayed_parameter_names, freeze, make_parameter_groups
 from .safe_trainer import SafeTrainer
 
 

@@ -13,8 +13,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveS
 from transformers.utils import PushInProgress, hf_api, logging
 
 from .checkpoints import TRAINING_ARGS_JSON
-from .distilled_loss import PROJECTION_NAME
-from .hub import clear_errors, list_upload, tag_version
+from .distillation.base import PROJECTION_NAME
+from .publishing.hub import clear_errors, list_upload, tag_version
 
 
 logger = logging.get_logger(__name__)

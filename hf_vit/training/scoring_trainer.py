@@ -20,7 +20,7 @@ from ..data import (
     ObjectDetectionCollator,
     TargetDataset,
 )
-from .scorer import ImageScorer
+from ..evaluation.evaluator import ImageScorer
 from .trainer import HfViTTrainer
 
 

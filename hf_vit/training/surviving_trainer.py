@@ -14,11 +14,18 @@ from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
 from .agreement import Agreement, lost_weights
+from .callbacks.preemption import StopSignals, WorkerStart
 from .checkpoints import find_damage
-from .disk import explained
+from .errors import (
+    ExampleError,
+    NotFiniteError,
+    Preempted,
+    as_sentence,
+    describe_lost_numbers,
+    explained,
+    how_to_go_on,
+)
 from .measured_trainer import MeasuredTrainer
-from .preemption import StopSignals, WorkerStart
-from .stops import ExampleError, NotFiniteError, Preempted, as_sentence, describe_lost_numbers, how_to_go_on
 
 
 logger = logging.get_logger(__name__)

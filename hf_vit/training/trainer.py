@@ -11,20 +11,17 @@ from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from ..data.augmented_stream import AugmentedStream
-from ..modeling_detection_hf_vit import HfViTForObjectDetection
-from ..modeling_keypoints_hf_vit import HfViTForKeypointDetection
+from ..data.augmentation.datasets import AugmentedStream
+from ..model.task_detection import HfViTForObjectDetection
+from ..model.task_keypoints import HfViTForKeypointDetection
 from .adapter_trainer import AdapterTrainer
 from .averaging_trainer import AveragingTrainer
-from .batch_changes import BatchChange, BatchChanges
-from .callbacks import DatasetEpoch, NewStart, TrainingClock
+from .batch_transforms import BatchChange, BatchChanges, Mixing, SizeArguments, size_changes
+from .callbacks.clock import DatasetEpoch, NewStart, TrainingClock
 from .checkpoints import stopped_early_at
-from .distilled_loss import Distillation
-from .mixing import Mixing
+from .distillation.base import Distillation
 from .optimized_trainer import OptimizedTrainer
-from .repeats import repeated_sampler
-from .size_arguments import SizeArguments
-from .sizes import size_changes
+from .regularization import repeated_sampler
 from .stream_loader import StreamStart, read_own_shards
 from .surviving_trainer import SurvivingTrainer
 

@@ -1,25 +1,27 @@
 """Pictures of trainings, of scores, of what models say about images, and of what they look at."""
 
-from .attention import Attention, attention_maps, record_attention
-from .attention_distance import attention_distances, draw_attention_distances
+from .attention import (
+    Attention,
+    attention_distances,
+    attention_maps,
+    attention_rollout,
+    draw_attention_distances,
+    gradient_rollout,
+    record_attention,
+)
 from .captions import draw_captions
+from .colors import segmentation_palette
 from .depth import colour_depth, draw_depth
 from .detection import draw_boxes, draw_detections
-from .feature_pictures import draw_feature_colours
-from .features import feature_colours, patch_features, patch_similarity
+from .features import draw_feature_colours, feature_colours, patch_features, patch_similarity
 from .figures import MAX_ROWS
-from .filters import patch_filters
 from .heat import draw_heat, overlay_heat
 from .keypoints import draw_keypoints, draw_poses
-from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity
-from .palette import segmentation_palette
-from .panoptic import draw_panoptic, overlay_segments
+from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
 from .patches import patch_at, patch_distances
 from .plots import draw_class_scores, draw_confusion_matrix, draw_curves, draw_precision_recall
-from .positions import position_similarity
 from .reconstruction import draw_reconstructions
-from .rollout import attention_rollout, gradient_rollout
-from .segmentation import draw_segmentation, overlay_segmentation
+from .segmentation import draw_panoptic, draw_segmentation, overlay_segmentation, overlay_segments
 
 
 __all__ = [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from .colors import IGNORED
 from .figures import COLUMN_WIDTH, MAX_ROWS, Picture, as_picture, picture_rows, save, show
-from .palette import IGNORED
 
 
 if TYPE_CHECKING:

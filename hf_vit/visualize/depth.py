@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ..metrics.streamed import as_array
-from .colour_maps import BAR_COLUMN, draw_bar, in_colours, span_of
+from ..evaluation.base import as_array
+from .colors import BAR_COLUMN, draw_bar, in_colours, span_of
 from .figures import MAX_ROWS, Picture, as_picture, check_size, picture_rows, save, show
 
 

@@ -9,11 +9,10 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ..metrics.streamed import as_array
-from .canvas import font_for, large_enough, line_width, readable_on
+from ..evaluation.base import as_array
+from .colors import segmentation_palette
 from .comparison import Legend, draw_comparison, truth_and_prediction
-from .figures import Picture, show
-from .palette import segmentation_palette
+from .figures import Picture, font_for, large_enough, line_width, readable_on, show
 
 
 if TYPE_CHECKING:

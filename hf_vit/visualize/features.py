@@ -1,17 +1,43 @@
-"""What patches are to a model: which are alike, and what tells them apart.
+"""Features of patches: similarity, principal components, and pictures of them.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w, D hidden size.
 """
 
+import os
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import ArrayLike
+from PIL import Image
 from torch import Tensor
 
-from ..pretrained_hf_vit import HfViTPreTrainedModel
+from ..evaluation.base import as_array
+from ..model.pretrained import HfViTPreTrainedModel
+from .colors import IGNORED
+from .figures import MAX_ROWS, Picture, as_picture, large_enough, picture_rows, save, show
 from .patches import Patch, check_evaluates, grids_of, number_of
-from .principal_components import principal_components
+
+
+def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the directions along which vectors vary most.
+
+    Args:
+        rows: (M, D).
+        count: How many directions; there are no more than M or D.
+
+    Returns:
+        The directions (count, D), each of length 1 and with a positive largest entry, and the share of the variance
+        (count,) along each; the first has the most. Float64, as shares are small differences of large sums.
+    """
+    centred = rows.double() - rows.double().mean(dim=0)
+    variances, directions = torch.linalg.eigh(centred.T @ centred)  # of the least first; directions are columns
+    count = min(count, *rows.shape)
+    components = directions.T.flip(0)[:count]
+    largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))  # (count, 1)
+    total = variances.sum().clamp(min=torch.finfo(variances.dtype).tiny)
+    return components * largest.sign(), variances.flip(0)[:count].clamp(min=0) / total
 
 
 NUM_COLOURS = 3
@@ -118,3 +144,28 @@ def _spread(values: Tensor) -> Tensor:
     """Returns each column of values (M, K) from 0, the least, to 1, the largest."""
     lowest, highest = values.amin(dim=0), values.amax(dim=0)
     return (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)
+
+
+def draw_feature_colours(
+    images: Sequence[Picture], colours: Sequence[ArrayLike | Tensor], file: str | os.PathLike[str]
+) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: the image, and its patches in their colours.
+
+    Args:
+        images: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8, that the model saw as a whole at any size.
+        colours: (h, w, 3) of each in [0, 1], from `feature_colours`; NaN becomes grey.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if there is no image.
+    """
+    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
+    figure, panels = picture_rows(pictures, ["image", "patches"], [1.0, 1.0])
+    for row, image, own in zip(panels, images, colours, strict=False):
+        picture, _ = large_enough(image)
+        show(row[0], np.asarray(picture))
+        values = as_array(own, np.float64)
+        levels = np.where(np.isnan(values), IGNORED, (values * 255).round()).astype(np.uint8)
+        show(row[1], np.asarray(Image.fromarray(levels).resize(picture.size, Image.Resampling.NEAREST)))
+    save(figure, file)

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ..metrics.streamed import as_array
-from .canvas import large_enough
-from .colour_maps import BAR_COLUMN, draw_bar, in_colours, span_of
-from .figures import Picture, as_picture, picture_rows, save, show
+from ..evaluation.base import as_array
+from .colors import BAR_COLUMN, draw_bar, in_colours, span_of
+from .figures import Picture, as_picture, large_enough, picture_rows, save, show
 from .patches import Patch
 
 

@@ -9,11 +9,10 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ..metrics.streamed import as_array
-from .canvas import large_enough, line_width
+from ..evaluation.base import as_array
+from .colors import segmentation_palette
 from .comparison import Legend, draw_comparison, truth_and_prediction
-from .figures import MAX_ROWS, Picture, as_picture, show
-from .palette import segmentation_palette
+from .figures import MAX_ROWS, Picture, as_picture, large_enough, line_width, show
 
 
 if TYPE_CHECKING:

@@ -1,27 +1,67 @@
-"""The pictures of what a model looks at, by kind, from photos to files."""
+"""Pictures of what a model attends to, by kind, from photos to files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import BaseImageProcessor
 
-from ..modeling_hf_vit import HfViTForImageClassification
-from ..pretrained_hf_vit import HfViTPreTrainedModel
-from .attention import Attention, attention_maps, record_attention
-from .attention_distance import attention_distances, draw_attention_distances
-from .feature_pictures import draw_feature_colours
-from .features import feature_colours, patch_features, patch_similarity
-from .filters import patch_filters
+from ..convert import TASKS, load_image_processor, open_source
+from ..model.configuration_hf_vit import to_pair
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.task_classification import HfViTForImageClassification
+from ..training.models import whole_image_processor
+from .attention import (
+    Attention,
+    attention_distances,
+    attention_maps,
+    attention_rollout,
+    check_classifier,
+    draw_attention_distances,
+    gradient_rollout,
+    record_attention,
+)
+from .features import draw_feature_colours, feature_colours, patch_features, patch_similarity
 from .heat import draw_heat
-from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity
+from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
 from .patches import Patch, patch_at, patch_distances
-from .positions import position_similarity
-from .rollout import attention_rollout, check_classifier, gradient_rollout
+
+
+def open_to_look(name_or_path: str, image_size: int | None = None) -> tuple[HfViTPreTrainedModel, BaseImageProcessor]:
+    """Opens a model of any task, and an image processor that leaves nothing of a photo out.
+
+    Args:
+        name_or_path: Folder, file of weights, or name on the Hub, ours or published.
+        image_size: Shorter side in pixels that photos get; None means that of the model.
+
+    Returns:
+        The model in evaluation mode, with eager attention, and the processor, which keeps the proportions of photos up
+        to whole patches.
+
+    Raises:
+        OSError: if there is no such checkpoint.
+        ValueError: if it cannot be opened, or the size is no positive number.
+    """
+    model_class = _class_of(open_source(name_or_path).config)
+    model = model_class.from_pretrained(name_or_path, attn_implementation="eager").eval()
+    config = model.config
+    side = min(to_pair(config.image_size)) if image_size is None else image_size
+    processor = load_image_processor(name_or_path, num_channels=config.num_channels, patch_size=config.patch_size)
+    whole = {"size": {"shortest_edge": side}, "do_pad": False}
+    return model, whole_image_processor(processor, config, keep_aspect_ratio=True, **whole)
+
+
+def _class_of(config: Mapping[str, Any]) -> type[HfViTPreTrainedModel]:
+    """Returns the class that was saved, by its configuration; those of timm say how many classes there are."""
+    saved = (config.get("architectures") or ["ForImageClassification" if config.get("num_classes") else ""])[0]
+    heads = (model for model in TASKS.values() if model is not HfViTModel)
+    return next((model for model in heads if model.__name__.removeprefix("HfViT") in saved), HfViTModel)
 
 
 MAX_SIDE = 1200  # pixels: more of a photo is not seen in a picture

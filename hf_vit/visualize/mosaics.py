@@ -1,4 +1,4 @@
-"""Many small maps beside each other.
+"""Many small maps beside each other: attention heads, position similarities, patch filters.
 
 Shapes: R C rows and columns of maps, h w of each.
 """
@@ -6,14 +6,62 @@ Shapes: R C rows and columns of maps, h w of each.
 import os
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ..metrics.streamed import as_array
-from .canvas import large_enough
-from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, as_picture, new_figure, save, show
+from ..evaluation.base import as_array
+from ..model.pretrained import HfViTPreTrainedModel
+from .features import principal_components
+from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, as_picture, large_enough, new_figure, save, show
 from .heat import HEAT_COLOURS, mark
 from .patches import Patch
+
+
+@torch.no_grad()
+def position_similarity(model: HfViTPreTrainedModel) -> Tensor:
+    """Returns how alike the position embeddings of all patches are, at the native size of the model.
+
+    Args:
+        model: A model with a table of positions, learned or fixed; rotary ones beside it have no part in this.
+
+    Returns:
+        (h, w, h, w) cosines, from -1 to 1: of a row and column with every row and column.
+
+    Raises:
+        ValueError: if it has no table.
+
+    Source: figure 7 of https://arxiv.org/abs/2010.11929.
+    """
+    table = model.get_position_embeddings()
+    if table is None:
+        raise ValueError(
+            f"A model with position_embedding_type={model.config.position_embedding_type!r} adds no positions to its "
+            "patches, so there are none to compare. Those of 'learned', 'sincos2d' and 'learned+rotary' do."
+        )
+    table = table.to(torch.promote_types(table.dtype, torch.float32))
+    directions = F.normalize(table[0, model.config.num_prefix_positions :], dim=-1)  # (N, D)
+    grid = model.config.grid_size
+    return (directions @ directions.T).unflatten(1, grid).unflatten(0, grid)
+
+
+@torch.no_grad()
+def patch_filters(model: HfViTPreTrainedModel, count: int = 28) -> Tensor:
+    """Returns the principal components of the kernels that patches are projected by.
+
+    Args:
+        model: A model of any task.
+        count: How many of them; there are no more than the model has kernels, or a patch has pixels and channels.
+
+    Returns:
+        (count, height of a patch, its width, C) float64, the most important first; each of length 1, its sign chance.
+
+    Source: figure 7 of https://arxiv.org/abs/2010.11929.
+    """
+    kernels = model.base_model.embeddings.patch_embeddings.projection.weight.movedim(1, -1)  # (D, p, q, C)
+    components, _ = principal_components(kernels.flatten(1), count)
+    return components.unflatten(1, kernels.shape[1:])
 
 
 MAP_WIDTH = 0.75  # inches

@@ -6,9 +6,9 @@ Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w.
 import torch
 from torch import Tensor
 
-from ..configuration_hf_vit import to_pair
-from ..embeddings_hf_vit import Grid, own_grids
-from ..pretrained_hf_vit import HfViTPreTrainedModel
+from ..model.configuration_hf_vit import to_pair
+from ..model.embeddings import Grid, own_grids
+from ..model.pretrained import HfViTPreTrainedModel
 
 
 Patch = tuple[int, int]  # row and column

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .colors import segmentation_palette
 from .figures import new_figure
-from .palette import segmentation_palette
 
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .colors import IGNORED
 from .figures import MAX_ROWS, as_picture, picture_rows, save, show
-from .palette import IGNORED
 
 
 def draw_reconstructions(

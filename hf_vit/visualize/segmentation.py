@@ -1,17 +1,17 @@
-"""Semantic segmentation over images."""
+"""Semantic, instance and panoptic segmentation over images."""
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ..metrics.streamed import as_array
+from ..evaluation.base import as_array
+from .colors import IGNORED, segmentation_palette
 from .comparison import Legend, draw_comparison, truth_and_prediction
-from .figures import Picture, as_picture, check_size, show
-from .palette import IGNORED, segmentation_palette
+from .figures import COLUMN_WIDTH, Picture, as_picture, check_size, show
 
 
 if TYPE_CHECKING:
@@ -70,3 +70,106 @@ def draw_segmentation(
 
     found = {label for column in maps.values() for labels in column for label in np.unique(labels).tolist()}
     draw_comparison(images, maps, draw, Legend(found, names, palette), file)
+
+
+Segments = tuple[np.ndarray, np.ndarray, np.ndarray]  # masks, class numbers and scores
+OUTLINES = 500  # outlines that fit beside each other into the longer side of an image
+LETTER_WIDTH = 0.065  # inches
+MIN_LABELLED = 0.04  # radius inside a segment, as a share of the image's shorter side, that has room for a label
+
+
+def overlay_segments(
+    image: Picture,
+    masks: ArrayLike | Tensor,
+    class_labels: ArrayLike | Tensor,
+    palette: np.ndarray,
+    opacity: float = 0.65,
+) -> np.ndarray:
+    """Lays segments in the colours of their classes over an image, each with a white outline inside.
+
+    Args:
+        image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
+        masks: (M, H, W). Where they overlap, the last is on top.
+        class_labels: (M,) class numbers.
+        palette: (K, 3) uint8.
+        opacity: 0 shows the image alone, 1 the colours alone.
+
+    Returns:
+        (H, W, 3) uint8.
+
+    Raises:
+        ValueError: if the sizes differ.
+    """
+    from scipy.ndimage import binary_erosion  # here, as training needs this package but not always a picture
+
+    picture, segments = as_picture(image).copy(), as_array(masks, np.bool_)
+    check_size(picture, segments, "masks")
+    thickness = max(1, round(max(picture.shape) / OUTLINES))
+    original = picture.astype(float)
+    for mask, label in zip(segments, as_array(class_labels, np.int64), strict=True):
+        picture[mask] = ((1 - opacity) * original[mask] + opacity * palette[label]).round()
+        picture[mask & ~binary_erosion(mask, iterations=thickness, border_value=1)] = 255
+    return picture
+
+
+def draw_panoptic(
+    images: Sequence[Picture],
+    predictions: Sequence[Mapping[str, Any]],
+    targets: Sequence[Mapping[str, Any]] | None,
+    names: Sequence[str],
+    file: str | os.PathLike[str],
+) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: the image, the true and the predicted segments over it.
+
+    Args:
+        images: N images of any sizes, see `overlay_segments`.
+        predictions: N results, each `segmentation` (H, W) ids with `segments_info`, a dict with `id`, `label_id` and
+            `score` for each segment; or `masks` (M, H, W), `class_labels` (M,) and `scores` (M,).
+        targets: N dicts with `masks` (M, H, W) and `class_labels` (M,); None where the truth is not known.
+        names: The K class names. Segments bear them where there is room, the legend shows those that occur.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+        ValueError: if there is no image, or sizes differ.
+    """
+    palette = segmentation_palette(len(names))
+    results = truth_and_prediction(targets, predictions, _segments)
+
+    def draw(panel: "Axes", picture: np.ndarray, segments: Segments) -> None:
+        masks, labels, scores = segments
+        show(panel, overlay_segments(picture, masks, labels, palette))
+        for mask, label, score in zip(masks, labels, scores, strict=True):
+            _write_label(panel, mask, names[label] if np.isnan(score) else f"{names[label]} {score:.2f}")
+
+    found = {label for column in results.values() for _, labels, _ in column for label in labels.tolist()}
+    draw_comparison(images, results, draw, Legend(found, names, palette), file)
+
+
+def _segments(result: Mapping[str, Any]) -> Segments:
+    """Returns the masks (M, H, W), class numbers (M,) and scores (M,), NaN where there are none."""
+    if "masks" in result:
+        labels = as_array(result["class_labels"], np.int64)
+        scores = as_array(result.get("scores", np.full(len(labels), np.nan)), np.float64)
+        return as_array(result["masks"], np.bool_), labels, scores
+    info = result["segments_info"]
+    ids = as_array([segment["id"] for segment in info], np.int64)
+    labels = as_array([segment["label_id"] for segment in info], np.int64)
+    scores = as_array([segment["score"] for segment in info], np.float64)
+    return as_array(result["segmentation"], np.int64) == ids[:, None, None], labels, scores
+
+
+def _write_label(panel: "Axes", mask: np.ndarray, label: str) -> None:
+    """Writes into the middle of a segment (H, W), where it is widest, if there is room."""
+    from scipy.ndimage import distance_transform_edt
+
+    distance = distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]  # to the outside, also of the image
+    if distance.max() < MIN_LABELLED * min(mask.shape):
+        return
+    y, x = np.unravel_index(distance.argmax(), mask.shape)
+    width = LETTER_WIDTH * len(label) / COLUMN_WIDTH * mask.shape[1]
+    x = min(max(x, width / 2), mask.shape[1] - width / 2)
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "black", "alpha": 0.6, "linewidth": 0}
+    panel.text(
+        x, y, label, color="white", fontsize=7, ha="center", va="center", bbox=box, clip_on=True, parse_math=False
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...configuration_hf_vit import HfViTConfig, to_pair
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Shapes, Size, shape_of
 from ..key_map import KeyMap, Made, Reshaped, Rows, Zeros
 

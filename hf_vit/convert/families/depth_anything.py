@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...configuration_hf_vit import HfViTConfig
+from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes
 from ..key_map import KeyMap
 from . import dinov2

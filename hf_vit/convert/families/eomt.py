@@ -3,8 +3,8 @@
 from dataclasses import fields as fields_of
 from typing import Any
 
-from ...configuration_hf_vit import HfViTConfig
-from ...configuration_tasks_hf_vit import HfViTUniversalSegmentationConfig
+from ...model.configuration_hf_vit import HfViTConfig
+from ...model.task_configurations import HfViTUniversalSegmentationConfig
 from ..family import Config, Family, Shapes
 from ..key_map import Joined, KeyMap, Reshaped, Rows
 from . import dinov2, dinov3

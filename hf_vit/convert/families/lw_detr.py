@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...configuration_hf_vit import HfViTConfig, to_pair
-from ...projector_hf_vit import MAX_UPSAMPLED
-from ...task_deformable import MAX_INTERMEDIATE_SIZE
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ...model.deformable_decoder import MAX_INTERMEDIATE_SIZE, MAX_UPSAMPLED
 from ..family import Config, Family, Shapes, architecture_fields, label_fields
 from ..key_map import Joined, KeyMap, Made
 

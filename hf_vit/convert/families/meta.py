@@ -9,7 +9,7 @@ Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
 import math
 from typing import Any
 
-from ...configuration_hf_vit import HfViTConfig
+from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, shape_of
 from ..key_map import KeyMap, Made
 from . import block_layout

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ...configuration_hf_vit import to_pair
+from ...model.configuration_hf_vit import to_pair
 from ..family import Config, Family, Shapes, Size, shape_of
 from ..key_map import KeyMap, Reshaped, Zeros
 from .block_layout import as_size, table_size

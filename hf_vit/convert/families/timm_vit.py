@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...configuration_hf_vit import HfViTConfig
+from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes
 from ..key_map import KeyMap, Made
 from . import block_layout

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...configuration_hf_vit import HfViTConfig, to_pair
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Config, Family, Shapes, transformers_fields
 from ..key_map import Joined, KeyMap, Made
 

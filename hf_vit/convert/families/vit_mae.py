@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...configuration_hf_vit import HfViTConfig
+from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes
 from ..key_map import KeyMap, Made
 from . import vit

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...configuration_hf_vit import HfViTConfig
+from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, architecture_fields, label_fields
 from ..key_map import Joined, KeyMap, Made
 from .vit import ATTENTION

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...configuration_hf_vit import HfViTConfig
+from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, transformers_fields
 from ..key_map import KeyMap, Made
 from . import vit

@@ -1,0 +1,157 @@
+"""The image processor and tokenizer that belong to a checkpoint."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, BaseImageProcessor, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.image_processing_hf_vit import HfViTImageProcessor
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.processing_hf_vit import HfViTProcessor
+from ..model.task_contrastive import HfViTForZeroShotImageClassification
+from .image_processor import (
+    image_processor_options,
+    open_clip_image_processor_options,
+    original_image_processor_options,
+    resize_image_processor,
+    timm_image_processor_options,
+)
+from .loading import describe
+from .source import HUB_ARGUMENTS, Source, find_file, open_source
+
+
+Size = int | list[int] | tuple[int, int]
+logger = logging.get_logger(__name__)
+
+
+def load_image_processor(
+    name_or_path: str | os.PathLike[str],
+    image_size: Size | None = None,
+    num_channels: int | None = None,
+    patch_size: Size | None = None,
+    given: Mapping[str, Any] | None = None,
+    **hub: Any,
+) -> BaseImageProcessor:
+    """Returns the image processor that belongs to a checkpoint, ours or published.
+
+    Args:
+        name_or_path: Folder, file of weights, or name on the Hub. Where it has no image processor, what its family
+            usually does with images takes its place.
+        image_size: Height and width in pixels of the model's input; None leaves them as they are.
+        num_channels: Number of image channels of the model; None leaves it as it is.
+        patch_size: Height and width in pixels of the model's patches. Images that are no whole number of them are made
+            smaller: see `in_whole_patches`. None leaves them as they are.
+        given: What else `from_pretrained` was given, fields of `HfViTConfig` or timm's `architecture`: a file of
+            weights alone may need it to be understood.
+        **hub: Where on the Hub it is: `HUB_ARGUMENTS`.
+
+    Raises:
+        OSError: if there is no such checkpoint, or one of ours lacks its image processor.
+        ValueError: if the checkpoint's image processor does what ours cannot.
+    """
+    path = Path(name_or_path)
+    try:
+        place = path.parent if path.is_file() else name_or_path
+        options, _ = HfViTImageProcessor.get_image_processor_dict(place, **hub)
+    except OSError:
+        known = {"image_size": image_size, **(given or {})}
+        source = open_source(name_or_path, known.pop("architecture", None), **hub)
+        if source.config.get("model_type") == HfViTConfig.model_type:
+            raise
+        options = usual_options(source, **known)
+    options = resize_image_processor(options, image_size, num_channels)
+    if patch_size is not None:
+        options = in_whole_patches(options, patch_size)
+    return HfViTImageProcessor(**options)
+
+
+def usual_options(source: Source, **given: Any) -> dict[str, Any]:
+    """Returns how the images of a checkpoint are processed at its native size where it has no such file.
+
+    Args:
+        source: The checkpoint.
+        **given: As in `describe`.
+    """
+    family, native = describe(source, **given)
+    if source.config.get("preprocess_cfg"):
+        options = open_clip_image_processor_options(source.config["preprocess_cfg"], native.image_size)
+    elif family.images:
+        options = original_image_processor_options(family.images, native.image_size)
+    else:
+        logger.warning(
+            f"{source.name!r} does not say how its images are processed. They are as its family's usually are, at its "
+            f"native size of {native.image_size} pixels."
+        )
+        if "model_type" in source.config:
+            options = image_processor_options({}, model_type=source.config["model_type"])
+        else:  # timm, whose older files hold the options beside the architecture
+            side = max(to_pair(native.image_size))
+            options = timm_image_processor_options({"input_size": (3, side, side), **source.config})
+    return resize_image_processor(options, native.image_size, native.num_channels)
+
+
+def in_whole_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any]:
+    """Returns options whose images have whole patches, by making them smaller where they are of one size.
+
+    Models with patches of 14 pixels that were published for 384 leave the rest out at the right and at the bottom.
+    Ours refuse it, and get all of the image in 378 pixels: up to 6 pixels off from what the source sees.
+
+    Args:
+        options: Keyword arguments of `HfViTImageProcessor`.
+        patch_size: Height and width in pixels of a patch.
+    """
+    size = options["crop_size"] if options.get("do_center_crop") else options["size"]
+    if "height" not in size or options.get("ensure_multiple_of"):
+        return options
+    sides = size["height"], size["width"]
+    whole = [max(side // patch, 1) * patch for side, patch in zip(sides, to_pair(patch_size), strict=True)]
+    if tuple(whole) == sides:
+        return options
+    logger.warning(
+        f"Images of {sides[0]}x{sides[1]} pixels make no whole number of patches of {patch_size}. They become "
+        f"{whole[0]}x{whole[1]}, where the source leaves out what remains at the right and at the bottom."
+    )
+    return resize_image_processor(options, whole)
+
+
+def load_processor(
+    model: HfViTPreTrainedModel, name_or_path: str | os.PathLike[str], **options: Any
+) -> BaseImageProcessor | HfViTProcessor:
+    """Returns the image processor that belongs to a checkpoint, with its tokenizer if the model takes texts.
+
+    Args:
+        model: What the checkpoint was opened as.
+        name_or_path: Folder, file of weights, or name on the Hub.
+        **options: Arguments of `load_image_processor`.
+    """
+    image_processor = load_image_processor(name_or_path, **options)
+    if not isinstance(model, HfViTForZeroShotImageClassification) or Path(name_or_path).is_file():
+        return image_processor
+    hub = {name: options[name] for name in HUB_ARGUMENTS if name in options}
+    if find_file(str(name_or_path), "tokenizer_config.json", **hub) is None:
+        return image_processor
+    return HfViTProcessor(image_processor, load_tokenizer(model, name_or_path, **hub))
+
+
+def load_tokenizer(
+    model: HfViTForZeroShotImageClassification, name_or_path: str | os.PathLike[str], **hub: Any
+) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a checkpoint, which cuts texts off where its text tower of our own ends.
+
+    Args:
+        model: What the checkpoint was opened as.
+        name_or_path: Folder, or name on the Hub.
+        **hub: `HUB_ARGUMENTS`.
+
+    Raises:
+        OSError: if it has none.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
+    options = model.text_options
+    if options.encoder_config is None:  # else the tokenizer alone knows
+        tokenizer.model_max_length = min(tokenizer.model_max_length, options.max_position_embeddings)
+    return tokenizer

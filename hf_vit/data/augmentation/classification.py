@@ -1,0 +1,197 @@
+"""The random changes that training images go through, from `torchvision.transforms.v2`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from PIL.Image import Image
+from torch import Tensor
+
+from .inputs import GREY, check_probabilities, read_uint8
+
+
+AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine", "3augment")
+LARGEST_MAGNITUDE = 30  # of RandAugment
+LARGEST_BLUR = 9  # pixels of a kernel
+
+
+def small_affine() -> Callable[[Any], Any]:
+    """Returns a slight random rotation, shift, zoom and shear on black: what a digit looks like in another hand."""
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    return v2.RandomAffine(
+        degrees=8, translate=(0.06, 0.06), scale=(0.9, 1.1), shear=5, interpolation=v2.InterpolationMode.BILINEAR
+    )
+
+
+def three_augment(size: tuple[int, int], num_channels: int) -> Callable[[Any], Any]:
+    """Returns what takes the colours of an image away, solarizes or blurs it, each as often.
+
+    Source: DeiT III, https://arxiv.org/abs/2204.07118, which calls it 3-Augment.
+
+    Args:
+        size: Height and width of images in pixels.
+        num_channels: Number of their channels, 1 or 3.
+    """
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    kernel = min(LARGEST_BLUR, 2 * min(size) - 1)  # odd, and half of it within the image
+    changes = [v2.Grayscale(num_channels), v2.RandomSolarize(128, p=1.0), v2.GaussianBlur(kernel, (0.1, 2.0))]
+    return v2.RandomChoice(changes)
+
+
+def image_classification_augmentation(
+    size: tuple[int, int],
+    num_channels: int = 3,
+    min_crop_scale: float = 0.35,
+    horizontal_flip: float = 0.5,
+    auto_augment: str = "trivialaugment",
+    random_erasing: float = 0.25,
+    *,
+    crop_padding: int = 0,
+    randaugment_num_ops: int = 2,
+    randaugment_magnitude: int = 9,
+    color_jitter: float = 0.0,
+) -> Callable[[Image], Tensor]:
+    """Returns the augmentation of training images for classification, which also brings them to one size.
+
+    Args:
+        size: Height and width of the result in pixels.
+        num_channels: Number of channels C of the result; colours are converted as the image processor does.
+        min_crop_scale: Least share of the image's area that the random resized crop keeps, in (0, 1]
+            (https://arxiv.org/abs/1409.4842). 1 resizes the whole image.
+        horizontal_flip: Probability of a mirror image, in [0, 1].
+        auto_augment: "trivialaugment" (https://arxiv.org/abs/2103.10158), "randaugment"
+            (https://arxiv.org/abs/1909.13719), "affine" (see `small_affine`), "3augment" (see `three_augment`) or
+            "none".
+        random_erasing: Probability that a rectangle becomes grey, in [0, 1] (https://arxiv.org/abs/1708.04896).
+        crop_padding: Pixels by which the image, brought to its size, is mirrored beyond its border, to be cropped at
+            random: the simple random crop of DeiT III (which keeps proportions before it) with `min_crop_scale` 1.
+        randaugment_num_ops: Number of operations of "randaugment".
+        randaugment_magnitude: How much each does, from 0 to 30.
+        color_jitter: By how much brightness, contrast and saturation change at most, in [0, 1], after `auto_augment`.
+
+    Returns:
+        A function from an image of any size and mode to (C, height, width) uint8.
+
+    Raises:
+        ImportError: if torchvision is not installed.
+        ValueError: if a value is out of range, or colours change and C is neither 1 nor 3.
+    """
+    if not 0 < min_crop_scale <= 1:
+        raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 takes the whole image.")
+    check_probabilities(horizontal_flip=horizontal_flip, random_erasing=random_erasing)
+    _check_auto_augment(auto_augment, num_channels)
+    _check_padding_and_jitter(size, num_channels, crop_padding, color_jitter)
+    try:
+        from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+    except ImportError as error:
+        raise ImportError('Augmentation needs torchvision. Install it: pip install "hf-vit[train]".') from error
+
+    steps: list[Callable[[Any], Any]] = [partial(read_uint8, num_channels=num_channels)]
+    steps += _crops(size, min_crop_scale, crop_padding)
+    if horizontal_flip:
+        steps.append(v2.RandomHorizontalFlip(horizontal_flip))
+    steps += _auto_augment(auto_augment, size, num_channels, randaugment_num_ops, randaugment_magnitude)
+    if color_jitter:
+        steps.append(v2.ColorJitter(color_jitter, color_jitter, color_jitter))
+    if random_erasing:
+        steps.append(v2.RandomErasing(random_erasing, value=GREY))
+    return v2.Compose(steps)
+
+
+def cropped_example_augmentation(
+    draw: Callable[[dict[str, Any]], dict[str, Any]],
+    size: tuple[int, int],
+    num_channels: int,
+    min_crop_scale: float,
+    horizontal_flip: float,
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Returns the augmentation of examples whose images are only cropped and mirrored.
+
+    Args:
+        draw: Returns what is drawn for an example beside that.
+        size: Height and width of the result in pixels.
+        num_channels: Number of channels C of the result.
+        min_crop_scale: Least share of the image's area that the random resized crop keeps, in (0, 1].
+        horizontal_flip: Probability of a mirror image, in [0, 1].
+
+    Returns:
+        A function from an example with `image` to `image` (C, height, width) uint8 and what `draw` returns.
+
+    Raises:
+        ImportError: if torchvision is not installed.
+        ValueError: if a value is out of range.
+    """
+    transform = image_classification_augmentation(
+        size, num_channels, min_crop_scale, horizontal_flip, auto_augment="none", random_erasing=0.0
+    )
+    return partial(_augment_example, transform, draw)
+
+
+def _augment_example(
+    transform: Callable[[Image], Tensor], draw: Callable[[dict[str, Any]], dict[str, Any]], example: dict[str, Any]
+) -> dict[str, Any]:
+    return {"image": transform(example["image"]), **draw(example)}
+
+
+def _crops(size: tuple[int, int], min_crop_scale: float, crop_padding: int) -> list[Callable[[Any], Any]]:
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    is_cropped = min_crop_scale < 1
+    steps: list[Callable[[Any], Any]] = [
+        v2.RandomResizedCrop(size, scale=(min_crop_scale, 1.0), antialias=True) if is_cropped else v2.Resize(size)
+    ]
+    if crop_padding:
+        steps.append(v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect"))
+    return steps
+
+
+def _auto_augment(
+    name: str, size: tuple[int, int], num_channels: int, num_ops: int, magnitude: int
+) -> list[Callable[[Any], Any]]:
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    if name == "none":
+        return []
+    if name == "trivialaugment":
+        return [v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)]
+    if name == "randaugment":
+        return [_rand_augment(num_ops, magnitude)]
+    return [small_affine() if name == "affine" else three_augment(size, num_channels)]
+
+
+def _rand_augment(num_ops: int, magnitude: int) -> Callable[[Any], Any]:
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    if num_ops < 1:
+        raise ValueError(f"randaugment_num_ops={num_ops} does nothing. Set at least 1, or auto_augment to none.")
+    if not 0 <= magnitude <= LARGEST_MAGNITUDE:
+        raise ValueError(f"randaugment_magnitude={magnitude} must lie between 0 and {LARGEST_MAGNITUDE}.")
+    return v2.RandAugment(num_ops, magnitude, interpolation=v2.InterpolationMode.BILINEAR)
+
+
+def _check_padding_and_jitter(
+    size: tuple[int, int], num_channels: int, crop_padding: int, color_jitter: float
+) -> None:
+    if not 0 <= crop_padding < min(size):
+        raise ValueError(
+            f"crop_padding={crop_padding} must lie between 0, which does not crop, and {min(size) - 1}: more than an "
+            f"image of {size} pixels cannot be mirrored."
+        )
+    if not 0 <= color_jitter <= 1:
+        raise ValueError(f"color_jitter={color_jitter} must lie in [0, 1]; 0 switches it off.")
+    if color_jitter and num_channels not in (1, 3):
+        raise ValueError(
+            f"color_jitter={color_jitter} changes 1 or 3 channels, not num_channels={num_channels}. Set 0."
+        )
+
+
+def _check_auto_augment(auto_augment: str, num_channels: int) -> None:
+    if auto_augment not in AUTO_AUGMENTS:
+        raise ValueError(f"auto_augment={auto_augment!r} is unknown. Choose one of {', '.join(AUTO_AUGMENTS)}.")
+    if auto_augment not in ("none", "affine") and num_channels not in (1, 3):
+        raise ValueError(
+            f"auto_augment={auto_augment!r} changes colours, which images of num_channels={num_channels} have not: it "
+            "takes 1 or 3. Set auto_augment to none or affine."
+        )

@@ -1,0 +1,152 @@
+"""Random crops of images, and crops of objects by any affine map.
+
+Shapes: C channels, H W pixels, h w pixels of the result, H W pixels of an image, h w pixels of a crop, K keypoints.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...model.image_crops import crop_regions, keep_inside, sample_pixels
+
+
+@dataclass(frozen=True)
+class Span:
+    """Along one side: which part of the old one is taken, and where it lies in the new one. In pixels."""
+
+    start: int
+    length: int
+    new_start: int
+    new_length: int
+
+    @property
+    def new_stop(self) -> int:
+        """Where it ends in the new one."""
+        return self.new_start + self.new_length
+
+    def move(self, places: Tensor) -> Tensor:
+        """Returns where places of the old one are in the new one, in pixels from the edge."""
+        return (places - self.start) * (self.new_length / self.length) + self.new_start
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Which part of an image is taken, and where it lies in a result of `size`, height and width in pixels."""
+
+    rows: Span
+    columns: Span
+    size: tuple[int, int]
+
+    @property
+    def inner(self) -> tuple[int, int]:
+        """Height and width of what is cut out once it is resized."""
+        return self.rows.new_length, self.columns.new_length
+
+    def cut(self, image: Tensor) -> Tensor:
+        """Returns the part of (..., H, W) that is taken."""
+        rows, columns = (slice(span.start, span.start + span.length) for span in (self.rows, self.columns))
+        return image[..., rows, columns]
+
+    def place(self, inner: Tensor, outside: float) -> Tensor:
+        """Returns (..., h, w) with the resized part at its place, and `outside` elsewhere."""
+        if self.inner == self.size:
+            return inner
+        frame = inner.new_full((*inner.shape[:-2], *self.size), outside)
+        rows, columns = (slice(span.new_start, span.new_stop) for span in (self.rows, self.columns))
+        frame[..., rows, columns] = inner
+        return frame
+
+    def take_image(self, image: Tensor, outside: float) -> Tensor:
+        """Returns (C, h, w) of an image (C, H, W), resized smoothly."""
+        from torchvision.transforms.v2 import functional  # here, as all else in the package does without torchvision
+
+        return self.place(functional.resize(self.cut(image), list(self.inner), antialias=True), outside)
+
+
+def draw_crop(shape: Sequence[int], size: tuple[int, int], scale: float, keep_aspect_ratio: bool) -> Crop:
+    """Draws where a crop lies from torch's default generator.
+
+    Args:
+        shape: Height H and width W of the image in pixels.
+        size: Height h and width w of the result in pixels.
+        scale: At 1 the image is as large as an image processor makes it.
+        keep_aspect_ratio: Whether its shorter side is then that of the result, or else both sides are.
+    """
+    zooms = [length / old for length, old in zip(size, shape, strict=True)]
+    if keep_aspect_ratio:  # upright and lying images alike, as by an image processor of `shortest_edge`
+        zooms = [min(size) / min(shape)] * 2
+    rows, columns = (_draw_span(*lengths) for lengths in zip(shape, size, zooms, [scale] * 2, strict=True))
+    return Crop(rows, columns, size)
+
+
+def _draw_span(old: int, new: int, zoom: float, scale: float) -> Span:
+    new_length = min(new, max(1, round(old * zoom * scale)))
+    length = min(old, max(1, round(new_length / (zoom * scale))))
+    start, new_start = (int(torch.randint(spare + 1, ())) for spare in (old - length, new - new_length))
+    return Span(start, length, new_start, new_length)
+
+
+def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
+    """Returns the affine map (2, 3) float64 from an image to the crop of a box that the image processor makes.
+
+    Args:
+        box: (4,), x1, y1, x2, y2 in pixels.
+        size: Height and width of the crop in pixels.
+        padding: How many times wider and higher than the box what is cut out is.
+
+    Raises:
+        ValueError: if the box is a point or not finite.
+    """
+    [region] = crop_regions(box[None], size, padding)  # (4,)
+    span = region[2:] - region[:2]
+    if not (torch.isfinite(span) & (span > 0)).all():
+        raise ValueError(f"The box {box.tolist()} has no size. Boxes are x1, y1, x2, y2 with x1 < x2 and y1 < y2.")
+    scale = torch.tensor((size[1] - 1, size[0] - 1), dtype=torch.float64) / span
+    return torch.cat((scale.diag(), (-scale * region[:2])[:, None]), dim=1)
+
+
+def invert_matrix(matrix: Tensor) -> Tensor:
+    """Returns the map back (2, 3) of an affine map (2, 3)."""
+    linear = torch.linalg.inv(matrix[:, :2])
+    return torch.cat((linear, -linear @ matrix[:, 2:]), dim=1)
+
+
+def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
+    """Returns where an affine map (2, 3) takes points (..., 2), x and y in pixels, in their own dtype."""
+    return (points.to(matrix.dtype) @ matrix[:, :2].T + matrix[:, 2]).to(points.dtype)
+
+
+def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns where keypoints of an image lie in a crop.
+
+    Args:
+        keypoints: (K, 3), x and y in pixels of the image, and visibility, 0 where a keypoint is not labelled.
+        matrix: (2, 3), from the image to the crop.
+        size: Height and width of the crop in pixels.
+
+    Returns:
+        (K, 3) in pixels of the crop, all zeros for keypoints without label and those on no pixel of the crop.
+    """
+    return keep_inside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
+
+
+def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns the crop of an image that an affine map leads to, bilinear, black outside the image.
+
+    Pixels are not averaged where the image shrinks, as in the crops of the image processor.
+
+    Args:
+        image: (C, H, W), uint8 or float32.
+        matrix: (2, 3), from the image to the crop, as `crop_matrix` returns it, maybe times another.
+        size: Height h and width w of the crop in pixels.
+
+    Returns:
+        (C, h, w) in dtype of `image`.
+    """
+    inverse = invert_matrix(matrix)
+    rows, columns = (torch.arange(length, dtype=torch.float64) for length in size)
+    # (h, w), where the pixels of the crop lie in the image
+    x, y = (a * columns + (b * rows + c)[:, None] for a, b, c in inverse.tolist())
+    return sample_pixels(image, x, y)

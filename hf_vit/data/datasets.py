@@ -1,0 +1,209 @@
+"""Images with their targets, read on access.
+
+Shapes: H W pixels, M masks, N objects, K keypoints.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import torch
+from datasets import Dataset, DatasetDict, Image
+from PIL import Image as PILImage
+from transformers.utils import logging
+
+from ..model.image_inputs import decode_image
+from .targets import encoded_bytes, target_of
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The name, origin and license of a data set.
+
+    Args:
+        name: Its public name.
+        identifier: Short name for the metadata of a model card, or the id on the Hub.
+        license: License of the data.
+        description: A few sentences with source and sizes.
+        test: The images that are scored, in words.
+        split: The split that they are: "test", "validation" or "train".
+    """
+
+    name: str
+    identifier: str
+    license: str
+    description: str
+    test: str
+    split: str = "test"
+
+
+READ_AHEAD = 16  # targets that are in memory at a time
+# Targets that have a value for each pixel
+PIXELWISE = ("segmentation_map", "masks", "depth_map")
+ReadTarget = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """Examples of an image and its target, from rows that name their files or hold their bytes."""
+
+    def __init__(self, rows: Dataset, read_target: ReadTarget) -> None:
+        """Wraps rows.
+
+        Args:
+            rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads. Where there
+                are `width` and `height`, the image must be so large.
+            read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,) and maybe
+                `is_crowd` (M,), `depth_map` (H, W), or what `detection_target` and `keypoint_target` return.
+        """
+        # Decoded here, so that errors name the file.
+        self.rows = rows.cast_column("image", Image(decode=False))
+        self.read_target = read_target
+
+    def __len__(self) -> int:
+        """Returns the number of images."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns `image` (PIL, upright), `file`, and the target, of the same size or in its pixels.
+
+        Raises:
+            OSError: if the image or the target cannot be read.
+            ValueError: if the target is wrong, or of another size than the image.
+        """
+        return read_example(self.rows[index], self.read_target)
+
+    def select(self, indices: Iterable[int]) -> "TargetDataset":
+        """Returns some of the examples."""
+        return TargetDataset(self.rows.select(indices), self.read_target)
+
+    def read_targets(self, show_progress: bool = False) -> Iterator[Any]:
+        """Reads the targets alone, a few at a time in threads, and leaves the images closed.
+
+        Args:
+            show_progress: Whether to draw a progress bar.
+
+        Yields:
+            What metrics take, see `target_of`.
+
+        Raises:
+            OSError: if a target cannot be read.
+            ValueError: if it is wrong.
+        """
+        rows = self.rows.remove_columns("image")
+        with (
+            ThreadPoolExecutor() as threads,
+            logging.tqdm(total=len(self), desc="Reading targets", disable=not show_progress) as bar,
+        ):
+            for chunk in rows.iter(READ_AHEAD):
+                chunk_rows = [dict(zip(chunk, values, strict=True)) for values in zip(*chunk.values(), strict=True)]
+                for target in threads.map(self.read_target, chunk_rows):
+                    bar.update()
+                    yield target_of(target)
+
+
+def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
+    """Reads a row of a `TargetDataset`, see there; its image is encoded."""
+    image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
+    target = read_target(row)
+    _check_same_size(image, target, row["file"])
+    _check_given_size(image, row)
+    return {"image": image, "file": row["file"], **target}
+
+
+def _check_same_size(image: PILImage.Image, target: dict[str, Any], file: str) -> None:
+    for name in target.keys() & set(PIXELWISE):
+        height, width = target[name].shape[-2:]
+        if (height, width) != (image.height, image.width):
+            raise ValueError(
+                f"{file} has {image.height} x {image.width} pixels, but its {name.replace('_', ' ')} {height} x "
+                f"{width}. They must be of one size."
+            )
+
+
+def _check_given_size(image: PILImage.Image, row: dict[str, Any]) -> None:
+    if "width" in row and (row["width"], row["height"]) != image.size:
+        raise ValueError(
+            f"{row['file']} is {image.width} wide and {image.height} high, but its annotations say {row['width']} and "
+            f"{row['height']}, so what they say of places in it is wrong. Correct them, or take the image they are of."
+        )
+
+
+@dataclass(frozen=True)
+class TargetData:
+    """A data set of images and targets.
+
+    Args:
+        splits: Those of "train", "validation" and "test" that exist, with the columns `image` (`datasets.Image`),
+            `file` (its name) and those of the target, which are not opened.
+        read_target: Reads the target of a row.
+        names: Name of each class, or of each keypoint; none for depth.
+        thing_ids: The classes whose masks are one instance each; the others are stuff, one mask an image.
+    """
+
+    splits: DatasetDict
+    read_target: ReadTarget
+    names: tuple[str, ...] = ()
+    thing_ids: tuple[int, ...] = ()
+
+    def examples(self, split: str) -> TargetDataset:
+        """Returns the examples of a split, read on access."""
+        return TargetDataset(self.splits[split], self.read_target)
+
+
+@dataclass(frozen=True)
+class KeypointData(TargetData):
+    """A data set of objects with keypoints, one example an object.
+
+    Args:
+        flip_pairs: Pairs of keypoints (numbers from 0) that a mirror image swaps.
+        skeleton: Pairs of keypoints that a line joins in pictures.
+        oks_sigmas: How exactly each keypoint can be placed, relative to the size of the object, where that is known.
+    """
+
+    flip_pairs: tuple[tuple[int, int], ...] = ()
+    skeleton: tuple[tuple[int, int], ...] = ()
+    oks_sigmas: tuple[float, ...] | None = None
+
+
+class NamedImages(torch.utils.data.Dataset[dict[str, Any]]):
+    """Examples of a dataset; the error of one whose image cannot be read says which it is."""
+
+    def __init__(self, examples: Dataset) -> None:
+        """Wraps examples.
+
+        Args:
+            examples: Have images, and may have the column `file` with their names.
+        """
+        self.examples = examples
+
+    def __len__(self) -> int:
+        """Returns the number of examples."""
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Returns an example.
+
+        Raises:
+            IndexError: if there is none, which ends a loop over all.
+            OSError: if its image cannot be read.
+        """
+        if index >= len(self):
+            raise IndexError(f"Example {index} of {len(self)}.")
+        try:
+            return self.examples[index]
+        except Exception as error:  # PIL fails on damaged images in many ways
+            raise OSError(f"{self._name(index)} cannot be read: {error}") from error
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Returns several examples, as loaders ask for them."""
+        try:
+            return self.examples.__getitems__(indices)
+        except Exception:
+            return [self[index] for index in indices]  # which finds out which of them it is
+
+    def _name(self, index: int) -> str:
+        if "file" not in self.examples.column_names:
+            return f"image {index}"
+        return str(self.examples.select_columns("file")[index]["file"])

@@ -1,0 +1,368 @@
+"""Classes of a dataset: their names, their numbers, and how masks encode them."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import ClassLabel, Dataset, DatasetDict, Value
+from transformers.utils import logging
+
+from ...model.image_targets import IGNORED_LABEL
+from ..wording import listed
+
+
+# How palettes call the colour of pixels that are of no class.
+IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "unlabelled", "void"}
+NAME_FILES = ("classes.txt", "id2label.json")
+PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv")
+Color = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """The classes of segmentation masks.
+
+    Args:
+        names: Name of each class; its place is its number.
+        colors: Pairs of a colour (R, G, B) in masks and the class number it stands for, or 255.
+        reduce_labels: Whether indexed masks count classes from 1 and have 0 where there is none.
+
+    Raises:
+        ValueError: if there is no class, or more than 255, or a name is empty or there twice.
+    """
+
+    names: tuple[str, ...]
+    colors: tuple[tuple[Color, int], ...] = ()
+    reduce_labels: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the names."""
+        if not 1 <= len(self.names) <= IGNORED_LABEL:
+            raise ValueError(
+                f"There are {len(self.names)} class names, but masks tell 1 to {IGNORED_LABEL} classes apart."
+            )
+        if "" in self.names or len(set(self.names)) < len(self.names):
+            twice = [name for name, other in pairwise(sorted(self.names)) if name == other]
+            raise ValueError(f"Class names must not be empty, nor be there twice as {listed(twice)}. Rename them.")
+
+    @property
+    def index_table(self) -> np.ndarray:
+        """Label of each value of an indexed mask, plus one; 0 for values that mean nothing."""
+        return _index_table(len(self.names), self.reduce_labels)
+
+    @property
+    def color_table(self) -> np.ndarray:
+        """Label of each colour 65536 R + 256 G + B, plus one; 0 for colours that mean nothing."""
+        return _color_table(self.colors)
+
+
+@lru_cache(maxsize=8)
+def _index_table(num_classes: int, reduce_labels: bool) -> np.ndarray:
+    table = np.zeros(1 << 16, np.int16)
+    first = int(reduce_labels)
+    table[first : first + num_classes] = 1 + np.arange(num_classes)
+    table[IGNORED_LABEL] = 1 + IGNORED_LABEL
+    if reduce_labels:
+        table[0] = 1 + IGNORED_LABEL
+    return table
+
+
+@lru_cache(maxsize=8)
+def _color_table(colors: tuple[tuple[Color, int], ...]) -> np.ndarray:
+    table = np.zeros(1 << 24, np.int16)  # the system gives memory only for what is written or read
+    for (red, green, blue), label in colors:
+        table[red << 16 | green << 8 | blue] = 1 + label
+    return table
+
+
+def choose_classes(
+    folder: Path | None, class_names: Sequence[str] | None, classes_file: str | None, reduce_labels: bool
+) -> ClassList:
+    """Finds out the classes of masks.
+
+    Args:
+        folder: Where files of classes may lie: classes.txt or id2label.json, and palette.txt, label_colors.txt or
+            class_dict.csv.
+        class_names: The names, if not those of a file.
+        classes_file: The file, if not one of `folder`.
+        reduce_labels: As in `ClassList`.
+
+    Raises:
+        OSError: if `classes_file` cannot be read.
+        ValueError: if there are no names, or a file is malformed.
+    """
+    names = list(class_names or [])
+    palette: dict[Color, str] = {}
+    for file in _files(folder, classes_file):
+        found, colors = read_class_file(file)
+        names, palette = names or found, palette or colors
+    if not names:
+        raise ValueError(
+            f"The names of the classes are unknown. Give them as class_names, or in a file {' or '.join(NAME_FILES)} "
+            "beside the splits, or as classes_file."
+        )
+    return ClassList(tuple(names), tuple(_numbered(palette, names).items()), reduce_labels)
+
+
+def _files(folder: Path | None, classes_file: str | None) -> list[Path]:
+    if classes_file is not None:
+        return [Path(classes_file).expanduser()]
+    return [folder / name for name in (*NAME_FILES, *PALETTE_FILES) if folder and (folder / name).is_file()]
+
+
+def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int]:
+    numbers = {name: number for number, name in enumerate(names)}
+    is_ignored = {name: name.lower() in IGNORED_NAMES and name not in numbers for name in palette.values()}
+    if unknown := sorted(name for name in set(palette.values()) if name not in numbers and not is_ignored[name]):
+        raise ValueError(
+            f"The palette has colours for {listed(unknown)}, but the classes are {listed(names)}. Spell them the "
+            f"same, or call colours of no class {sorted(IGNORED_NAMES)[0]!r}."
+        )
+    return {color: numbers.get(name, IGNORED_LABEL) for color, name in palette.items()}
+
+
+def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
+    """Reads a file of classes: names line by line, `id2label` in JSON, or a palette of names and colours.
+
+    Returns:
+        The names in order, and those of a palette by colour (R, G, B). Several colours may have one name.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is malformed.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no UTF-8 text: {error}. Save it as UTF-8.") from error
+    if file.suffix.lower() == ".json":
+        return _read_id2label(file, text), {}
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if file.suffix.lower() == ".csv":
+        lines = lines[1:]  # the header
+    colors = [_name_and_color(line) for line in lines]
+    if not any(colors):
+        return lines, {}
+    if None in colors:
+        raise ValueError(
+            f"{file} has the line {lines[colors.index(None)]!r} among colours. A line of a palette reads "
+            "'name 255 0 128' or '255 0 128 name'."
+        )
+    palette: dict[Color, str] = {}
+    for name, color in filter(None, colors):
+        if palette.setdefault(color, name) != name:
+            raise ValueError(f"{file} gives the colour {color} to {palette[color]!r} and to {name!r}. Change one.")
+    return list(dict.fromkeys(name for name in palette.values() if name.lower() not in IGNORED_NAMES)), palette
+
+
+def _read_id2label(file: Path, text: str) -> list[str]:
+    try:
+        names = {int(number): str(name) for number, name in dict(json.loads(text)).items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file} is no JSON object of class numbers and names: {error}.") from error
+    names.pop(IGNORED_LABEL, None)
+    if sorted(names) != list(range(len(names))):
+        raise ValueError(
+            f"{file} numbers its classes {listed(sorted(names))}, but {len(names)} classes go from 0 to "
+            f"{len(names) - 1}. Where masks count from 1 and 0 is no class, number them from 0 and set reduce_labels."
+        )
+    return [names[number] for number in range(len(names))]
+
+
+def _name_and_color(line: str) -> tuple[str, Color] | None:
+    """Returns name and colour from "name 255 0 128", "255 0 128 name" or the same with commas; `None` from else."""
+    words = [word for word in re.split(r"[\s,;]+", line) if word]
+    for numbers, name in ((words[:3], words[3:]), (words[-3:], words[:-3])):
+        if name and len(numbers) == 3 and all(word.isdecimal() and int(word) <= 255 for word in numbers):
+            red, green, blue = map(int, numbers)
+            return " ".join(name), (red, green, blue)
+    return None
+
+
+@dataclass(frozen=True)
+class ClassNumbers:
+    """The classes of a data set.
+
+    Args:
+        names: What the classes are called, in their order.
+        numbers: The class of each label, by its text.
+    """
+
+    names: tuple[str, ...]
+    numbers: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` if there are fewer than two classes, or one is there twice."""
+        if len(self.names) < 2:
+            raise ValueError(f"The classes are {listed(self.names)}, but there must be at least 2.")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"Of the classes {listed(self.names)} two have one name. Rename them.")
+
+    def number(self, label: object, file: str) -> int:
+        """Returns the class of a label.
+
+        Raises:
+            ValueError: if it is missing, or of no class, with `file`, what the label is of.
+        """
+        if label in UNLABELLED:
+            raise ValueError(f"{file} has no label, but {label!r}. Label it, or leave it out of the data.")
+        number = self.numbers.get(str(label).strip())
+        if number is None:
+            raise ValueError(
+                f"{file} has the label {label!r}, which is of none of the {len(self.names)} classes "
+                f"{listed(self.names)}. Correct it, or name all classes with class_names."
+            )
+        return number
+
+    def relabelled(self, split: Dataset) -> Dataset:
+        """Returns a split whose column `label` numbers these classes; its column `file` names the images.
+
+        Raises:
+            ValueError: if a label is missing, or of no class.
+        """
+        numbers = [self.number(label, file) for label, file in zip(split["label"][:], split["file"][:], strict=True)]
+        # A new column rather than a cast, which would copy all images.
+        return split.remove_columns("label").add_column("label", numbers, feature=ClassLabel(names=list(self.names)))
+
+
+def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
+    """Returns the classes that the type of a column of labels tells, or that are given by name.
+
+    Args:
+        feature: The type. Whole numbers are places in `names`.
+        names: Class names, if they are known.
+
+    Returns:
+        The classes; `None` where all labels must be looked at to know them.
+
+    Raises:
+        ValueError: if the names are not those of the type.
+    """
+    if isinstance(feature, ClassLabel):
+        if names and list(names) != feature.names:
+            raise ValueError(
+                f"class_names says {listed(names)}, but the data call their classes {listed(feature.names)}. Leave "
+                "class_names out."
+            )
+        return _in_order(feature.names)
+    if not names:
+        return None
+    if feature in INTEGERS:
+        return _in_order(names)
+    return ClassNumbers(tuple(names), {name: number for number, name in enumerate(names)})
+
+
+def classes_among(labels: Iterable[object]) -> ClassNumbers:
+    """Returns the classes that occur, named by their labels, in the order of numbers or else of the alphabet."""
+    found = {str(label).strip() for label in labels if label not in UNLABELLED}
+    names = sorted(found, key=int if all(name.isdecimal() for name in found) else None)
+    return ClassNumbers(tuple(names), {name: number for number, name in enumerate(names)})
+
+
+def _in_order(names: Sequence[str]) -> ClassNumbers:
+    return ClassNumbers(tuple(names), {str(number): number for number in range(len(names))})
+
+
+logger = logging.get_logger(__name__)
+# How data sets say that an example has no label: -1 on the Hub, an empty cell in a table.
+UNLABELLED = (None, "", -1, "-1")
+INTEGERS = [Value(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
+
+
+def with_class_labels(splits: DatasetDict) -> DatasetDict:
+    """Gives the column `label` of all splits the same type, one `datasets.ClassLabel`.
+
+    The classes are those of "train", or of the first split where there is none. Named classes keep their order; others
+    are named by their values, in the order of numbers if all are numbers, else in that of the alphabet.
+
+    Args:
+        splits: Datasets with the column `label`: a `ClassLabel`, whole numbers or words.
+
+    Returns:
+        The splits, without those that have no label at all, as test sets are often published: these are left out with
+        a warning.
+
+    Raises:
+        ValueError: if a split is empty, a label is missing or out of range, a class occurs in another split but not in
+            "train", or there are fewer than two classes to train on.
+    """
+    labels: dict[str, list[str]] = {}
+    for name, split in splits.items():
+        values = split["label"][:]
+        if not values:
+            raise ValueError(f"The split {name!r} is empty. Fill it or leave it out.")
+        if name != "train" and all(value in UNLABELLED for value in values):
+            logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
+        else:
+            labels[name] = _names_of(values, split.features["label"], name)
+    if not labels:
+        raise ValueError(f"No split has labels: {', '.join(splits)}.")
+    first = next(iter(labels))
+    classes = _classes(splits[first].features["label"], labels[first], first)
+    for name, names in labels.items():
+        _check_known(names, classes, name, first)
+    return DatasetDict({name: _relabelled(splits[name], names, classes) for name, names in labels.items()})
+
+
+def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
+    """Returns the class of each example, by name."""
+    names: list[str | None]
+    if isinstance(feature, ClassLabel):
+        known = dict(enumerate(feature.names))
+        names = [known.get(value) for value in values]
+        hint = f"They go from 0 to {len(known) - 1}, as there are {len(known)} classes."
+    elif feature in LABEL_TYPES:
+        names = [None if value in UNLABELLED else str(value) for value in values]
+        hint = "Label these examples or leave them out."
+    else:
+        raise ValueError(
+            f"The labels of the split {split!r} are of type {feature}, but a label is a class number or a word. Name "
+            "the right column with label_column_name."
+        )
+    if wrong := [index for index, name in enumerate(names) if name is None]:
+        raise ValueError(
+            f"{len(wrong)} of {len(values)} labels of the split {split!r} are missing or out of range; the first is "
+            f"{values[wrong[0]]!r} at index {wrong[0]}. {hint}"
+        )
+    return [name for name in names if name is not None]
+
+
+def _classes(feature: object, names: list[str], split: str) -> list[str]:
+    """Returns the names of all classes in order, and warns of those without an example."""
+    occurring = set(names)
+    if isinstance(feature, ClassLabel):
+        classes = feature.names
+        if missing := [name for name in classes if name not in occurring]:
+            logger.warning("The split %r has no example of %s: a model cannot learn them.", split, listed(missing))
+    else:
+        classes = sorted(occurring, key=int if all(name.isdecimal() for name in occurring) else None)
+    if split == "train" and len(occurring) < 2:
+        raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but there must be at least 2 classes.")
+    return classes
+
+
+def _check_known(names: list[str], classes: list[str], split: str, first: str) -> None:
+    occurring = set(names)
+    if unknown := sorted(occurring - set(classes)):
+        missing = [name for name in classes if name not in occurring]
+        raise ValueError(
+            f"The labels of the splits differ. Only in {split!r}: {listed(unknown)}. Only in {first!r}: "
+            f"{listed(missing) if missing else 'none'}. A model can only name what it was trained on: spell them the "
+            f"same, or give {first!r} examples of them."
+        )
+
+
+def _relabelled(dataset: Dataset, names: list[str], classes: list[str]) -> Dataset:
+    feature = ClassLabel(names=classes)
+    if dataset.features["label"] == feature:
+        return dataset
+    numbers = {name: number for number, name in enumerate(classes)}
+    # A new column rather than a cast, which would copy all images.
+    return dataset.remove_columns("label").add_column("label", [numbers[name] for name in names], feature=feature)

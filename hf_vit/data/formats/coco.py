@@ -1,0 +1,524 @@
+"""Annotations in the JSON files of COCO: boxes, keypoints, instances and panoptic segments.
+
+Shapes: N objects, K keypoints.
+"""
+
+import json
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict, Features, Image, List, NamedSplit, Value
+from transformers.utils import logging
+
+from ..wording import MAX_NAMED, in_lines, listed
+from .files import image_sizes, images_at, subfolders
+from .objects import KeypointNames, KeypointTable, ObjectTable, corners, table_of, whole_images
+from .splits import one_per_split, split_named, split_within
+
+
+Entry = Mapping[str, Any]
+
+
+def check_entries(entries: Sequence[Any], keys: Iterable[str], what: str, file: Path) -> None:
+    """Raises `ValueError` if some entries of a file lack keys, naming them by their `id` or else their place."""
+    lacking = []
+    for place, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            lacking.append(f"entry {place} is no object but {entry!r}")
+        elif missing := [key for key in keys if key not in entry]:
+            name = f"id {entry['id']}" if "id" in entry else f"entry {place}"
+            lacking.append(f"{name} has no {', '.join(missing)}")
+    if lacking:
+        raise ValueError(f"{len(lacking)} of {len(entries)} {what} in {file} are incomplete:{in_lines(lacking)}")
+
+
+def check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
+    """Raises `ValueError` if several entries of a file have one `id`."""
+    counts = Counter(entry["id"] for entry in entries if "id" in entry)
+    if several := [f"id {name}: {count} times" for name, count in counts.items() if count > 1]:
+        raise ValueError(
+            f"{len(several)} ids of {what} in {file} occur more than once:{in_lines(several, MAX_NAMED)}\nNumber the "
+            f"{what} anew."
+        )
+
+
+def check_instances(annotations: Sequence[Entry], images: Iterable[Entry], file: Path) -> None:
+    """Raises `ValueError` if some annotations have no mask that can be drawn, naming them by their `id`."""
+    sizes = {image["id"]: (image["height"], image["width"]) for image in images}
+    found = (
+        (annotation, _fault(annotation.get("segmentation"), *sizes[annotation["image_id"]]))
+        for annotation in annotations
+    )
+    faults = [f"annotation {annotation.get('id', 'without id')} {fault}" for annotation, fault in found if fault]
+    if faults:
+        raise ValueError(
+            f"{len(faults)} of {len(annotations)} annotations in {file} have no mask:{in_lines(faults)}\nRepair them, "
+            "or leave them out."
+        )
+
+
+def _fault(segmentation: Any, height: int, width: int) -> str | None:
+    """Returns what is wrong with a mask of an image of so many pixels, if anything that shows without drawing it."""
+    if isinstance(segmentation, dict) and {"counts", "size"} <= segmentation.keys():
+        return None
+    if not isinstance(segmentation, list) or not segmentation:
+        return "has no segmentation (polygons or run lengths): boxes alone make no masks"
+    if not all(isinstance(points, list) and len(points) >= 6 and len(points) % 2 == 0 for points in segmentation):
+        return "has no polygons of at least three points x, y"
+    values = np.array([value for points in segmentation for value in points])
+    if values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        return "has a polygon with something else than numbers"
+    places = values.reshape(-1, 2)  # x and y
+    # What is far out is a slip, and drawing it would take more memory than there is.
+    if (abs(places) > 2 * max(height, width)).any():
+        return f"has a polygon far outside the image of {height} x {width} pixels"
+    polygons = np.split(places, np.cumsum([len(points) // 2 for points in segmentation])[:-1])
+    size = (width, height)
+    if not any((polygon.max(axis=0) > 0).all() and (polygon.min(axis=0) < size).all() for polygon in polygons):
+        return f"lies wholly outside the image of {height} x {width} pixels"
+    return None
+
+
+# What annotations of every kind have.
+NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
+# Besides files with a kind in their names, as COCO has them.
+USUAL_FILES = ("annotations.json", "_annotations.coco.json")
+
+
+def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
+    """Finds the annotation files of a data set.
+
+    Args:
+        path: A folder with `annotations/instances_train2017.json`, `annotations/train.json`, `train/annotations.json`,
+            or `train/_annotations.coco.json`, ..., or such a file.
+        kinds: Which of "panoptic", "instances" and "keypoints" will do.
+
+    Returns:
+        The files by split; nothing if there are none.
+
+    Raises:
+        ValueError: if there are files of several of the kinds, or several for one split.
+    """
+    if path.is_file():
+        return {_split_of(path) or "train": path} if path.suffix.lower() == ".json" else {}
+    folders = [path, *subfolders(path)]
+    files = [file for folder in folders for file in sorted(folder.glob("*.json")) if _is_annotation(file, kinds)]
+    found = [kind for kind in kinds if any(kind in file.stem for file in files)]
+    if len(found) > 1:
+        raise ValueError(f"{path} has annotations of {' and '.join(found)}. Choose with annotations={found[0]!r}.")
+    if len(files) == 1:
+        return {_split_of(files[0]) or "train": files[0]}
+    return one_per_split((split, file) for file in files if (split := _split_of(file)))
+
+
+def _is_annotation(file: Path, kinds: Sequence[str]) -> bool:
+    if file.name in USUAL_FILES or any(kind in file.stem for kind in kinds):
+        return True
+    return file.parent.name == "annotations" and split_named(file.stem) is not None
+
+
+def _split_of(file: Path) -> str | None:
+    return split_within(re.sub(r"\d+", " ", file.stem)) or split_named(file.parent.name)
+
+
+def read_coco(file: Path) -> dict[str, Any]:
+    """Reads a file of annotations, of which there may be none.
+
+    Returns:
+        Its content, with the lists "images", "annotations" and "categories", whose entries have what all kinds need.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is malformed, or has two images of one id.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no JSON object, as annotations of COCO are.")
+    lacks = {key: not isinstance(content.get(key), list) or not content[key] for key in NEEDED}
+    lacks["annotations"] = not isinstance(content.get("annotations"), list)  # of which an image may have none
+    if missing := [key for key in NEEDED if lacks[key]]:
+        raise ValueError(f"{file} has no {' and no '.join(missing)}, which annotations of COCO have.")
+    for name, keys in NEEDED.items():
+        check_entries(content[name], keys, name, file)
+    check_unique(content["images"], "images", file)
+    return content
+
+
+def categories_of(contents: dict[str, dict[str, Any]], files: dict[str, Path]) -> list[dict[str, Any]]:
+    """Returns `id`, `name` and `isthing` of the categories, by id.
+
+    Args:
+        contents: What `read_coco` returned, by split.
+        files: Where it was read, by split.
+
+    Raises:
+        ValueError: if two categories have one name, or the files differ in their categories.
+    """
+    found = {split: _categories(content, files[split]) for split, content in contents.items()}
+    check_same(found, files, "categories")
+    return next(iter(found.values()))
+
+
+def check_same(found: dict[str, Any], files: dict[str, Path], what: str) -> None:
+    """Raises `ValueError` if what was found differs between splits."""
+    first = next(iter(found))
+    for split, other in found.items():
+        if other != found[first]:
+            raise ValueError(f"{files[first]} and {files[split]} differ in {what}. Make them the same.")
+
+
+def _categories(content: dict[str, Any], file: Path) -> list[dict[str, Any]]:
+    categories = sorted(content["categories"], key=lambda category: int(category["id"]))
+    names = [str(category["name"]) for category in categories]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{file} has categories of one name: {listed(sorted(names))}. Rename them.")
+    return [
+        {"id": category["id"], "name": name, "isthing": bool(category.get("isthing", 1))}
+        for category, name in zip(categories, names, strict=True)
+    ]
+
+
+def check_references(content: dict[str, Any], file: Path) -> None:
+    """Raises `ValueError` if annotations name images or categories that the file has not."""
+    for key, name in (("image_id", "images"), ("category_id", "categories")):
+        check_known(content["annotations"], key, {entry["id"] for entry in content[name]}, name, file)
+
+
+def check_known(entries: Sequence[dict[str, Any]], key: str, known: Any, what: str, file: Path) -> None:
+    """Raises `ValueError` if a value of `key` in some entries is not known."""
+    if unknown := sorted({entry[key] for entry in entries} - set(known)):
+        raise ValueError(f"{file} has annotations of {what} that are not in it: {listed(unknown)}.")
+
+
+def image_paths(content: dict[str, Any], file: Path) -> list[str]:
+    """Returns the path of every image: in `images/` beside the file, beside it, or in `../train2017/` as COCO has it.
+
+    Raises:
+        ValueError: if images do not exist.
+    """
+    above, word = file.parent.parent, file.stem.split("_")[-1]
+    beside = [file.parent / "images", file.parent, above / word, above / "images", above / "images" / word]
+    return paths_in(content["images"], [*beside, above], file)
+
+
+def paths_in(entries: list[dict[str, Any]], folders: list[Path], file: Path) -> list[str]:
+    """Returns the path of every entry, in the first folder that holds any of them.
+
+    Raises:
+        ValueError: if there is no such folder, or it lacks some.
+    """
+    names = [entry["file_name"] for entry in entries]
+    folder = next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
+    if folder is None:
+        raise ValueError(f"{names[0]} of {file} lies in none of the folders:{in_lines(folders)}")
+    paths = [str(folder.absolute() / name) for name in names]  # the dataset outlives the working directory
+    if missing := [path for path in paths if not os.path.isfile(path)]:
+        raise ValueError(f"{len(missing)} of {len(paths)} files of {file} do not exist:{in_lines(missing)}")
+    return paths
+
+
+logger = logging.get_logger(__name__)
+KINDS = ("panoptic", "instances")
+
+
+@dataclass(frozen=True)
+class CocoData:
+    """What a data set in the format of COCO holds.
+
+    Args:
+        kind: "panoptic" or "instances".
+        splits: Rows with the columns `image` and, of the kind, `panoptic` (`datasets.Image`, not decoded) and
+            `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`, `label`, `iscrowd` and
+            `segmentation`), `height` and `width`.
+        names: Names of the classes, in the order of their ids.
+        thing_ids: Numbers of the classes that are things.
+    """
+
+    kind: str
+    splits: DatasetDict
+    names: tuple[str, ...]
+    thing_ids: tuple[int, ...]
+
+
+def load_coco_masks(files: dict[str, Path]) -> CocoData:
+    """Reads annotation files, without opening images.
+
+    Images lie where `image_paths` looks for them; panoptic masks in the folder called like their file, `panoptic/` or
+    `masks/`.
+
+    Args:
+        files: Paths by split.
+
+    Raises:
+        ValueError: if a file is malformed, lacks masks, or names images or categories that do not exist, or if the
+            files differ in kind or categories.
+    """
+    contents = {split: read_coco(file) for split, file in files.items()}
+    kinds = {split: _kind(content, files[split]) for split, content in contents.items()}
+    check_same(kinds, files, "kind")
+    categories = categories_of(contents, files)
+    kind = next(iter(kinds.values()))
+    numbers = {category["id"]: number for number, category in enumerate(categories)}
+    rows = _panoptic_rows if kind == "panoptic" else _instance_rows
+    return CocoData(
+        kind,
+        DatasetDict({split: rows(contents[split], file, numbers, split) for split, file in files.items()}),
+        tuple(category["name"] for category in categories),
+        tuple(numbers[category["id"]] for category in categories if kind == "instances" or category["isthing"]),
+    )
+
+
+def _kind(content: dict[str, Any], file: Path) -> str:
+    if not content["annotations"]:
+        raise ValueError(f"{file} has no annotations, which annotations of COCO have.")
+    return "panoptic" if "segments_info" in content["annotations"][0] else "instances"
+
+
+def _panoptic_rows(content: dict[str, Any], file: Path, numbers: dict[int, int], split: str) -> Dataset:
+    annotations = content["annotations"]
+    check_entries(annotations, ("file_name", "segments_info"), "annotations", file)
+    listed_segments = [segment for annotation in annotations for segment in annotation["segments_info"]]
+    check_entries(listed_segments, ("id", "category_id"), "segments_info", file)
+    images = image_paths(content, file)
+    by_id = {image["id"]: path for image, path in zip(content["images"], images, strict=True)}
+    folders = [file.with_suffix(""), file.parent / "panoptic", file.parent / "masks"]
+    masks = paths_in(annotations, folders, file)
+    segments = [annotation["segments_info"] for annotation in annotations]
+    check_known(annotations, "image_id", by_id, "images", file)
+    check_known(listed_segments, "category_id", numbers, "categories", file)
+    _warn_of_bare(by_id.keys() - {annotation["image_id"] for annotation in annotations}, file)
+    return Dataset.from_dict(
+        {
+            "image": [by_id[annotation["image_id"]] for annotation in annotations],
+            "panoptic": masks,
+            "segments": [
+                [
+                    {
+                        "id": segment["id"],
+                        "label": numbers[segment["category_id"]],
+                        "iscrowd": bool(segment.get("iscrowd", 0)),
+                    }
+                    for segment in found
+                ]
+                for found in segments
+            ],
+        },
+        features=Features(
+            {
+                "image": Image(),
+                "panoptic": Image(decode=False),
+                "segments": List({"id": Value("int64"), "label": Value("int64"), "iscrowd": Value("bool")}),
+            }
+        ),
+        split=NamedSplit(split),
+    )
+
+
+def _instance_rows(content: dict[str, Any], file: Path, numbers: dict[int, int], split: str) -> Dataset:
+    images, annotations = content["images"], content["annotations"]
+    check_entries(images, ("height", "width"), "images", file)
+    check_entries(annotations, ("category_id",), "annotations", file)
+    check_references(content, file)
+    check_instances(annotations, images, file)
+    by_image = defaultdict(list)
+    for annotation in annotations:
+        by_image[annotation["image_id"]].append(
+            {
+                "id": annotation.get("id"),
+                "label": numbers[annotation["category_id"]],
+                "iscrowd": bool(annotation.get("iscrowd", 0)),
+                "segmentation": annotation["segmentation"],
+            }
+        )
+    return Dataset.from_dict(
+        {
+            "image": image_paths(content, file),
+            "objects": [json.dumps(by_image[image["id"]]) for image in images],
+            "height": [image["height"] for image in images],
+            "width": [image["width"] for image in images],
+        },
+        features=Features(
+            {"image": Image(), "objects": Value("string"), "height": Value("int64"), "width": Value("int64")}
+        ),
+        split=NamedSplit(split),
+    )
+
+
+def _warn_of_bare(ids: set[Any], file: Path) -> None:
+    if ids:
+        logger.warning("Left out of %s, as they have no annotation: the images %s.", file, listed(sorted(ids)))
+
+
+Content = dict[str, Any]
+
+
+def load_coco_objects(files: dict[str, Path]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
+    """Reads the boxes of annotation files, without opening images whose size they give.
+
+    A category without any box that is only the heading of others, as Roboflow writes one, is no class.
+
+    Args:
+        files: Paths by split.
+
+    Returns:
+        Objects by split, and the names of the classes in the order of their ids.
+
+    Raises:
+        OSError: if an image of unknown size cannot be opened.
+        ValueError: if a file is malformed, has two entries of one id, or names images or categories that do not exist,
+            or if the files differ in categories.
+    """
+    contents = {split: read_coco(file) for split, file in files.items()}
+    headings = _unused_headings(contents)
+    categories = [entry for entry in categories_of(contents, files) if entry["name"] not in headings]
+    numbers = {category["id"]: number for number, category in enumerate(categories)}
+    tables = {}
+    for split, content in contents.items():
+        _check_annotations(content, files[split], ("category_id", "bbox"))
+        tables[split] = _table(content, files[split], split, numbers)
+    return tables, tuple(category["name"] for category in categories)
+
+
+def load_coco_keypoints(files: dict[str, Path]) -> tuple[dict[str, KeypointTable], KeypointNames]:
+    """Reads the keypoints of annotation files, without opening images whose size they give.
+
+    Args:
+        files: Paths by split.
+
+    Returns:
+        Objects with keypoints by split, and what is known of the keypoints.
+
+    Raises:
+        OSError: if an image of unknown size cannot be opened.
+        ValueError: as `load_coco_objects`, or if no category has keypoints, or several have, or an object has another
+            number of them.
+    """
+    contents = {split: read_coco(file) for split, file in files.items()}
+    found = {split: _keypoint_category(content, files[split]) for split, content in contents.items()}
+    check_same({split: _names_of(category) for split, category in found.items()}, files, "keypoints")
+    category = next(iter(found.values()))
+    tables = {}
+    for split, content in contents.items():
+        file = files[split]
+        _check_annotations(content, file, ("category_id",))
+        ours = _of_category(content, found[split]["id"], file)
+        keypoints = _keypoints(ours["annotations"], len(category["keypoints"]), file)
+        tables[split] = KeypointTable.of(_table(ours, file, split, {found[split]["id"]: 0}), keypoints)
+    return tables, _names_of(category)
+
+
+def _unused_headings(contents: dict[str, Content]) -> list[str]:
+    categories = [category for content in contents.values() for category in content["categories"]]
+    used = {annotation.get("category_id") for content in contents.values() for annotation in content["annotations"]}
+    headings = {
+        category.get("supercategory") for category in categories if category.get("supercategory") != category["name"]
+    }
+    return [category["name"] for category in categories if category["id"] not in used and category["name"] in headings]
+
+
+def _check_annotations(content: Content, file: Path, keys: tuple[str, ...]) -> None:
+    check_entries(content["annotations"], keys, "annotations", file)
+    check_unique(content["annotations"], "annotations", file)
+    check_references(content, file)
+
+
+def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) -> ObjectTable:
+    annotations = content["annotations"]
+    images = images_at(image_paths(content, file), split)
+    sizes = np.array([_size(image) for image in content["images"]])
+    unknown = np.flatnonzero((sizes <= 0).any(axis=1))
+    sizes[unknown] = image_sizes(images.select(unknown))
+    places = {image["id"]: place for place, image in enumerate(content["images"])}
+    image_numbers = np.array([places[annotation["image_id"]] for annotation in annotations], np.int64)
+    sizes_of_objects = sizes[image_numbers]
+    if any("bbox" in annotation for annotation in annotations):
+        boxes = corners(_numbers(annotations, "bbox", 4, file), "coco", sizes_of_objects)
+    else:  # keypoints alone
+        boxes = whole_images(sizes_of_objects)
+    return table_of(
+        images,
+        sizes,
+        image_numbers,
+        boxes,
+        partial(_describe, annotations, file),
+        labels=np.array([numbers[annotation["category_id"]] for annotation in annotations], np.int64),
+        is_crowd=np.array([bool(annotation.get("iscrowd")) for annotation in annotations]),
+        areas=np.array([annotation.get("area") or 0 for annotation in annotations], float),
+    )
+
+
+def _size(image: dict[str, Any]) -> tuple[int, int]:
+    """Returns width and height, 0 where they are not given."""
+    return int(image.get("width") or 0), int(image.get("height") or 0)
+
+
+def _describe(annotations: list[dict[str, Any]], file: Path, place: int) -> str:
+    entry = annotations[place]
+    return f"annotation {entry.get('id', f'at place {place}')} of {file}"
+
+
+def _numbers(annotations: list[dict[str, Any]], key: str, count: int, file: Path) -> np.ndarray:
+    """Returns (N, count) float64 from lists of so many numbers."""
+    faults = [
+        f"{_describe(annotations, file, place)}: {_in_short(annotation.get(key))}"
+        for place, annotation in enumerate(annotations)
+        if not _are_numbers(annotation.get(key), count)
+    ]
+    if faults:
+        raise ValueError(
+            f"{len(faults)} of {len(annotations)} annotations have no {key} of {count} numbers:"
+            f"{in_lines(faults, MAX_NAMED)}"
+        )
+    return np.array([annotation[key] for annotation in annotations], float).reshape(-1, count)
+
+
+def _in_short(values: Any) -> str:
+    return f"{len(values)} numbers" if isinstance(values, list) and len(values) > 8 else repr(values)
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return (
+        isinstance(values, list) and len(values) == count and all(isinstance(value, int | float) for value in values)
+    )
+
+
+def _keypoint_category(content: Content, file: Path) -> dict[str, Any]:
+    found = [category for category in content["categories"] if category.get("keypoints")]
+    if not found:
+        raise ValueError(f"{file} has no category with a list of keypoints. Add one, or give keypoints in a CSV.")
+    if len(found) > 1:
+        names = listed([category["name"] for category in found])
+        raise ValueError(
+            f"{file} has several categories with keypoints: {names}. Leave one, and train one model each."
+        )
+    return found[0]
+
+
+def _names_of(category: dict[str, Any]) -> KeypointNames:
+    skeleton = tuple((int(start) - 1, int(end) - 1) for start, end in category.get("skeleton") or ())
+    return KeypointNames(tuple(map(str, category["keypoints"])), skeleton)
+
+
+def _of_category(content: Content, number: Any, file: Path) -> Content:
+    """Returns content with the annotations of one category alone."""
+    ours = [annotation for annotation in content["annotations"] if annotation["category_id"] == number]
+    if others := len(content["annotations"]) - len(ours):
+        logger.warning("Left out of %s: %d annotations of categories without keypoints.", file, others)
+    return {**content, "annotations": ours}
+
+
+def _keypoints(annotations: list[dict[str, Any]], count: int, file: Path) -> np.ndarray:
+    """Returns (N, K, 3) x, y and visibility, unlabelled where an object, as a crowd, has none."""
+    none = {"keypoints": [0] * (3 * count)}
+    filled = [annotation if annotation.get("keypoints") else annotation | none for annotation in annotations]
+    return _numbers(filled, "keypoints", 3 * count, file).reshape(-1, count, 3)

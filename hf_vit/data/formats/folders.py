@@ -1,0 +1,218 @@
+"""Images in one folder per class, and in folders beside those of their targets."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
+from transformers.utils import logging
+
+from ..wording import in_lines, listed
+from .files import IMAGE_SUFFIXES, files_below, is_image, subfolders
+from .splits import one_per_split, split_named
+
+
+logger = logging.get_logger(__name__)
+
+
+def load_image_folder(folder: Path) -> DatasetDict:
+    """Lists the images of a folder, without opening them.
+
+    The folder holds one folder per class, or one such folder for each of "train", "validation" and "test", by any of
+    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored. A split
+    other than "train" that holds images without a class, as test sets are often published, is left out with a warning.
+
+    Returns:
+        Splits with the columns `image` (paths that are opened on access) and `label` (the class folder's name), sorted
+        by class and then by path.
+
+    Raises:
+        ValueError: if there is no image, no class folder or a class folder without an image.
+    """
+    folder = folder.absolute()  # the dataset outlives the working directory
+    roots = _split_folders(folder)
+    unlabelled = [name for name, root in roots.items() if name != "train" and _is_unlabelled(root)]
+    if unlabelled:
+        logger.warning("Left out of %s, as their images lie in no class folder: %s.", folder, listed(unlabelled))
+    return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabelled})
+
+
+def has_class_folders(folder: Path) -> bool:
+    """Returns whether a folder looks like one of `load_image_folder`: it has folders of splits, or of two classes."""
+    inside = subfolders(folder)
+    return len(inside) > 1 or any(split_named(sub.name) for sub in inside)
+
+
+def _is_unlabelled(root: Path) -> bool:
+    return not subfolders(root) and bool(_loose_images(root))
+
+
+def _loose_images(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_file() and is_image(path))
+
+
+def _split_folders(folder: Path) -> dict[str, Path]:
+    named = [(sub.name, sub) for sub in subfolders(folder) if split_named(sub.name)]
+    # A class may be called "train" too, but then it holds images and not further folders.
+    if not any(subfolders(sub) for _, sub in named):
+        return {"train": folder}
+    if others := sorted({sub.name for sub in subfolders(folder)} - {name for name, _ in named}):
+        logger.warning("Left out of %s, as their names are of no known split: %s.", folder, listed(others))
+    return one_per_split(named)
+
+
+def _load_split(name: str, root: Path) -> Dataset:
+    files = {sub.name: files_below(sub) for sub in subfolders(root)}
+    images = {label: [file for file in found if is_image(file)] for label, found in files.items()}
+    loose = _loose_images(root)
+    _check_images(root, images, loose)
+    others = Counter(file.suffix for found in files.values() for file in found if not is_image(file))
+    if others:
+        logger.warning("Left out of %s, as they do not end like images: %s.", root, dict(others))
+    if loose:
+        logger.warning("Left out of %s, as they lie in no class folder: %s.", root, listed(loose))
+    return Dataset.from_dict(
+        {
+            "image": [str(file) for found in images.values() for file in found],
+            "label": [label for label, found in images.items() for _ in found],
+        },
+        features=Features({"image": Image(), "label": Value("string")}),
+        split=NamedSplit(name),
+    )
+
+
+def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -> None:
+    suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+    if not any(images.values()):
+        found = f"only images without a class ({listed(loose)})" if loose else f"no image: no file ends in {suffixes}"
+        raise ValueError(f"{root} holds {found}. Put the images into one folder per class: {root.name}/cat/1.jpg, ...")
+    if empty := [label for label, found in images.items() if not found]:
+        raise ValueError(
+            f"Class folders of {root} without an image: {', '.join(map(repr, empty))}. Remove them, or put images "
+            f"there ({suffixes})."
+        )
+
+
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "rgb")
+TARGET_FOLDERS = {
+    "mask": ("masks", "mask", "labels", "annotations", "segmentations"),
+    "depth": ("depths", "depth", "depth_maps", "labels", "annotations"),
+}
+TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
+
+
+def load_pairs(folder: Path, target: str) -> DatasetDict:
+    """Lists images and their targets, without opening them.
+
+    The folder holds `images/` and `masks/` (or `depths/`, ...), or such folders for each of "train", "validation" and
+    "test" by any of their usual names: `train/images/`, or `images/train/`. An image and its target have one stem,
+    at any depth below these folders; where no stem has a partner, words that all stems of a side end in are cut off,
+    as in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
+
+    Args:
+        folder: Where they lie.
+        target: What to call the column of targets, "mask" or "depth".
+
+    Returns:
+        Splits with the columns `image` (opened on access) and `target` (paths), sorted by path.
+
+    Raises:
+        ValueError: if there are no pairs, or if an image or a target has no partner.
+    """
+    folder = folder.absolute()  # the dataset outlives the working directory
+    roots = _split_roots(folder, target)
+    if not roots:
+        image, other = IMAGE_FOLDERS[0], TARGET_FOLDERS[target][0]
+        inside = [path.name for path in subfolders(folder)]
+        raise ValueError(
+            f"{folder} holds no pairs of an image and a {target}, only {listed(inside) if inside else 'no folders'}. "
+            f"Put them into train/{image}/1.jpg and train/{other}/1.png, ..., or into {image}/ and {other}/."
+        )
+    pairs: dict[str, list[tuple[Path, Path]]] = {}
+    problems: list[str] = []
+    for split, (images, targets) in roots.items():
+        pairs[split], found = _match(images, targets, target)
+        problems += found
+    if problems:
+        raise ValueError(
+            f"{len(problems)} files in {folder} have no partner:{in_lines(problems)}\nAn image and its {target} need "
+            "the same name but for the suffix. Add what lacks or remove what is left over."
+        )
+    return DatasetDict({split: _as_dataset(found, target, split) for split, found in pairs.items()})
+
+
+def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
+    """Returns the folders of images and of targets by split."""
+    whole = _side_by_side(folder, target)
+    if whole is not None:
+        named = {name: _split_named_folders(side) for name, side in zip(("image", target), whole, strict=True)}
+        if not named["image"] and not named[target]:
+            return {"train": whole}
+        sides = {split: (named["image"].get(split), named[target].get(split)) for split in named["image"]}
+    else:
+        named_folders = _split_named_folders(folder)
+        sides = {split: _side_by_side(sub, target) or (sub, None) for split, sub in named_folders.items()}
+    complete = {split: (images, targets) for split, (images, targets) in sides.items() if images and targets}
+    if complete and (others := sorted(sides.keys() - complete.keys())):
+        lack = f"as they lack a folder of images or of {target}s: {listed(others)}"
+        logger.warning("Left out of %s, %s.", folder, lack)
+    return complete
+
+
+def _split_named_folders(folder: Path) -> dict[str, Path]:
+    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
+
+
+def _side_by_side(folder: Path, target: str) -> tuple[Path, Path] | None:
+    """Returns the folder of images and that of targets in a folder, if it has both."""
+    inside = {sub.name.lower(): sub for sub in subfolders(folder)}
+    images, targets = (
+        next((inside[name] for name in names if name in inside), None)
+        for names in (IMAGE_FOLDERS, TARGET_FOLDERS[target])
+    )
+    return (images, targets) if images and targets else None
+
+
+def _match(images: Path, targets: Path, target: str) -> tuple[list[tuple[Path, Path]], list[str]]:
+    """Returns pairs of an image and its target, and a line for each file that has no partner or two."""
+    problems: list[str] = []
+    sides = []
+    for folder, suffixes in ((images, IMAGE_SUFFIXES), (targets, TARGET_SUFFIXES[target])):
+        by_stem = defaultdict(list)
+        for file in files_below(folder):
+            if file.suffix.lower() in suffixes:
+                by_stem[file.relative_to(folder).with_suffix("").as_posix()].append(file)
+        if not by_stem:
+            return [], [f"{folder} has no file that ends in {', '.join(sorted(suffixes))}"]
+        problems += [f"{listed(files)} have one stem" for files in map(_names, by_stem.values()) if len(files) > 1]
+        sides.append({stem: files[0] for stem, files in by_stem.items()})
+    if not sides[0].keys() & sides[1].keys():
+        sides = [_without_common_words(side) for side in sides]
+    problems += _alone(sides[0], sides[1], f"no {target} in {targets}")
+    problems += _alone(sides[1], sides[0], f"no image in {images}")
+    return [(file, sides[1][stem]) for stem, file in sorted(sides[0].items()) if stem in sides[1]], problems
+
+
+def _names(files: list[Path]) -> list[str]:
+    return [str(file) for file in files]
+
+
+def _alone(side: dict[str, Path], other: Collection[str], problem: str) -> Iterator[str]:
+    return (f"{file}: {problem}" for stem, file in sorted(side.items()) if stem not in other)
+
+
+def _without_common_words(side: dict[str, Path]) -> dict[str, Path]:
+    """Cuts off the words that all stems end in, if what is left tells them apart."""
+    words = [stem.split("_")[:0:-1] for stem in side]  # the last first; of each stem, the first word stays
+    common = sum(1 for _ in takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False)))
+    cut = {stem.rsplit("_", common)[0]: file for stem, file in side.items()}
+    return cut if len(cut) == len(side) else side
+
+
+def _as_dataset(pairs: list[tuple[Path, Path]], target: str, split: str) -> Dataset:
+    return Dataset.from_dict(
+        {"image": [str(image) for image, _ in pairs], target: [str(file) for _, file in pairs]},
+        features=Features({"image": Image(), target: Image(decode=False)}),
+        split=NamedSplit(split),
+    )

@@ -1,0 +1,360 @@
+"""Boxes and keypoints in the columns of datasets.
+
+Shapes: I images, N objects, K keypoints.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
+
+from ..wording import MAX_NAMED, in_lines, listed
+from .columns import USUAL_NAMES, can_hold_images, choose_column
+from .files import image_sizes
+from .objects import (
+    BoxFormat,
+    KeypointNames,
+    KeypointTable,
+    ObjectTable,
+    check_numbers,
+    class_names_beside,
+    corners,
+    numbered_words,
+    table_of,
+    whole_images,
+    without_class_names,
+    wrong_boxes,
+)
+
+
+# How the fields of an object are called.
+FIELDS = {
+    "box": ("bbox", "bboxes", "box", "boxes"),
+    "label": (
+        "category",
+        "categories",
+        "category_id",
+        "category_ids",
+        "label",
+        "labels",
+        "class",
+        "classes",
+        "class_id",
+    ),
+    "keypoints": ("keypoints", "keypoint", "landmarks"),
+    "area": ("area", "areas"),
+    "crowd": ("iscrowd", "is_crowd"),
+}
+
+
+@dataclass(frozen=True)
+class ObjectColumns:
+    """The objects of a split, one after the other.
+
+    Args:
+        image_numbers: (N,) int64, the image of each, ascending.
+        places: (N,) int64, which of its image's objects each is, from 1.
+        values: The Arrow array of those of the fields in `FIELDS` that there are, of length N.
+        label_type: Type of the labels, of `datasets`.
+        split: Name of the split.
+    """
+
+    image_numbers: np.ndarray
+    places: np.ndarray
+    values: dict[str, pa.Array]
+    label_type: Any
+    split: str
+
+    def describe(self, place: int) -> str:
+        """Says which object stands at a place from 0."""
+        return f"object {self.places[place]} of image {self.image_numbers[place]} of {self.split}"
+
+
+def images_of(dataset: Dataset, split: str, given: str | None) -> Dataset:
+    """Returns the column of images alone, as `image`.
+
+    Raises:
+        ValueError: if there is none, or several could be it.
+    """
+    candidates = [name for name, feature in dataset.features.items() if can_hold_images(feature)]
+    column = choose_column("image_column_name", given, dataset.column_names, f"The split {split!r}", candidates)
+    images = dataset.select_columns([column]).rename_columns({column: "image"})
+    return images if images.features["image"] == Image() else images.cast_column("image", Image())
+
+
+def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
+    """Returns (I, 2) int64, width and height, from columns of these names or else from the headers of images.
+
+    Raises:
+        OSError: if an image cannot be opened.
+    """
+    if {"width", "height"} <= set(dataset.column_names):
+        sizes = np.array([dataset["width"][:], dataset["height"][:]], float).T
+        if (sizes > 0).all():
+            return sizes.astype(np.int64)
+    return image_sizes(images)
+
+
+def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], given: str | None) -> ObjectColumns:
+    """Reads the objects of a split.
+
+    Args:
+        dataset: Has a column of objects, a list of structs or a struct of lists, or these lists as columns.
+        split: Its name.
+        needed: The fields that objects must have; the first one is what makes it an object.
+        given: The column of objects, if it has no usual name.
+
+    Raises:
+        ValueError: if a column or field is missing, of another type, or not as long as the others.
+    """
+    usual = [name for name in dataset.column_names if name.lower() in USUAL_NAMES["objects_column_name"]]
+    if given is None and not usual and any(name.lower() in FIELDS[needed[0]] for name in dataset.column_names):
+        return _from_fields(_items(dataset.features), _arrow(dataset, dataset.column_names), split, needed)
+    column = choose_column("objects_column_name", given, dataset.column_names, f"The split {split!r}")
+    feature, values = dataset.features[column], _arrow(dataset, [column])[column]
+    if isinstance(feature, dict):  # a struct of lists
+        names = [field.name for field in values.type]
+        return _from_fields(_items(feature), dict(zip(names, values.flatten(), strict=True)), split, needed)
+    inner = feature.feature if isinstance(feature, List | LargeList) else None
+    if not isinstance(inner, dict):
+        raise ValueError(
+            f"The column {column!r} of {split!r} is of type {feature}, but objects are a list of structs, or a struct "
+            "of lists. Name the right one with objects_column_name."
+        )
+    structs, offsets = values.flatten(), _offsets(values)
+    lists = {
+        field.name: pa.ListArray.from_arrays(offsets, part)
+        for field, part in zip(structs.type, structs.flatten(), strict=True)
+    }
+    return _from_fields(inner, lists, split, needed)
+
+
+def _arrow(dataset: Dataset, columns: list[str]) -> dict[str, pa.Array]:
+    kept = [name for name in columns if not can_hold_images(dataset.features[name])]
+    table = dataset.select_columns(kept).with_format("arrow")[:]
+    return {name: table.column(name).combine_chunks() for name in kept}
+
+
+def is_list(values: pa.Array) -> bool:
+    """Returns whether an Arrow array holds lists."""
+    types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_type(values.type) for is_type in types)
+
+
+def lengths_of(lists: pa.Array) -> np.ndarray:
+    """Returns how long each list of an Arrow array is."""
+    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+
+
+def _offsets(lists: pa.Array) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths_of(lists))]), pa.int32())
+
+
+def _from_fields(
+    features: dict[str, Any], columns: dict[str, pa.Array], split: str, needed: tuple[str, ...]
+) -> ObjectColumns:
+    """Returns the objects from a list of values for each image in each column, of items of the types `features`."""
+    names = {
+        field: next((name for name in columns if name.lower() in usual and is_list(columns[name])), None)
+        for field, usual in FIELDS.items()
+    }
+    for field in needed:
+        if names[field] is None:
+            raise ValueError(
+                f"The objects of {split!r} have no {field}: of {listed(list(columns))} none is a list of a usual name "
+                f"({', '.join(FIELDS[field])}). Rename it."
+            )
+    found = {field: columns[name] for field, name in names.items() if name is not None}
+    offsets = {field: _offsets(lists).to_numpy() for field, lists in found.items()}
+    lengths = np.diff(offsets[needed[0]])
+    for field, other in offsets.items():
+        if differs := np.flatnonzero(np.diff(other) != lengths).tolist():
+            faults = [f"image {i} of {split}: {lengths[i]} and {np.diff(other)[i]}" for i in differs]
+            raise ValueError(
+                f"{len(faults)} images have not as many values of {needed[0]} as of {field}:"
+                f"{in_lines(faults, MAX_NAMED)}"
+            )
+    return ObjectColumns(
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.arange(lengths.sum()) - np.repeat(offsets[needed[0]][:-1], lengths) + 1,
+        {field: lists.flatten() for field, lists in found.items()},
+        features.get(names["label"] or ""),
+        split,
+    )
+
+
+def _items(features: dict[str, Any]) -> dict[str, Any]:
+    """Returns the types of the items of columns that are lists."""
+    return {name: feature.feature for name, feature in features.items() if isinstance(feature, List | LargeList)}
+
+
+def boxes_of(objects: ObjectColumns) -> np.ndarray:
+    """Returns boxes (N, 4) float64 as they are written.
+
+    Raises:
+        ValueError: if they are not 4 numbers each.
+    """
+    boxes = objects.values["box"]
+    if not is_list(boxes):
+        raise ValueError(f"The boxes of {objects.split!r} are of type {boxes.type}, but each is a list of 4 numbers.")
+    if wrong := np.flatnonzero(lengths_of(boxes) != 4).tolist():
+        faults = [f"{objects.describe(place)}: {boxes[place].as_py()}" for place in wrong]
+        raise ValueError(f"{len(faults)} boxes are not 4 numbers:{in_lines(faults, MAX_NAMED)}")
+    return boxes.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(-1, 4)
+
+
+def numbers_of(objects: ObjectColumns, field: str) -> np.ndarray | None:
+    """Returns the numbers (N,) of a field, 0 where there is none; `None` if objects do not have it."""
+    values = objects.values.get(field)
+    return None if values is None else pc.fill_null(values.cast(pa.float64()), 0).to_numpy(zero_copy_only=False)
+
+
+def load_detection_columns(
+    splits: DatasetDict,
+    folder: Path | None,
+    bbox_format: BoxFormat | None = None,
+    class_names: Sequence[str] | None = None,
+    image_column_name: str | None = None,
+    objects_column_name: str | None = None,
+) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
+    """Reads the boxes of datasets, and the headers of images if there are no columns `width` and `height`.
+
+    Args:
+        splits: Datasets with a column of images and one of objects, which are a list of structs or a struct of lists
+            with a box, a class and maybe `area` and `iscrowd`, by any of their usual names; or with these columns.
+        folder: Where a file may name classes that are numbers.
+        bbox_format: How boxes are written, see `corners`; by default "coco" if only this makes sense of them.
+        class_names: Names of the classes, where these are plain numbers or in another order than that of the alphabet.
+        image_column_name: Which column holds the images, where that is not clear.
+        objects_column_name: Which column holds the objects, where none has a usual name.
+
+    Returns:
+        Objects by split, and the names of the classes.
+
+    Raises:
+        OSError: if an image cannot be opened.
+        ValueError: if columns are missing or of other types, or boxes are written in another way, or it is not clear
+            in which.
+    """
+    needed = ("box", "label")
+    objects = {split: read_objects(dataset, split, needed, objects_column_name) for split, dataset in splits.items()}
+    images = {split: images_of(dataset, split, image_column_name) for split, dataset in splits.items()}
+    sizes = {split: sizes_of(dataset, images[split]) for split, dataset in splits.items()}
+    raw = {split: boxes_of(found) for split, found in objects.items()}
+    of_objects = {split: sizes[split][found.image_numbers] for split, found in objects.items()}
+    if bbox_format not in (None, *get_args(BoxFormat)):
+        raise ValueError(
+            f"bbox_format={bbox_format!r} is unknown. Choose {', '.join(map(repr, get_args(BoxFormat)))}."
+        )
+    box_format = bbox_format or _choose_format(*(np.concatenate(list(of.values())) for of in (raw, of_objects)))
+    labels, names = _labels(objects, folder, class_names)
+    tables = {
+        split: table_of(
+            images[split],
+            sizes[split],
+            found.image_numbers,
+            corners(raw[split], box_format, of_objects[split]),
+            found.describe,
+            labels=labels[split],
+            is_crowd=numbers_of(found, "crowd"),
+            areas=numbers_of(found, "area"),
+        )
+        for split, found in objects.items()
+    }
+    return tables, names
+
+
+def _labels(
+    objects: dict[str, ObjectColumns], folder: Path | None, class_names: Sequence[str] | None
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Returns (N,) class numbers by split, and the names of the classes."""
+    types = [found.label_type for found in objects.values()]
+    if any(other != types[0] for other in types):
+        raise ValueError(f"The splits {listed(list(objects))} differ in their classes. Make them the same.")
+    values = {split: found.values["label"] for split, found in objects.items()}
+    if missing := [split for split, found in values.items() if found.null_count]:
+        raise ValueError(f"Objects of {listed(missing)} have no class. Label them, or leave them out.")
+    if types[0] in (Value("string"), Value("large_string")):
+        return numbered_words({split: found.to_pylist() for split, found in values.items()}, class_names)
+    if isinstance(types[0], ClassLabel):
+        without_class_names(class_names, f"The column of classes ({listed(types[0].names)})")
+        names = tuple(types[0].names)
+    else:
+        names = class_names_beside([folder] if folder else [], class_names)
+    numbers = {split: found.cast(pa.int64()).to_numpy(zero_copy_only=False) for split, found in values.items()}
+    for split, found in numbers.items():
+        check_numbers(found, len(names), objects[split].describe, split)
+    return numbers, names
+
+
+def _choose_format(boxes: np.ndarray, sizes: np.ndarray) -> BoxFormat:
+    """Returns "coco" if boxes (N, 4) make most sense so, in images of sizes (N, 2)."""
+    is_share = bool(len(boxes)) and np.nanmedian(boxes) <= 1  # which would be a small box in pixels too
+    num_right = {
+        name: int((~wrong_boxes(corners(boxes, name, sizes), sizes)).sum()) if (name == "yolo") == is_share else 0
+        for name in get_args(BoxFormat)
+    }
+    if not len(boxes) or [name for name, count in num_right.items() if count == max(num_right.values())] == ["coco"]:
+        return "coco"
+    counts = "; ".join(f"{count} of {len(boxes)} as {name!r}" for name, count in num_right.items())
+    raise ValueError(
+        f"It is not clear how boxes are written. With an area and inside of their images lie {counts}. Set "
+        "bbox_format: 'coco' (x, y, width, height in pixels), 'voc' (x1, y1, x2, y2) or 'yolo' (centre x, y, width, "
+        "height as shares of the image)."
+    )
+
+
+def load_keypoint_columns(
+    splits: DatasetDict, image_column_name: str | None = None, objects_column_name: str | None = None
+) -> tuple[dict[str, KeypointTable], KeypointNames]:
+    """Reads the keypoints of datasets, and the headers of images if there are no columns `width` and `height`.
+
+    Args:
+        splits: As in `load_detection_columns`, where objects have `keypoints`: x, y and visibility one after the
+            other, or a list of x and y, or of all three, for each keypoint. Boxes, if any, are written as COCO does.
+        image_column_name: As in `load_detection_columns`.
+        objects_column_name: As in `load_detection_columns`.
+
+    Returns:
+        Objects with keypoints by split; the names of the keypoints are their numbers from 0.
+
+    Raises:
+        OSError: if an image cannot be opened.
+        ValueError: if columns are missing or of other types, or objects have different numbers of keypoints.
+    """
+    tables = {}
+    for split, dataset in splits.items():
+        found = read_objects(dataset, split, ("keypoints",), objects_column_name)
+        images = images_of(dataset, split, image_column_name)
+        sizes = sizes_of(dataset, images)
+        of_objects = sizes[found.image_numbers]
+        boxes = corners(boxes_of(found), "coco", of_objects) if "box" in found.values else whole_images(of_objects)
+        objects = table_of(images, sizes, found.image_numbers, boxes, found.describe, areas=numbers_of(found, "area"))
+        tables[split] = KeypointTable.of(objects, _keypoints(found))
+    counts = {table.keypoints.shape[1] for table in tables.values()}
+    if len(counts) > 1:
+        raise ValueError(f"The splits have objects of {listed(sorted(counts))} keypoints. Make them the same.")
+    return tables, KeypointNames(tuple(str(number) for number in range(counts.pop())))
+
+
+def _keypoints(objects: ObjectColumns) -> np.ndarray:
+    """Returns (N, K, 3) x, y and visibility, which is 2 where only x and y are given."""
+    lists = objects.values["keypoints"]
+    values, widths = lists.flatten(), {3}
+    if is_list(values):
+        widths, values = set(lengths_of(values).tolist()), values.flatten()
+    counts = {count if is_list(lists.flatten()) else count / 3 for count in lengths_of(lists).tolist()}
+    if len(counts) != 1 or not all(float(count).is_integer() for count in counts) or widths not in ({2}, {3}):
+        raise ValueError(
+            f"The objects of {objects.split!r} have {listed(sorted(counts))} keypoints of {listed(sorted(widths))} "
+            "numbers. All need as many, of x, y and maybe visibility."
+        )
+    keypoints = values.cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(len(lists), -1, widths.pop())
+    if keypoints.shape[2] == 3:
+        return keypoints
+    return np.concatenate([keypoints, 2.0 * np.isfinite(keypoints).all(axis=2, keepdims=True)], axis=2)

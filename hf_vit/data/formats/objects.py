@@ -1,0 +1,484 @@
+"""The objects of many images, their boxes, keypoints and classes, the same from every source.
+
+Shapes: I images, N objects, K keypoints.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, concatenate_datasets
+from transformers.utils import logging
+
+from ..wording import MAX_NAMED, in_lines, listed
+from .classes import NAME_FILES, read_class_file
+
+
+BoxFormat = Literal["coco", "voc", "yolo"]
+
+
+@dataclass(frozen=True)
+class ObjectTable:
+    """The images of a split, also those without any object, and their objects one after the other.
+
+    Args:
+        images: The column `image` (`datasets.Image`), I rows.
+        sizes: (I, 2) int64, width and height of each image in pixels.
+        image_numbers: (N,) int64, the image of each object, ascending.
+        boxes: (N, 4) float64, x1, y1, x2, y2 in pixels.
+        labels: (N,) int64, numbers of classes.
+        is_crowd: (N,) bool, whether a box is around several objects, or one that need not be found.
+        areas: (N,) float64, square pixels; NaN where only the box says it.
+        ids: (N,) int64, what `describe` takes.
+        describe: Says, for errors, which object in which file has an id.
+    """
+
+    images: Dataset
+    sizes: np.ndarray
+    image_numbers: np.ndarray
+    boxes: np.ndarray
+    labels: np.ndarray
+    is_crowd: np.ndarray
+    areas: np.ndarray
+    ids: np.ndarray
+    describe: Callable[[int], str]
+
+    def __len__(self) -> int:
+        """Returns the number N of objects."""
+        return len(self.boxes)
+
+    def select(self, kept: np.ndarray) -> "ObjectTable":
+        """Returns a table of some of the objects, and of all images.
+
+        Args:
+            kept: (N,) bool.
+        """
+        columns = ("image_numbers", "boxes", "labels", "is_crowd", "areas", "ids")
+        return replace(self, **{name: vars(self)[name][kept] for name in columns})
+
+    def name_of(self, place: int) -> str:
+        """Says which object in which file stands at a place from 0."""
+        return self.describe(int(self.ids[place]))
+
+
+def table_of(
+    images: Dataset,
+    sizes: np.ndarray,
+    image_numbers: np.ndarray,
+    boxes: np.ndarray,
+    describe: Callable[[int], str],
+    *,
+    labels: np.ndarray | None = None,
+    is_crowd: np.ndarray | None = None,
+    areas: np.ndarray | None = None,
+) -> ObjectTable:
+    """Returns a table of objects in any order, which are sorted by image and otherwise stay in their order.
+
+    Args:
+        images: As in `ObjectTable`.
+        sizes: As in `ObjectTable`.
+        image_numbers: (N,) whole numbers.
+        boxes: (N, 4).
+        describe: Says which object stood at a place from 0 before they were sorted.
+        labels: (N,), by default all 0.
+        is_crowd: (N,), by default none is.
+        areas: (N,); where one is not positive, it is not known. By default none is known.
+    """
+    order = np.argsort(image_numbers, kind="stable")
+    areas = np.full(len(order), np.nan) if areas is None else np.asarray(areas, float)
+    return ObjectTable(
+        images,
+        np.asarray(sizes, np.int64).reshape(-1, 2),
+        np.asarray(image_numbers, np.int64)[order],
+        np.asarray(boxes, float).reshape(-1, 4)[order],
+        np.zeros(len(order), np.int64) if labels is None else np.asarray(labels, np.int64)[order],
+        np.zeros(len(order), bool) if is_crowd is None else np.asarray(is_crowd, bool)[order],
+        np.where(areas > 0, areas, np.nan)[order],
+        order,
+        describe,
+    )
+
+
+def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.ndarray:
+    """Returns boxes as x1, y1, x2, y2 in pixels.
+
+    Args:
+        boxes: (N, 4) float64, as "coco": x1, y1, width and height in pixels, "voc": x1, y1, x2, y2 in pixels, or
+            "yolo": centre x, y, width and height as shares of the image.
+        box_format: Which of them.
+        sizes: (N, 2) width and height of each box's image in pixels.
+    """
+    if box_format == "voc":
+        return boxes
+    places, lengths = boxes[:, :2], boxes[:, 2:]
+    if box_format == "yolo":
+        places, lengths = (places - lengths / 2) * sizes, lengths * sizes
+    return np.concatenate([places, places + lengths], axis=1)
+
+
+def whole_images(sizes: np.ndarray) -> np.ndarray:
+    """Returns boxes (N, 4) around images of sizes (N, 2), width and height."""
+    return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(float)
+
+
+def box_areas(boxes: np.ndarray) -> np.ndarray:
+    """Returns (N,) square pixels of boxes (N, 4) x1, y1, x2, y2."""
+    return (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+
+
+def detection_rows(table: ObjectTable) -> Dataset:
+    """Returns one row an image: `image`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width` and `height`."""
+    offsets = np.searchsorted(table.image_numbers, np.arange(len(table.sizes) + 1)).astype(np.int32)
+    columns = {
+        "boxes": list_of_four(table.boxes),
+        "class_labels": pa.array(table.labels),
+        "is_crowd": pa.array(table.is_crowd),
+        "areas": pa.array(known_areas(table), pa.float32()),
+    }
+    lists = {name: pa.ListArray.from_arrays(offsets, values) for name, values in columns.items()}
+    return beside(table.images, {**lists, "width": table.sizes[:, 0], "height": table.sizes[:, 1]})
+
+
+def known_areas(table: ObjectTable) -> np.ndarray:
+    """Returns (N,) areas, of the boxes where there are no others."""
+    return np.where(np.isnan(table.areas), box_areas(table.boxes), table.areas)
+
+
+def list_of_four(boxes: np.ndarray) -> pa.Array:
+    """Returns (N, 4) as Arrow float32."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(boxes.ravel(), pa.float32()), 4)
+
+
+def beside(images: Dataset, columns: dict[str, pa.Array | np.ndarray]) -> Dataset:
+    """Puts columns beside those of a dataset, which stay where they are."""
+    return concatenate_datasets([images, Dataset(pa.table(columns))], axis=1)
+
+
+logger = logging.get_logger(__name__)
+BoxErrors = Literal["raise", "clip", "drop"]
+# Pixels by which tools go beyond an image when they round, or count pixels from 1.
+ROUNDING = 1.0
+MIN_BOXES = 10  # fewer say little about how boxes are written
+
+
+def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> dict[str, ObjectTable]:
+    """Returns tables whose boxes lie within their images and have an area.
+
+    What is outside by at most a pixel is cut off in any case.
+
+    Args:
+        tables: Objects by split.
+        box_errors: What is done about other boxes: "raise" names them in an error, "clip" cuts off what is outside and
+            leaves out boxes of which nothing is left, and "drop" leaves them all out.
+
+    Raises:
+        ValueError: if `box_errors` is unknown, a box is not finite, some are wrong and `box_errors` is "raise", or
+            most of all, or smaller than a pixel.
+    """
+    if box_errors not in get_args(BoxErrors):
+        raise ValueError(f"box_errors={box_errors!r} is unknown. Choose {', '.join(map(repr, get_args(BoxErrors)))}.")
+    _check_finite(tables)
+    wrong = {split: wrong_boxes(table.boxes, object_sizes(table)) for split, table in tables.items()}
+    _check_plausible(tables, wrong)
+    faults = [_fault(tables[split], place) for split in tables for place in np.flatnonzero(wrong[split]).tolist()]
+    if faults and box_errors == "raise":
+        total = sum(map(len, tables.values()))
+        raise ValueError(
+            f"{len(faults)} of {total} boxes have no area, or reach out of their image:{in_lines(faults, MAX_NAMED)}\n"
+            "Repair them, or set box_errors: 'clip' cuts off what is outside, 'drop' leaves these boxes out."
+        )
+    clipped = {split: _clipped(table) for split, table in tables.items()}
+    kept = {
+        split: ~wrong[split] if box_errors == "drop" else _has_area(table.boxes) for split, table in clipped.items()
+    }
+    num_dropped = sum(int((~mask).sum()) for mask in kept.values())
+    if faults:
+        logger.warning(
+            "%d boxes have no area, or reach out of their image: %d were cut off at its border, %d left out:%s",
+            len(faults),
+            len(faults) - num_dropped,
+            num_dropped,
+            in_lines(faults, MAX_NAMED),
+        )
+    return {split: table.select(kept[split]) for split, table in clipped.items()}
+
+
+def object_sizes(table: ObjectTable) -> np.ndarray:
+    """Returns (N, 2) width and height of each object's image."""
+    return table.sizes[table.image_numbers]
+
+
+def wrong_boxes(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Returns (N,) bool: which boxes have no area in the image, or reach out of it by more than a pixel.
+
+    Args:
+        boxes: (N, 4) x1, y1, x2, y2.
+        sizes: (N, 2) width and height of each box's image.
+    """
+    inside = _cut(boxes, sizes)
+    return (np.abs(boxes - inside) > ROUNDING).any(axis=1) | ~_has_area(inside)
+
+
+def _cut(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    return boxes.clip(0, np.tile(sizes, 2))
+
+
+def _has_area(boxes: np.ndarray) -> np.ndarray:
+    return np.all(boxes[:, 2:] > boxes[:, :2], axis=1)
+
+
+def _clipped(table: ObjectTable) -> ObjectTable:
+    boxes = _cut(table.boxes, object_sizes(table))
+    is_cut = (boxes != table.boxes).any(axis=1)
+    areas = np.where(is_cut, np.minimum(table.areas, box_areas(boxes)), table.areas)  # NaN stays NaN
+    return replace(table, boxes=boxes, areas=areas)
+
+
+def _check_finite(tables: Mapping[str, ObjectTable]) -> None:
+    faults = [
+        f"{table.name_of(place)}: {table.boxes[place].tolist()}"
+        for table in tables.values()
+        for place in np.flatnonzero(~np.isfinite(table.boxes).all(axis=1)).tolist()
+    ]
+    if faults:
+        raise ValueError(f"{len(faults)} boxes are not finite:{in_lines(faults, MAX_NAMED)}\nRepair or remove them.")
+
+
+def _check_plausible(tables: Mapping[str, ObjectTable], wrong: Mapping[str, np.ndarray]) -> None:
+    """Raises `ValueError` if boxes are written in another way than they were read."""
+    boxes = np.concatenate([table.boxes for table in tables.values()])
+    num_wrong = sum(int(found.sum()) for found in wrong.values())
+    num_tiny = int(((boxes[:, 2:] - boxes[:, :2]) <= 1).all(axis=1).sum())
+    if len(boxes) >= MIN_BOXES and 2 * max(num_wrong, num_tiny) > len(boxes):
+        faults = [_fault(table, place) for table in tables.values() for place in range(min(len(table), MAX_NAMED))]
+        raise ValueError(
+            f"Of {len(boxes)} boxes {num_wrong} have no area or reach out of their image, and {num_tiny} are no "
+            "larger than a pixel: so they are written in another way. COCO has x, y, width, height in pixels, VOC x1, "
+            "y1, x2, y2 in pixels, and YOLO centre x, y, width, height as shares of the image. They were read so:"
+            f"{in_lines(faults, MAX_NAMED)}"
+        )
+
+
+def _fault(table: ObjectTable, place: int) -> str:
+    x1, y1, x2, y2 = table.boxes[place].round(2).tolist()
+    width, height = table.sizes[table.image_numbers[place]].tolist()
+    return f"{table.name_of(place)}: x {x1} to {x2} of {width}, y {y1} to {y2} of {height}"
+
+
+@dataclass(frozen=True)
+class KeypointNames:
+    """What a data set says of its K keypoints.
+
+    Args:
+        names: One each.
+        skeleton: Pairs of numbers from 0, that a line joins in pictures.
+
+    Raises:
+        ValueError: if two have one name, or the skeleton has numbers of no keypoint.
+    """
+
+    names: tuple[str, ...]
+    skeleton: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks names and numbers."""
+        if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
+            raise ValueError(f"Several keypoints are called {', '.join(map(repr, twice))}. Rename them.")
+        if wrong := [pair for pair in self.skeleton if not all(0 <= end < len(self.names) for end in pair)]:
+            start, end = wrong[0]
+            raise ValueError(
+                f"The skeleton joins the keypoints {start + 1} and {end + 1}, but they go from 1 to {len(self.names)}."
+            )
+
+
+@dataclass(frozen=True)
+class KeypointTable:
+    """The images of a split, and its objects with keypoints one after the other.
+
+    Args:
+        objects: Their images, boxes and areas.
+        keypoints: (N, K, 3) float64, x, y in pixels and visibility: 0 (not labelled; x and y are 0), 1 (hidden) or 2.
+    """
+
+    objects: ObjectTable
+    keypoints: np.ndarray
+
+    @classmethod
+    def of(cls, objects: ObjectTable, keypoints: np.ndarray) -> "KeypointTable":
+        """Returns a table from keypoints (N, K, 3) in the order that objects had before they were sorted.
+
+        Raises:
+            ValueError: if a labelled keypoint is not finite, or a visibility is none of 0, 1 and 2.
+        """
+        keypoints = keypoints[objects.ids]
+        visibility = keypoints[..., 2]
+        is_labelled = visibility > 0
+        wrong = ~np.isin(visibility, (0, 1, 2)) | (is_labelled & ~np.isfinite(keypoints).all(axis=2))
+        if faults := _faults(objects, keypoints, wrong):
+            raise ValueError(
+                f"{len(faults)} keypoints are no numbers x, y and visibility 0 (not labelled), 1 (hidden) or 2:"
+                f"{in_lines(faults, MAX_NAMED)}"
+            )
+        return cls(objects, np.where(is_labelled[..., None], keypoints, 0))
+
+    def select(self, kept: np.ndarray) -> "KeypointTable":
+        """Returns a table of some of the objects, (N,) bool."""
+        return KeypointTable(self.objects.select(kept), self.keypoints[kept])
+
+
+def _faults(objects: ObjectTable, keypoints: np.ndarray, wrong: np.ndarray) -> list[str]:
+    return [
+        f"keypoint {number + 1} of {objects.name_of(place)}: {keypoints[place, number].tolist()}"
+        for place, number in np.argwhere(wrong).tolist()
+    ]
+
+
+def labelled_only(tables: Mapping[str, KeypointTable]) -> dict[str, KeypointTable]:
+    """Leaves out objects without any labelled keypoint, and says how many."""
+    kept = {split: np.any(table.keypoints[..., 2] > 0, axis=1) for split, table in tables.items()}
+    if num_dropped := sum(int((~mask).sum()) for mask in kept.values()):
+        total = sum(map(len, kept.values()))
+        logger.warning("%d of %d objects have no labelled keypoint; they are left out.", num_dropped, total)
+    return {split: table.select(kept[split]) for split, table in tables.items()}
+
+
+def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: str) -> dict[str, KeypointTable]:
+    """Returns tables whose labelled keypoints lie within their images, but for a pixel.
+
+    Args:
+        tables: Objects by split.
+        box_errors: "raise" names those outside in an error, else they count as not labelled.
+
+    Raises:
+        ValueError: if some are outside and `box_errors` is "raise".
+    """
+    outside = {split: _outside(table) for split, table in tables.items()}
+    faults = [
+        fault for split, table in tables.items() for fault in _faults(table.objects, table.keypoints, outside[split])
+    ]
+    if faults and box_errors == "raise":
+        raise ValueError(
+            f"{len(faults)} labelled keypoints lie outside of their image:{in_lines(faults, MAX_NAMED)}\nRepair them, "
+            "or set box_errors to 'clip' or 'drop', with which they count as not labelled."
+        )
+    if faults:
+        logger.warning("%d keypoints lie outside of their image and count as not labelled.", len(faults))
+    return {
+        split: replace(table, keypoints=np.where(outside[split][..., None], 0, table.keypoints))
+        for split, table in tables.items()
+    }
+
+
+def _outside(table: KeypointTable) -> np.ndarray:
+    """Returns (N, K) bool."""
+    places, sizes = table.keypoints[..., :2], object_sizes(table.objects)[:, None]
+    # A pixel's centre is at its number, so an image goes from -0.5 to its length - 0.5.
+    is_outside = ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)
+    return is_outside & (table.keypoints[..., 2] > 0)
+
+
+def keypoint_rows(table: KeypointTable, images: Dataset) -> Dataset:
+    """Returns one row an object: its image, `keypoints`, `box`, `area`, `image_id`, `width` and `height`.
+
+    Args:
+        table: N objects.
+        images: The images of the table (I rows), with whatever columns.
+    """
+    objects, num_keypoints = table.objects, table.keypoints.shape[1]
+    triples = pa.FixedSizeListArray.from_arrays(pa.array(table.keypoints.ravel(), pa.float32()), 3)
+    offsets = np.arange(0, (len(objects) + 1) * num_keypoints, num_keypoints, dtype=np.int32)
+    sizes = object_sizes(objects)
+    return beside(
+        _repeated(images, objects.image_numbers),
+        {
+            "keypoints": pa.ListArray.from_arrays(offsets, triples),
+            "box": list_of_four(objects.boxes),
+            "area": pa.array(known_areas(objects), pa.float32()),
+            "image_id": objects.image_numbers,
+            "width": sizes[:, 0],
+            "height": sizes[:, 1],
+        },
+    )
+
+
+def _repeated(images: Dataset, numbers: np.ndarray) -> Dataset:
+    """Returns the rows of these numbers, of which some may be there several times."""
+    encoded = images.select_columns("image").with_format("arrow")[:].flatten()["image.bytes"]
+    if encoded.null_count < len(encoded):
+        return images.select(numbers)  # what lies on disk stays there
+    return Dataset(images.with_format("arrow")[:].take(numbers), info=images.info)
+
+
+def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the names of classes that are numbers.
+
+    Args:
+        folders: Where classes.txt or id2label.json may lie.
+        class_names: The names, if not those of a file.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ValueError: if there are no names, or a file is malformed.
+    """
+    files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
+    names = tuple(class_names or ()) or (tuple(read_class_file(files[0])[0]) if files else ())
+    if not names:
+        raise ValueError(
+            "Classes are numbers, and their names are unknown. Give them as class_names, or in a file "
+            f"{' or '.join(NAME_FILES)} beside the data."
+        )
+    return names
+
+
+def without_class_names(class_names: Sequence[str] | None, source: object) -> None:
+    """Raises `ValueError` if names of classes are given to data that name them."""
+    if class_names:
+        raise ValueError(f"{source} names its classes itself. Leave class_names={listed(class_names)} out.")
+
+
+def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int], str], source: object) -> None:
+    """Raises `ValueError` if some objects are of no class.
+
+    Args:
+        numbers: (N,) whole numbers.
+        num_classes: How many there are.
+        describe: Says which object stands at a place.
+        source: Where they are from.
+    """
+    wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
+    if wrong:
+        faults = [f"{describe(place)}: class {numbers[place]}" for place in wrong]
+        raise ValueError(
+            f"{len(wrong)} of {len(numbers)} objects of {source} are of unknown classes; there are {num_classes}, "
+            f"from 0:{in_lines(faults, MAX_NAMED)}"
+        )
+
+
+def numbered_words(
+    words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Numbers classes that are words.
+
+    Args:
+        words: The class of each object, by split.
+        class_names: All classes in order; by default those of "train", or else of the first split, sorted.
+
+    Returns:
+        Numbers (N,) by split, and the names.
+
+    Raises:
+        ValueError: if there are words that are no class.
+    """
+    first = "class_names" if class_names else next(iter(words))
+    names = tuple(class_names or sorted(set(words[first])))
+    numbers = {name: number for number, name in enumerate(names)}
+    for split, found in words.items():
+        if unknown := sorted(set(found) - set(names)):
+            raise ValueError(
+                f"The split {split!r} has objects of classes that {first!r} has not: {listed(unknown)}. Spell them "
+                f"as there ({listed(names)}), or give all classes as class_names."
+            )
+    return {split: np.array([numbers[word] for word in found], np.int64) for split, found in words.items()}, names

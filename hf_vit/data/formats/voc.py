@@ -1,0 +1,197 @@
+"""Boxes in the XML files of Pascal VOC, as VOC lays them out and as other tools do. Shapes: N objects."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+from transformers.utils import logging
+
+from ..wording import MAX_NAMED, in_lines, listed
+from .files import files_below, image_sizes, images_at, is_image, subfolders
+from .objects import ObjectTable, numbered_words, table_of
+from .splits import one_per_split, split_named
+
+
+logger = logging.get_logger(__name__)
+SUFFIX = ".xml"
+ANNOTATIONS = ("annotations", "annotation", "xmls", "labels")
+CORNERS = ("xmin", "ymin", "xmax", "ymax")
+SPLIT_LISTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class _Object:
+    word: str
+    box: tuple[float, ...]
+    is_difficult: bool
+    name: str
+
+
+def find_voc(path: Path) -> dict[str, list[Path]]:
+    """Finds XML files.
+
+    Args:
+        path: A folder with `Annotations/` and maybe `ImageSets/Main/train.txt`, ..., also as `VOCdevkit/VOC2012/`; or
+            one with `train/`, `valid/`, ... therein XML files beside their images, or in a folder beside that of the
+            images; or just such a folder.
+
+    Returns:
+        The files by split; nothing if there are none.
+
+    Raises:
+        ValueError: if there are several years of VOC, or a file in a list does not exist.
+    """
+    if not path.is_dir():
+        return {}
+    root = _year(path)
+    if lists := _split_lists(root):
+        return {split: _listed_files(root, file) for split, file in lists.items()}
+    splits = one_per_split((folder.name, folder) for folder in subfolders(root) if split_named(folder.name))
+    found = {split: _xml_files(folder) for split, folder in (splits or {"train": root}).items()}
+    return {split: files for split, files in found.items() if files}
+
+
+def _year(path: Path) -> Path:
+    """Returns the folder of a year of VOC in a `VOCdevkit`, or the path itself."""
+    years = [year for kit in (path, path / "VOCdevkit") if kit.is_dir() for year in kit.glob("VOC[0-9]*")]
+    if len(years) > 1:
+        raise ValueError(f"{path} has several years of VOC: {listed(sorted(year.name for year in years))}. Give one.")
+    return years[0] if years else path
+
+
+def _split_lists(root: Path) -> dict[str, Path]:
+    folder = root / "ImageSets" / "Main"
+    found = [(name, folder / f"{name}.txt") for name in SPLIT_LISTS if (folder / f"{name}.txt").is_file()]
+    if not any(name == "train" for name, _ in found) and (folder / "trainval.txt").is_file():
+        found = [("train", folder / "trainval.txt"), *(entry for entry in found if entry[0] == "test")]
+    return one_per_split(found)
+
+
+def _listed_files(root: Path, file: Path) -> list[Path]:
+    lines = [line.split() for line in file.read_text(encoding="utf-8").splitlines()]
+    files = [root / "Annotations" / f"{words[0]}{SUFFIX}" for words in lines if words]
+    if missing := [path for path in files if not path.is_file()]:
+        raise ValueError(f"{len(missing)} of {len(files)} files that {file} lists do not exist:{in_lines(missing)}")
+    return files
+
+
+def _xml_files(folder: Path) -> list[Path]:
+    return [file for file in files_below(folder) if file.suffix.lower() == SUFFIX]
+
+
+def load_voc(
+    files: dict[str, list[Path]], class_names: Sequence[str] | None
+) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
+    """Reads XML files, without opening images whose size they give.
+
+    An image has the name of its file but for the suffix, and lies beside it or in the folder beside its folder.
+    Objects marked as difficult need not be found: they count as crowds. Files of VOC itself number pixels from 1 and
+    name the last one of a box, those of other tools the edges.
+
+    Args:
+        files: Paths by split.
+        class_names: All classes in order; by default those of "train", sorted.
+
+    Returns:
+        Objects by split, and the names of the classes.
+
+    Raises:
+        OSError: if an image of unknown size cannot be opened.
+        ValueError: if a file is malformed, an image does not exist, or a class is unknown.
+    """
+    images = {split: _images_of(found) for split, found in files.items()}
+    tables: dict[str, Callable[[np.ndarray], ObjectTable]] = {}
+    words = {}
+    for split, found in files.items():
+        sizes, objects = _read_all(found)
+        words[split] = [entry.word for entries in objects for entry in entries]
+        tables[split] = partial(_table, images[split], split, sizes, objects)
+    labels, names = numbered_words(words, class_names)
+    return {split: table(labels[split]) for split, table in tables.items()}, names
+
+
+def _images_of(files: list[Path]) -> list[str]:
+    """Returns the path of each file's image."""
+    folders = {file.parent: _image_folders(file.parent) for file in files}
+    by_stem: dict[Path, dict[str, list[Path]]] = {}
+    for folder in {image_folder for found in folders.values() for image_folder in found}:
+        by_stem[folder] = defaultdict(list)
+        for image in sorted(filter(is_image, folder.iterdir())):
+            by_stem[folder][image.stem].append(image)
+    found = [
+        [image for folder in folders[file.parent] for image in by_stem[folder].get(file.stem, [])] for file in files
+    ]
+    faults = [
+        f"{file}: {listed(list(map(str, images))) if images else 'none'}"
+        for file, images in zip(files, found, strict=True)
+        if len(images) != 1
+    ]
+    if faults:
+        raise ValueError(
+            f"{len(faults)} of {len(files)} XML files have not one image each, of the same name but for the suffix, "
+            f"beside them or in JPEGImages/ or images/:{in_lines(faults, MAX_NAMED)}"
+        )
+    _warn_of_bare(by_stem, {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX})
+    return [str(images[0].absolute()) for images in found]  # the dataset outlives the working directory
+
+
+def _warn_of_bare(images: dict[Path, dict[str, list[Path]]], stems: set[str]) -> None:
+    bare = sorted(str(file) for found in images.values() for stem in found.keys() - stems for file in found[stem])
+    if bare:
+        logger.warning("Left out %d images without an XML file:%s", len(bare), in_lines(bare, MAX_NAMED))
+
+
+def _image_folders(folder: Path) -> list[Path]:
+    """Returns where the images of XML files in a folder may lie."""
+    if folder.name.lower() not in ANNOTATIONS:
+        return [folder]
+    return [folder, *(other for other in subfolders(folder.parent) if other.name.lower() in ("jpegimages", "images"))]
+
+
+def _read_all(files: list[Path]) -> tuple[np.ndarray, list[list[_Object]]]:
+    """Returns (I, 2) width and height as given, else 0, and the objects of each file."""
+    faults: list[str] = []
+    sizes, objects = [], []
+    for file in files:
+        try:
+            root = ElementTree.parse(file).getroot()
+            sizes.append([int(float(root.findtext(f"size/{side}") or 0)) for side in ("width", "height")])
+            objects.append([_read_object(entry, root, file, place) for place, entry in enumerate(root.iter("object"))])
+        except (ElementTree.ParseError, ValueError) as error:
+            faults.append(f"{file}: {error}")
+    if faults:
+        raise ValueError(f"{len(faults)} of {len(files)} XML files are malformed:{in_lines(faults, MAX_NAMED)}")
+    return np.array(sizes, np.int64).reshape(-1, 2), objects
+
+
+def _read_object(entry: ElementTree.Element, root: ElementTree.Element, file: Path, place: int) -> _Object:
+    word, texts = entry.findtext("name"), [entry.findtext(f"bndbox/{corner}") for corner in CORNERS]
+    if not word or None in texts:
+        raise ValueError(f"object {place + 1} has no name, or no bndbox with {', '.join(CORNERS)}")
+    x1, y1, x2, y2 = (float(text or "") for text in texts)
+    counts_from_one = (root.findtext("source/annotation") or "").startswith("PASCAL")
+    box = (x1 - counts_from_one, y1 - counts_from_one, x2, y2)
+    is_difficult = (entry.findtext("difficult") or "0").strip() == "1"
+    return _Object(word.strip(), box, is_difficult, f"object {place + 1} of {file}")
+
+
+def _table(
+    paths: list[str], split: str, sizes: np.ndarray, objects: list[list[_Object]], labels: np.ndarray
+) -> ObjectTable:
+    images = images_at(paths, split)
+    unknown = np.flatnonzero((sizes <= 0).any(axis=1))
+    sizes[unknown] = image_sizes(images.select(unknown))
+    every = [entry for entries in objects for entry in entries]
+    return table_of(
+        images,
+        sizes,
+        np.repeat(np.arange(len(objects)), [len(entries) for entries in objects]),
+        np.array([entry.box for entry in every]),
+        lambda place: every[place].name,
+        labels=labels,
+        is_crowd=np.array([entry.is_difficult for entry in every]),
+    )

@@ -1,0 +1,232 @@
+"""Boxes in the text files of YOLO: class, centre, width and height as shares of the image. Shapes: N objects."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from ..wording import MAX_NAMED, in_lines, listed
+from .files import files_below, image_sizes, images_at, is_image, subfolders
+from .objects import ObjectTable, check_numbers, class_names_beside, corners, table_of, without_class_names
+from .splits import SPLITS, one_per_split, split_named
+
+
+YAML_SUFFIXES = (".yaml", ".yml")
+KEYS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}
+IMAGES, LABELS = "images", "labels"
+
+
+@dataclass(frozen=True)
+class YoloFiles:
+    """What a data set of YOLO consists of.
+
+    Args:
+        images: Paths by split.
+        names: Of the classes, if a file data.yaml names them.
+        folders: Where else they may be named.
+        source: The file, or the folder without one.
+    """
+
+    images: dict[str, list[Path]]
+    names: tuple[str, ...]
+    folders: tuple[Path, ...]
+    source: Path
+
+
+def find_yolo(path: Path) -> YoloFiles | None:
+    """Finds the images of a data set of YOLO.
+
+    Args:
+        path: A file data.yaml, or a folder with one, or one with `images/` and `labels/`: alone, with a folder for
+            each split in them, or in a folder for each split.
+
+    Returns:
+        `None` if it is none.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ValueError: if a file is malformed, or there are no images where it says.
+    """
+    if path.is_file():
+        return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
+    files = [file for file in sorted(path.iterdir()) if file.suffix.lower() in YAML_SUFFIXES and _is_description(file)]
+    if len(files) > 1:
+        raise ValueError(
+            f"{path} has several descriptions of data: {listed(list(map(str, files)))}. Give one of them."
+        )
+    return _from_yaml(files[0]) if files else _from_folders(path)
+
+
+def _is_description(file: Path) -> bool:
+    content = _read_yaml(file)
+    return (
+        isinstance(content, dict)
+        and "names" in content
+        and any(key in content for keys in KEYS.values() for key in keys)
+    )
+
+
+def _read_yaml(file: Path) -> Any:
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} is no YAML: {error}.") from error
+
+
+def _from_yaml(file: Path) -> YoloFiles:
+    if not _is_description(file):
+        raise ValueError(f"{file} has no names, or no train, val or test, which a description of YOLO's data has.")
+    content = _read_yaml(file)
+    if "kpt_shape" in content:
+        raise ValueError(f"{file} describes keypoints (kpt_shape). Convert them to the JSON of COCO, or to a CSV.")
+    places = {split: content[key] for split, keys in KEYS.items() for key in keys if content.get(key)}
+    images = {
+        split: [
+            image
+            for entry in ([place] if isinstance(place, str) else place)
+            for image in _images_at(entry, content, file)
+        ]
+        for split, place in places.items()
+    }
+    return YoloFiles(images, _names(content["names"], file), (), file)
+
+
+def _names(names: Any, file: Path) -> tuple[str, ...]:
+    found = dict(enumerate(names)) if isinstance(names, list) else names
+    if not isinstance(found, dict) or sorted(found) != list(range(len(found))):
+        raise ValueError(f"{file} has names={names!r}, but they are a list, or numbered from 0.")
+    return tuple(str(found[number]) for number in range(len(found)))
+
+
+def _images_at(entry: str, content: Mapping[str, Any], file: Path) -> list[Path]:
+    """Returns the images of a folder or of a list of paths, relative to `path` or to the file."""
+    folder = file.parent
+    # Files of Roboflow say "../train/images" of a folder beside them.
+    places = [folder / str(content.get("path") or "") / entry, folder / entry, folder / entry.removeprefix("../")]
+    place = next((place for place in places if place.exists()), None)
+    if place is None:
+        raise ValueError(f"{entry!r} of {file} does not exist, at none of:{in_lines(places)}\nSet its path.")
+    if place.is_dir():
+        return _images_below(place)
+    lines = [line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip()]
+    paths = [place.parent / line for line in lines]
+    if missing := [path for path in paths if not path.is_file()]:
+        raise ValueError(
+            f"{len(missing)} of {len(paths)} images that {place} lists do not exist:{in_lines(missing, MAX_NAMED)}"
+        )
+    return paths
+
+
+def _images_below(folder: Path) -> list[Path]:
+    if images := [file for file in files_below(folder) if is_image(file)]:
+        return images
+    raise ValueError(f"{folder} has no image.")
+
+
+def _from_folders(path: Path) -> YoloFiles | None:
+    folders = {folder.name.lower(): folder for folder in subfolders(path)}
+    if IMAGES in folders and LABELS in folders:
+        roots = _splits_in(folders[IMAGES]) or {"train": folders[IMAGES]}
+        labels = [folders[LABELS]]
+    else:
+        splits = {split: folder for split, folder in _splits_in(path).items() if (folder / LABELS).is_dir()}
+        roots = {split: folder / IMAGES for split, folder in splits.items() if (folder / IMAGES).is_dir()}
+        labels = [folder / LABELS for folder in splits.values()]
+    if not roots or not any(file.suffix == ".txt" for folder in labels for file in files_below(folder)):
+        return None
+    return YoloFiles({split: _images_below(folder) for split, folder in roots.items()}, (), (path, *labels), path)
+
+
+def _splits_in(folder: Path) -> dict[str, Path]:
+    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
+
+
+def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
+    """Reads text files and the headers of images.
+
+    The objects of `images/train/1.jpg` are in `labels/train/1.txt`; without such a file there are none. Of a polygon,
+    the box around it is taken.
+
+    Args:
+        files: As `find_yolo` returns them.
+        class_names: Names of the classes, if no data.yaml names them; by default those of classes.txt.
+
+    Returns:
+        Objects by split, and the names of the classes.
+
+    Raises:
+        OSError: if an image cannot be opened.
+        ValueError: if a text file is malformed, a class is unknown, or there is no text file at all.
+    """
+    if files.names:
+        without_class_names(class_names, files.source)
+    names = files.names or class_names_beside(files.folders, class_names)
+    splits = [split for split in SPLITS if split in files.images]
+    return {split: _table(files.images[split], split, len(names), files.source) for split in splits}, names
+
+
+def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> ObjectTable:
+    texts = [_text_of(path) for path in paths]
+    if not any(text.is_file() for text in texts):
+        raise ValueError(f"None of the {len(texts)} images of {split!r} in {source} has a text file, as {texts[0]}.")
+    objects, faults = [], []
+    for number, text in enumerate(texts):
+        for line_number, line in enumerate(text.read_text().splitlines() if text.is_file() else (), start=1):
+            if words := line.split():
+                values = _read_line(words)
+                if values is None:
+                    faults.append(f"line {line_number} of {text}: {line[:80]!r}")
+                else:
+                    objects.append((number, line_number, *values))
+    if faults:
+        raise ValueError(
+            f"{len(faults)} lines are no class, centre x, y, width and height, nor class and polygon x, y, ...:"
+            f"{in_lines(faults, MAX_NAMED)}"
+        )
+    return _as_table(paths, split, texts, np.array(objects, float).reshape(-1, 7), num_classes, source)
+
+
+def _as_table(
+    paths: list[Path], split: str, texts: list[Path], objects: np.ndarray, num_classes: int, source: Path
+) -> ObjectTable:
+    describe = partial(_describe, texts, objects)
+    labels = objects[:, 2].astype(np.int64)
+    check_numbers(labels, num_classes, describe, source)
+    images = images_at([str(path.absolute()) for path in paths], split)  # the dataset outlives the working directory
+    sizes, image_numbers = image_sizes(images), objects[:, 0].astype(np.int64)
+    boxes = corners(objects[:, 3:], "yolo", sizes[image_numbers])
+    return table_of(images, sizes, image_numbers, boxes, describe, labels=labels)
+
+
+def _describe(texts: list[Path], objects: np.ndarray, place: int) -> str:
+    number, line_number = objects[place, :2].astype(int).tolist()
+    return f"line {line_number} of {texts[number]}"
+
+
+def _text_of(image: Path) -> Path:
+    """Returns where the objects of an image are: in `labels/` in place of the last `images/`, or beside it."""
+    parts = list(image.parts)
+    for place in range(len(parts) - 2, -1, -1):
+        if parts[place].lower() == IMAGES:
+            parts[place] = LABELS
+            break
+    return Path(*parts).with_suffix(".txt")
+
+
+def _read_line(words: list[str]) -> tuple[float, ...] | None:
+    """Returns class, centre x, y, width and height of a line; `None` if it is malformed."""
+    try:
+        label, *values = map(float, words)
+    except ValueError:
+        return None
+    if not label.is_integer() or not all(map(math.isfinite, values)):
+        return None
+    if len(values) >= 6 and len(values) % 2 == 0:
+        (x1, x2), (y1, y2) = ((min(side), max(side)) for side in (values[::2], values[1::2]))
+        values = [(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1]
+    return (label, *values) if len(values) == 4 else None

@@ -1,0 +1,1 @@
+"""Data sets for a task, from wherever a user has them."""

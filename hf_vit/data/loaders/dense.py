@@ -1,0 +1,199 @@
+"""Data sets for segmentation and depth, from wherever a user has them."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from datasets import DatasetDict
+
+from ..datasets import TargetData
+from ..formats.classes import ClassList, choose_classes
+from ..formats.coco import KINDS, find_coco, load_coco_masks
+from ..formats.columns import image_and_target
+from ..formats.files import with_files
+from ..formats.folders import load_pairs
+from ..formats.stored import id2label_on_hub, load_columns
+from ..targets import depth_target, instances_target, panoptic_target, region_target, semantic_target
+from ..wording import listed
+
+
+def load_semantic_segmentation(
+    source: str,
+    *,
+    class_names: Sequence[str] | None = None,
+    classes_file: str | None = None,
+    reduce_labels: bool = False,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    mask_column_name: str | None = None,
+) -> TargetData:
+    """Loads images with a mask each that says the class of every pixel.
+
+    `source` is, recognised by what is there and in this order:
+
+    - a parquet file, or a folder of them, with two columns of images, as `load_image_classification` takes them;
+    - a folder written by `Dataset.save_to_disk`;
+    - a folder with `train/images/`, `train/masks/`, `val/images/`, ..., or `images/train/`, `masks/train/`, ..., or
+      `images/` and `masks/` alone, where an image and its mask have one stem; masks may also lie in `labels/` or
+      `annotations/`;
+    - if no such path exists, the name of a dataset on the Hub.
+
+    Masks hold class numbers in one band of 8 or 16 bits (255 where there is no class), or colours in RGB.
+
+    Args:
+        source: Path, or name on the Hub.
+        class_names: Names of the classes. By default those of classes.txt (one a line, the first is class 0) or
+            id2label.json in `source`, or of a palette there, which is needed for colours: palette.txt,
+            label_colors.txt (lines "name 255 0 128" or "255 0 128 name") or class_dict.csv.
+        classes_file: One of these files, if it lies elsewhere.
+        reduce_labels: Whether masks of numbers count classes from 1 and have 0 where there is none.
+        dataset_config_name: Configuration of a dataset on the Hub.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images, where that is not clear.
+        mask_column_name: Column of masks, where none has a usual name ("mask", "label", "annotation", ...).
+
+    Returns:
+        Splits with the columns `image`, `mask` and `file`, and the names. No image is opened.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        ValueError: if the data are wrong in any way that shows without opening the images.
+    """
+    columns = (image_column_name, mask_column_name)
+    splits = _load_pairs(source, "mask", columns, dataset_config_name, dataset_revision)
+    classes = _choose_classes(source, dataset_revision, class_names, classes_file, reduce_labels)
+    return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
+
+
+def load_universal_segmentation(
+    source: str,
+    *,
+    thing_names: Sequence[str] = (),
+    annotations: str | None = None,
+    class_names: Sequence[str] | None = None,
+    classes_file: str | None = None,
+    reduce_labels: bool = False,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    mask_column_name: str | None = None,
+) -> TargetData:
+    """Loads images with masks of things and of stuff, each of a class.
+
+    `source` is, recognised by what is there and in this order:
+
+    - a folder in the format of COCO, `annotations/panoptic_train2017.json`, ... or `annotations/instances_...`, or
+      with `train/annotations.json`, ..., or such a file. Crowds are not trained on, but excuse what is found in them;
+    - whatever `load_semantic_segmentation` takes. Every class in an image is one mask, but of things each connected
+      region is one, which is sensible where things do not touch, as in photos of one animal.
+
+    Args:
+        source: Path, or name on the Hub.
+        thing_names: Those classes of semantic masks that are things. Annotations of COCO say so themselves.
+        annotations: "panoptic" or "instances", where `source` has both.
+        class_names: As in `load_semantic_segmentation`, like all that follow.
+        classes_file: One of the files of names or colours.
+        reduce_labels: Whether masks of numbers count classes from 1.
+        dataset_config_name: Configuration of a dataset on the Hub.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images.
+        mask_column_name: Column of masks.
+
+    Returns:
+        Splits with the columns `image`, `file` and those of the masks, the names and which of them are things. No
+        image is opened.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        ValueError: if the data are wrong in any way that shows without opening the images.
+    """
+    if coco := _load_coco(source, annotations):
+        if thing_names or class_names or classes_file:
+            raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
+        return coco
+    columns = (image_column_name, mask_column_name)
+    splits = _load_pairs(source, "mask", columns, dataset_config_name, dataset_revision)
+    classes = _choose_classes(source, dataset_revision, class_names, classes_file, reduce_labels)
+    if unknown := [name for name in thing_names if name not in classes.names]:
+        raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(classes.names)}.")
+    thing_ids = tuple(number for number, name in enumerate(classes.names) if name in thing_names)
+    read_target = partial(region_target, classes=classes, thing_ids=thing_ids)
+    return TargetData(splits, read_target, classes.names, thing_ids)
+
+
+def load_depth_estimation(
+    source: str,
+    *,
+    depth_scale: float | None = None,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    depth_column_name: str | None = None,
+) -> TargetData:
+    """Loads images with a depth map each.
+
+    `source` is what `load_semantic_segmentation` takes, with `depths/` or `depth/` in the place of `masks/` and a
+    column "depth" or "depth_map" in that of "mask".
+
+    Args:
+        source: Path, or name on the Hub.
+        depth_scale: Units per metre: 256 for KITTI. Unless given, whole numbers (PNG and TIFF of 16 or 32 bits) are
+            millimetres and floats (TIFF, `.npy`) metres; given, it counts for both.
+        dataset_config_name: Configuration of a dataset on the Hub.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images, where that is not clear.
+        depth_column_name: Column of depth maps, where none has a usual name.
+
+    Returns:
+        Splits with the columns `image`, `depth` and `file`. No image is opened.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        ValueError: if the data are wrong in any way that shows without opening the images.
+    """
+    if depth_scale is not None and not 0 < depth_scale < math.inf:
+        raise ValueError(
+            f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a metre, 1000 for "
+            "millimetres."
+        )
+    columns = (image_column_name, depth_column_name)
+    splits = _load_pairs(source, "depth", columns, dataset_config_name, dataset_revision)
+    return TargetData(splits, partial(depth_target, depth_scale=depth_scale))
+
+
+def _load_pairs(
+    source: str, target: str, columns: tuple[str | None, str | None], config_name: str | None, revision: str | None
+) -> DatasetDict:
+    if found := load_columns(source, config_name, revision):
+        return with_files(image_and_target(found, target, *columns))
+    path = Path(source).expanduser()
+    if path.is_file():
+        raise ValueError(f"{path} is a file of unknown kind. Give a parquet file, or a folder; unpack archives first.")
+    return with_files(load_pairs(path, target))
+
+
+def _load_coco(source: str, annotations: str | None) -> TargetData | None:
+    if annotations is not None and annotations not in KINDS:
+        raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
+    path = Path(source).expanduser()
+    files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
+    if not files:
+        return None
+    coco = load_coco_masks(files)
+    read_target = panoptic_target if coco.kind == "panoptic" else instances_target
+    return TargetData(with_files(coco.splits), read_target, coco.names, coco.thing_ids)
+
+
+def _choose_classes(
+    source: str,
+    revision: str | None,
+    class_names: Sequence[str] | None,
+    classes_file: str | None,
+    reduce_labels: bool,
+) -> ClassList:
+    path = Path(source).expanduser()
+    if not (path.exists() or class_names or classes_file):
+        classes_file = id2label_on_hub(source, revision)
+    return choose_classes(path if path.is_dir() else None, class_names, classes_file, reduce_labels)

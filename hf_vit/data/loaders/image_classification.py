@@ -1,0 +1,363 @@
+"""Datasets for image classification, from wherever a user has them, as a list or a stream."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, load_dataset
+from transformers.utils import logging
+
+from ..formats.classes import (
+    LABEL_TYPES,
+    UNLABELLED,
+    ClassNumbers,
+    classes_among,
+    known_classes,
+    read_class_file,
+    with_class_labels,
+)
+from ..formats.columns import check_columns_known, choose_column, choose_image_column, image_and_label
+from ..formats.files import with_files
+from ..formats.folders import has_class_folders, load_image_folder
+from ..formats.idx import find_idx, load_idx
+from ..formats.parquet import find_parquet, load_parquet
+from ..formats.splits import SPLITS
+from ..formats.stored import (
+    NUM_SHARDS,
+    check_on_disk,
+    check_revision,
+    id2label_on_hub,
+    is_saved,
+    load_from_hub,
+    load_saved,
+    stream_from_disk,
+    stream_from_hub,
+)
+from ..formats.tables import TABLE_SUFFIXES, find_tables, list_tables, load_tables
+from ..formats.tar_shards import (
+    TAR_SUFFIXES,
+    class_names_at,
+    find_tars,
+    from_tars,
+    label_column_of,
+    load_tars,
+    read_tar_labels,
+)
+from ..hold_out import SPLIT_SEED, hold_out
+
+
+def load_image_classification(
+    source: str,
+    *,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    label_column_name: str | None = None,
+) -> DatasetDict:
+    """Loads images with one label each, whatever the form in which they lie on disk or on the Hub.
+
+    `source` is, recognised by what is there and in this order:
+
+    - a folder with the idx files of MNIST, Fashion-MNIST, EMNIST, ..., packed or not, also in `MNIST/raw/`; files
+      called `emnist-...` hold their images transposed, and are turned upright;
+    - a parquet file, or a folder of them, also in `data/`; the split is a word of the file's name as in
+      `train-00000-of-00001.parquet`, or of its folder's;
+    - a folder written by `Dataset.save_to_disk`;
+    - a tar file of WebDataset, or a folder of them and of no images, with `.cls`, `.json` or `.txt` beside each image;
+      numbers in `.cls` are named by a `classes.txt` or `id2label.json` that lies there;
+    - a table (.csv, .tsv, .jsonl) of paths, relative to it, and labels, or a folder with `train.csv`, `test.csv`, ...,
+      or with `metadata.csv`, there or in `train/`, `test/`, ...; a column `split` says the split, where there is one;
+    - a folder with `train/`, `test/`, ... and therein one folder of images per class, or the class folders alone;
+      a `test/` of images without a class is left out;
+    - if no such path exists, the name of a dataset on the Hub.
+
+    Splits are found under "train", "training", "validation", "valid", "val", "dev", "test" and "testing".
+
+    Args:
+        source: Path, or name on the Hub.
+        dataset_config_name: Configuration of a dataset on the Hub, or which of several sets of idx files.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images or of their paths, where neither type nor name say it.
+        label_column_name: Column of labels, where neither type nor name say it.
+
+    Returns:
+        Those of the splits "train", "validation" and "test" that exist, each with the columns `image`
+        (`datasets.Image`), `label` (`datasets.ClassLabel`, the same for all splits) and `file` (the path of the image,
+        or the one beside its bytes, else "image 17 of train"). Image files are not opened.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        ValueError: if the data are wrong in any way that shows without opening the images.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        found = load_from_hub(source, dataset_config_name, dataset_revision)
+        splits = _table_columns(found, image_column_name, label_column_name)
+    else:
+        check_revision(path, dataset_revision)
+        splits = _load_path(path, dataset_config_name, image_column_name, label_column_name)
+    return with_files(with_class_labels(splits))
+
+
+def load_stored(path: Path, config_name: str | None) -> DatasetDict | None:
+    """Opens idx files, parquet files, a saved data set or tar shards; None where there are none.
+
+    Raises:
+        ValueError: if `config_name` chooses among idx files that are not there.
+    """
+    if idx_files := find_idx(path, config_name):
+        return load_idx(idx_files)
+    if config_name is not None:
+        raise ValueError(
+            f"dataset_config_name={config_name!r} chooses on the Hub or among idx files; {path} is neither."
+        )
+    if parquet_files := find_parquet(path):
+        return load_parquet(parquet_files)
+    if is_saved(path):
+        return load_saved(path)
+    tar_files = find_tars(path)
+    return load_tars(path, tar_files) if tar_files else None
+
+
+def _load_path(path: Path, config_name: str | None, image_column: str | None, label_column: str | None) -> DatasetDict:
+    if stored := load_stored(path, config_name):
+        splits = stored
+    elif tables := find_tables(path):
+        return load_tables(tables, image_column, label_column)
+    elif path.is_file():
+        known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
+        raise ValueError(f"{path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first.")
+    elif not has_class_folders(path) and (loose := list_tables(path)):
+        names = " or ".join(repr(str(table)) for table in loose)
+        raise ValueError(
+            f"{path} holds a table whose name says no split. Give the table rather than its folder: {names}."
+        )
+    else:
+        splits = load_image_folder(path)
+    return _table_columns(splits, image_column, label_column)
+
+
+def _table_columns(splits: DatasetDict, image_column: str | None, label_column: str | None) -> DatasetDict:
+    reduced = DatasetDict({name: from_tars(split, label_column) for name, split in splits.items()})
+    return image_and_label(reduced, image_column, label_column)
+
+
+logger = logging.get_logger(__name__)
+ROWS = Features({"image": Image(decode=False), "file": Value("string"), "label": Value("int64")})
+PEEKED = 10  # rows that tell whether a split on the Hub has labels
+
+
+@dataclass(frozen=True)
+class LabelledStream:
+    """Images and labels of which those to train on come as a stream.
+
+    Args:
+        names: What the classes are called, in their order.
+        rows: The training images: `image` (encoded), `file` and `label`, the number of the class.
+        held_out: Share of `rows` that is for validation, chosen by what is in the image files.
+        listed: The other splits, as far as they lie on disk, as `load_image_classification` gives them.
+        streamed: The other splits that do not, as `rows`.
+    """
+
+    names: tuple[str, ...]
+    rows: IterableDataset
+    held_out: float = 0.0
+    listed: DatasetDict = field(default_factory=DatasetDict)
+    streamed: dict[str, IterableDataset] = field(default_factory=dict)
+
+    @property
+    def train(self) -> IterableDataset:
+        """The rows to train on."""
+        return self.rows.filter(partial(_is_trained_on, share=self.held_out)) if self.held_out else self.rows
+
+    def first(self, split: str, count: int, buffer_size: int) -> Dataset:
+        """Returns `count` rows of a split, or all if there are fewer, with images that are in memory.
+
+        Args:
+            split: "train", "validation", or another one of `streamed`.
+            count: How many.
+            buffer_size: Among how many rows the next one is drawn, of data that are sorted by class.
+        """
+        rows = self.streamed.get(split, self.rows).shuffle(seed=SPLIT_SEED, buffer_size=buffer_size)
+        chosen: Iterable[dict[str, Any]] = rows
+        if split not in self.streamed:
+            wanted = split == "train"
+            chosen = (row for row in rows if _is_trained_on(row, self.held_out) == wanted)
+        features = Features({**ROWS, "label": ClassLabel(names=list(self.names))})
+        return Dataset.from_list(list(islice(chosen, count)), features=features).cast_column("image", Image())
+
+
+def stream_image_classification(
+    source: str,
+    *,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    label_column_name: str | None = None,
+    class_names: Sequence[str] = (),
+    train_val_split: float = 0.1,
+) -> LabelledStream:
+    """Opens images with one label each, the training images as a stream.
+
+    Parquet files, tar files and datasets on the Hub are read while they are used. What else
+    `load_image_classification` takes is listed as there, and its images are opened one by one.
+
+    Args:
+        source: As in `load_image_classification`.
+        dataset_config_name: As there.
+        dataset_revision: As there.
+        image_column_name: As there.
+        label_column_name: As there; of tar files see `from_tars`.
+        class_names: What the classes are called, where the data do not say it: numbers are places in it. A
+            classes.txt or id2label.json that lies with the data does the same; else data on disk are searched for all
+            their labels.
+        train_val_split: Share of the training images that is for validation if there is no such split.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        ValueError: if there are no training images, columns are not clear, or classes are not known.
+    """
+    path, columns = Path(source).expanduser(), (image_column_name, label_column_name)
+    if not path.exists():
+        raw = stream_from_hub(source, dataset_config_name, dataset_revision)
+    elif raw := stream_from_disk(path):
+        check_on_disk(path, dataset_config_name, dataset_revision)
+    else:
+        options = {"dataset_config_name": dataset_config_name, "dataset_revision": dataset_revision}
+        names = {"image_column_name": image_column_name, "label_column_name": label_column_name}
+        return _from_list(load_image_classification(source, **options, **names), class_names, source, train_val_split)
+    if "train" not in raw:
+        raise ValueError(f"{source} has no training images, only the splits {', '.join(raw)}.")
+    found = {name: _two_columns(stream, f"The split {name!r}", *columns) for name, stream in raw.items()}
+    feature = found["train"].features["label"]
+    if not class_names and not isinstance(feature, ClassLabel):
+        class_names = _names_beside(source, path, dataset_revision)
+    classes = known_classes(feature, class_names)
+    if classes is None:
+        classes = classes_among(_labels_on_disk(path, raw["train"], label_column_name))
+    held_out = 0.0 if "validation" in raw else train_val_split
+    rows = _as_rows(found.pop("train"), classes)
+    if path.exists():
+        return LabelledStream(classes.names, rows, held_out, listed=_listed(path, columns, classes))
+    labelled = {
+        name: _as_rows(stream, classes)
+        for name, stream in found.items()
+        if _has_labels(name, (row["label"] for row in stream.take(PEEKED)))
+    }
+    return LabelledStream(classes.names, rows, held_out, streamed=labelled)
+
+
+def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> Dataset:
+    """Returns the training images that a training on a stream of them holds out.
+
+    Args:
+        images: The split "train" of `load_image_classification`.
+        source: Where it is from.
+        train_val_split: The share that is held out.
+    """
+    path = Path(source).expanduser()
+    if path.exists() and not stream_from_disk(path):
+        return hold_out(images, train_val_split)["test"]  # their list was at hand
+    rows = images.select_columns("image").cast_column("image", Image(decode=False))
+    return images.select([number for number, row in enumerate(rows) if not _is_trained_on(row, train_val_split)])
+
+
+def _is_trained_on(row: dict[str, Any], share: float) -> bool:
+    """Returns whether a row is not among those that are held out: equal images are all on one side."""
+    image = row["image"] or {}
+    content = image.get("bytes") or (image.get("path") or "").encode()
+    return zlib.crc32(content) >= share * 2**32
+
+
+def _from_list(splits: DatasetDict, class_names: Sequence[str], source: str, train_val_split: float) -> LabelledStream:
+    if "train" not in splits:
+        raise ValueError(f"{source} has no training images, only the splits {', '.join(splits)}.")
+    feature = splits["train"].features["label"]
+    known_classes(feature, class_names)
+    if "validation" not in splits and train_val_split > 0:
+        held_out = hold_out(splits["train"], train_val_split)
+        splits |= {"train": held_out["train"], "validation": held_out["test"]}
+    train = splits["train"].cast_column("image", Image(decode=False)).shuffle(seed=SPLIT_SEED)
+    # Files are listed class by class, and a buffer would mix few of the classes.
+    rows = train.to_iterable_dataset(min(NUM_SHARDS, len(train)))
+    others = DatasetDict({name: splits[name] for name in SPLITS if name in splits and name != "train"})
+    return LabelledStream(tuple(feature.names), rows, listed=others)
+
+
+def _two_columns(
+    stream: IterableDataset, where: str, image_column: str | None, label_column: str | None
+) -> IterableDataset:
+    """Reduces a stream to `image`, encoded, and `label`."""
+    check_columns_known(stream.features, where)
+    stream = from_tars(stream, label_column)
+    features = stream.features
+    typed = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
+    image = choose_image_column(features, image_column, where)
+    label = choose_column("label_column_name", label_column, features, where, by_type=typed)
+    if not isinstance(features[label], ClassLabel) and features[label] not in LABEL_TYPES:
+        raise ValueError(
+            f"{where} has labels of type {features[label]}, but a label is a class number or a word. "
+            "Name the right column with label_column_name."
+        )
+    new_names = {old: new for old, new in {image: "image", label: "label"}.items() if old != new}
+    return stream.select_columns([image, label]).rename_columns(new_names).cast_column("image", Image(decode=False))
+
+
+def _as_rows(stream: IterableDataset, classes: ClassNumbers) -> IterableDataset:
+    return stream.map(partial(_as_row, classes=classes), remove_columns=list(stream.features), features=ROWS)
+
+
+def _as_row(row: dict[str, Any], classes: ClassNumbers) -> dict[str, Any]:
+    file = (row["image"] or {}).get("path") or "an image"
+    return {"image": row["image"], "file": file, "label": classes.number(row["label"], file)}
+
+
+def _names_beside(source: str, path: Path, revision: str | None) -> list[str]:
+    """Returns the class names in a file that lies with the data, if there is one."""
+    if path.exists():
+        return class_names_at(path)
+    file = id2label_on_hub(source, revision)
+    return [] if file is None else read_class_file(Path(file))[0]
+
+
+def _labels_on_disk(path: Path, train: IterableDataset, label_column: str | None) -> Iterable[object]:
+    """Returns the labels of the training images, without the images.
+
+    Raises:
+        ValueError: if they are not on disk.
+    """
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not say what its classes are called, and all of it would have to be fetched to know. Give "
+            "class_names."
+        )
+    if tars := find_tars(path):
+        return read_tar_labels(tars["train"], label_column_of(train, label_column))
+    label = choose_column("label_column_name", label_column, train.features, "The split 'train'")
+    files = find_parquet(path)["train"]
+    batches = load_dataset("parquet", data_files=files, split="train", streaming=True, columns=[label]).iter(1000)
+    return chain.from_iterable(batch[label] for batch in batches)
+
+
+def _listed(path: Path, columns: tuple[str | None, str | None], classes: ClassNumbers) -> DatasetDict:
+    """Opens the other splits of parquet and tar files, with labels."""
+    parquet, tars = find_parquet(path), find_tars(path)
+    files = {name: found for name, found in (parquet or tars).items() if name != "train"}
+    splits = load_parquet(files) if parquet else load_tars(path, files)
+    splits = DatasetDict({name: from_tars(split, columns[1]) for name, split in splits.items()})
+    reduced = with_files(image_and_label(splits, *columns))
+    return DatasetDict(
+        {name: classes.relabelled(split) for name, split in reduced.items() if _has_labels(name, split["label"][:])}
+    )
+
+
+def _has_labels(name: str, labels: Iterable[object]) -> bool:
+    """Returns whether a split has labels, which test sets often have not that are published."""
+    if any(label not in UNLABELLED for label in labels):
+        return True
+    logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
+    return False

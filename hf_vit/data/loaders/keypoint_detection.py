@@ -1,0 +1,139 @@
+"""Data sets for keypoints, from wherever a user has them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from datasets import DatasetDict
+from transformers.utils import logging
+
+from ..datasets import KeypointData
+from ..formats.coco import find_coco, load_coco_keypoints
+from ..formats.files import with_files
+from ..formats.keypoint_names import flip_pairs_of, oks_sigmas_of
+from ..formats.landmarks import find_landmarks, load_landmarks
+from ..formats.object_columns import load_keypoint_columns
+from ..formats.objects import (
+    BoxErrors,
+    KeypointNames,
+    KeypointTable,
+    checked_boxes,
+    checked_keypoints,
+    keypoint_rows,
+    known_areas,
+    labelled_only,
+    object_sizes,
+    whole_images,
+)
+from ..formats.stored import load_columns
+from ..targets import keypoint_target
+
+
+logger = logging.get_logger(__name__)
+
+
+def load_keypoint_detection(
+    source: str,
+    *,
+    whole_image: bool = False,
+    box_errors: BoxErrors = "raise",
+    flip_pairs: Sequence[str] | None = None,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    objects_column_name: str | None = None,
+) -> KeypointData:
+    """Loads objects with keypoints, one example each; those without any labelled keypoint are left out.
+
+    `source` is, recognised by what is there and in this order:
+
+    - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects` that has
+      `keypoints` and maybe `bbox` and `area`;
+    - a folder in the format of COCO, `annotations/person_keypoints_train2017.json` or `train/annotations.json`, ...;
+    - a table (.csv, .tsv, .jsonl) as of `load_landmarks`, or a folder with `train.csv`, ..., or with one table;
+    - if no such path exists, the name of a dataset on the Hub, with columns as of parquet files.
+
+    Places are in pixels, and the centre of pixel i is at i. Where no box is given, it is around the whole image.
+
+    Args:
+        source: Path, or name on the Hub.
+        whole_image: Whether boxes are ignored, as for landmarks of the only object of an image.
+        box_errors: What is done about boxes that reach out of their image or have no area: "raise" lists them in an
+            error, "clip" cuts them off at its border, "drop" leaves their objects out. With both, keypoints outside
+            count as not labelled.
+        flip_pairs: Pairs that a mirror image swaps, of names or numbers from 0: "left_eye,right_eye" or "1,2"; by
+            default what names with left and right, or the 68 points of iBUG, say.
+        dataset_config_name: Configuration of a dataset on the Hub.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images or of their paths, where that is not clear.
+        objects_column_name: Column of objects, where none has a usual name.
+
+    Returns:
+        Splits with the columns `image`, `file`, `keypoints`, `box`, `area`, `image_id`, `width` and `height`, and what
+        is known of the keypoints. No image is decoded: `check_dense` does, and finds those of another size.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        OSError: if the header of an image cannot be read.
+        ValueError: if the data are wrong in any way that shows without decoding the images.
+    """
+    if columns := load_columns(source, dataset_config_name, dataset_revision):
+        tables, known = load_keypoint_columns(columns, image_column_name, objects_column_name)
+    else:
+        tables, known = _load_files(Path(source).expanduser(), image_column_name)
+    if whole_image:
+        tables = {split: _with_whole_images(table) for split, table in tables.items()}
+    tables = _with_labels(_checked(tables, box_errors), source)
+    return KeypointData(
+        _named_rows(tables),
+        keypoint_target,
+        known.names,
+        flip_pairs=flip_pairs_of(known.names, flip_pairs),
+        skeleton=known.skeleton,
+        oks_sigmas=oks_sigmas_of(known.names),
+    )
+
+
+def _named_rows(tables: Mapping[str, KeypointTable]) -> DatasetDict:
+    """Returns the rows of objects, each with the file of its image."""
+    images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
+    return DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()})
+
+
+def _load_files(path: Path, image_column: str | None) -> tuple[dict[str, KeypointTable], KeypointNames]:
+    if coco := find_coco(path, ["keypoints"]):
+        return load_coco_keypoints(coco)
+    if tables := find_landmarks(path):
+        return load_landmarks(tables, image_column)
+    raise ValueError(
+        f"{path} holds no keypoints. Give COCO's JSON (annotations/person_keypoints_train2017.json, or "
+        "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ...; unpack archives first."
+    )
+
+
+def _with_labels(tables: Mapping[str, KeypointTable], source: str) -> dict[str, KeypointTable]:
+    """Leaves out splits without any object, as test sets are often published."""
+    empty = [split for split, table in tables.items() if not len(table.keypoints)]
+    if "train" in empty or len(empty) == len(tables):
+        raise ValueError(f"{source} has no object with a labelled keypoint in {', '.join(empty)}. Add some.")
+    if empty:
+        logger.warning("Left out of %s, as they have no labelled keypoints: %s.", source, ", ".join(empty))
+    return {split: table for split, table in tables.items() if split not in empty}
+
+
+def _with_whole_images(table: KeypointTable) -> KeypointTable:
+    """Replaces boxes; the areas of objects stay what they were."""
+    objects, areas = table.objects, known_areas(table.objects)
+    boxes = whole_images(object_sizes(objects))
+    return replace(table, objects=replace(objects, boxes=boxes, areas=np.where(areas > 0, areas, np.nan)))
+
+
+def _checked(tables: Mapping[str, KeypointTable], box_errors: BoxErrors) -> dict[str, KeypointTable]:
+    """Returns tables whose keypoints and boxes lie within their images."""
+    tables = labelled_only(checked_keypoints(tables, box_errors))
+    checked = checked_boxes({split: table.objects for split, table in tables.items()}, box_errors)
+    return {
+        split: KeypointTable(checked[split], table.keypoints[np.isin(table.objects.ids, checked[split].ids)])
+        for split, table in tables.items()
+    }

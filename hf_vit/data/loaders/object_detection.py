@@ -1,0 +1,117 @@
+"""Data sets for object detection, from wherever a user has them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from datasets import DatasetDict
+from transformers.utils import logging
+
+from ..datasets import TargetData
+from ..formats.coco import find_coco, load_coco_objects
+from ..formats.files import with_files
+from ..formats.object_columns import load_detection_columns
+from ..formats.objects import BoxErrors, BoxFormat, ObjectTable, checked_boxes, detection_rows, without_class_names
+from ..formats.stored import id2label_on_hub, load_columns
+from ..formats.voc import find_voc, load_voc
+from ..formats.yolo import find_yolo, load_yolo
+from ..targets import detection_target
+from ..wording import listed
+
+
+logger = logging.get_logger(__name__)
+
+
+def load_object_detection(
+    source: str,
+    *,
+    box_errors: BoxErrors = "raise",
+    bbox_format: BoxFormat | None = None,
+    class_names: Sequence[str] | None = None,
+    dataset_config_name: str | None = None,
+    dataset_revision: str | None = None,
+    image_column_name: str | None = None,
+    objects_column_name: str | None = None,
+) -> TargetData:
+    """Loads images with a box around each object; there may be images without any.
+
+    `source` is, recognised by what is there and in this order:
+
+    - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects` of `bbox`,
+      `category` and maybe `area` and `iscrowd`, or with columns of these names;
+    - a folder in the format of COCO: `annotations/instances_train2017.json`, ..., `train/annotations.json`, ..., or
+      `train/_annotations.coco.json`, ..., or such a file;
+    - a folder in the format of YOLO with a file data.yaml, or this file, or a folder with `images/` and `labels/`,
+      whose classes class_names or classes.txt name. Of polygons, the boxes around them are taken;
+    - a folder in the format of Pascal VOC: `Annotations/`, `JPEGImages/` and maybe `ImageSets/Main/train.txt`, ..., or
+      XML files beside images, also in `train/`, `valid/`, ... What is difficult counts as a crowd;
+    - if no such path exists, the name of a dataset on the Hub, with columns as of parquet files.
+
+    Args:
+        source: Path, or name on the Hub.
+        box_errors: What is done about boxes that reach out of their image or have no area: "raise" lists them in an
+            error, "clip" cuts them off at its border (and leaves out those of which nothing is left), "drop" leaves
+            them out.
+        bbox_format: How the boxes in columns are written: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2,
+            y2 in pixels) or "yolo" (centre x, y, width, height as shares of the image); by default "coco" if nothing
+            speaks against it.
+        class_names: Names of the classes, where they are plain numbers, or all of them in order where they are words.
+        dataset_config_name: Configuration of a dataset on the Hub.
+        dataset_revision: Branch, tag or commit on the Hub.
+        image_column_name: Column of images, where that is not clear.
+        objects_column_name: Column of objects, where none has a usual name.
+
+    Returns:
+        Splits with the columns `image`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, `height` and `file`,
+        and the names of the classes. No image is decoded: `check_dense` does, and
+        finds those of another size than the data say.
+
+    Raises:
+        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
+        OSError: if the header of an image cannot be read.
+        ValueError: if the data are wrong in any way that shows without decoding the images.
+    """
+    if columns := load_columns(source, dataset_config_name, dataset_revision):
+        folder = _class_folder(source, dataset_revision, class_names)
+        column_names = (image_column_name, objects_column_name)
+        tables, classes = load_detection_columns(columns, folder, bbox_format, class_names, *column_names)
+    elif bbox_format is not None:
+        raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
+    else:
+        tables, classes = _load_files(Path(source).expanduser(), class_names)
+    tables = _with_boxes(checked_boxes(tables, box_errors), source)
+    splits = DatasetDict({split: detection_rows(table) for split, table in tables.items()})
+    return TargetData(with_files(splits), detection_target, classes)
+
+
+def _class_folder(source: str, revision: str | None, class_names: Sequence[str] | None) -> Path | None:
+    """Returns where a file may name classes that are numbers."""
+    path = Path(source).expanduser()
+    if path.exists() or class_names:
+        return path
+    file = id2label_on_hub(source, revision)
+    return Path(file).parent if file else None
+
+
+def _load_files(path: Path, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
+    if coco := find_coco(path, ["instances"]):
+        without_class_names(class_names, path)
+        return load_coco_objects(coco)
+    if yolo := find_yolo(path):
+        return load_yolo(yolo, class_names)
+    if voc := find_voc(path):
+        return load_voc(voc, class_names)
+    raise ValueError(
+        f"{path} holds no boxes. Give COCO's JSON (annotations/instances_train2017.json, or train/annotations.json), "
+        "YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or parquet files with a column "
+        "objects; unpack archives first."
+    )
+
+
+def _with_boxes(tables: Mapping[str, ObjectTable], source: str) -> dict[str, ObjectTable]:
+    """Leaves out splits without any box, as test sets are often published."""
+    empty = [split for split, table in tables.items() if not len(table)]
+    if "train" in empty or len(empty) == len(tables):
+        raise ValueError(f"{source} has no box in {listed(empty)}. Add some.")
+    if empty:
+        logger.warning("Left out of %s, as they have no boxes: %s.", source, listed(empty))
+    return {split: table for split, table in tables.items() if split not in empty}

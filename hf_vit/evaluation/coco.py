@@ -1,0 +1,126 @@
+"""What those scores share that the COCO evaluator of faster-coco-eval computes."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from importlib.util import find_spec
+from operator import itemgetter
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .base import StreamedMetric, as_array
+
+
+Record = dict[str, Any]
+
+
+class CocoMetric(StreamedMetric):
+    """Average precision and recall as COCO defines them.
+
+    Records hold objects and detections as entries of the COCO format; they are kept, as average precision has no sums.
+    """
+
+    iou_type: ClassVar[str]
+    places: ClassVar[dict[str, int]]  # where the evaluator keeps each score
+
+    def __init__(self, categories: Mapping[int, str], **options: Any) -> None:
+        """Starts without images.
+
+        Args:
+            categories: Numbers and names of the classes that are scored.
+            **options: Of the evaluator.
+
+        Raises:
+            ImportError: if faster-coco-eval is not installed.
+        """
+        if find_spec("faster_coco_eval") is None:
+            raise ImportError('Average precision needs faster-coco-eval. Install it: pip install "hf-vit[train]".')
+        self.categories = dict(sorted(categories.items()))
+        self.options = options
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all images."""
+        self._records: list[Record] = []
+        self._evaluated: Any = None  # the evaluator of these records, once it was needed
+
+    @abstractmethod
+    def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
+        """Returns `objects` and `detections`, and what images are ordered by: see `ranked`."""
+
+    def update(self, records: Iterable[Record]) -> None:
+        """Takes in the records of images."""
+        self._records.extend(records)
+        self._evaluated = None
+
+    def compute(self) -> dict[str, float]:
+        """Returns the scores of `places`, all in [0, 1]; NaN where there is no object, for example no large one."""
+        stats = self._evaluate().stats
+        return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
+
+    def _precision(self) -> np.ndarray:
+        """Returns the precision of each class, (IoU threshold, recall, class), NaN where there is no object of it."""
+        return _known(self._evaluate().eval["precision"][..., 0, -1])  # all areas, the most detections
+
+    def _recall(self) -> np.ndarray:
+        """Returns the highest recall of each class, (IoU threshold, class), NaN where there is no object of it."""
+        return _known(self._evaluate().eval["recall"][..., 0, -1])
+
+    def _images(self) -> list[list[Record]]:
+        """Returns the records of each image, in an order that does not depend on who saw them first."""
+        return [[record] for record in sorted(self._records, key=itemgetter("rank"))]
+
+    def _evaluate(self) -> Any:
+        """Returns faster-coco-eval's evaluator of all images."""
+        from faster_coco_eval import COCO, COCOeval_faster  # here, as only these scores need it
+
+        if self._evaluated is None:
+            images = self._images()  # equal scores rank by their order
+            objects, detections = (COCO(self._dataset(images, part)) for part in ("objects", "detections"))
+            self._evaluated = COCOeval_faster(objects, detections, iouType=self.iou_type, **self.options)
+            self._evaluated.run()
+        return self._evaluated
+
+    def _dataset(self, images: list[list[Record]], part: str) -> dict[str, list[dict[str, Any]]]:
+        """Returns the objects or detections of all images in the COCO format."""
+        entries = [
+            {"image_id": number, **entry}
+            for number, records in enumerate(images, start=1)
+            for record in records
+            for entry in record[part]
+        ]
+        return {
+            # The size is asked for, but only polygons need it.
+            "images": [{"id": number, "height": 0, "width": 0} for number in range(1, len(images) + 1)],
+            "categories": [{"id": label, "name": name} for label, name in self.categories.items()],
+            "annotations": [{"id": number, **entry} for number, entry in enumerate(entries, start=1)],
+        }
+
+
+def ranked(record: Record) -> Record:
+    """Returns a record of Python's own numbers with its `rank`, which depends on nothing but what it holds."""
+    return {**record, "rank": blake2b(repr(record).encode(), digest_size=16).digest()}
+
+
+def finite_array(values: Any, what: str) -> np.ndarray:
+    """Returns predicted values as an array of float64.
+
+    Raises:
+        ValueError: if they are not finite.
+    """
+    array = as_array(values, np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError(f"The predicted {what} are not finite (NaN or infinite). Has the training diverged?")
+    return array
+
+
+def corner_and_size(boxes: np.ndarray) -> np.ndarray:
+    """Returns boxes (..., 4) of left, top, right and bottom as left, top, width and height; turned ones are empty."""
+    return np.concatenate([boxes[..., :2], np.maximum(boxes[..., 2:] - boxes[..., :2], 0)], axis=-1)
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    """Returns the values with NaN for the evaluator's -1."""
+    return np.where(values < 0, np.nan, values)

@@ -1,0 +1,150 @@
+"""Scores of monocular depth (Eigen et al., https://arxiv.org/abs/1406.2283), averaged over images."""
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from .base import StreamedMetric, as_array, check_same_size
+
+
+# Top, bottom, left and right as shares of height and width, as the field's evaluations write them.
+CROPS = {
+    "eigen": (45 / 480, 471 / 480, 41 / 640, 601 / 640),  # NYU Depth V2, where the Kinect's border is missing
+    "eigen_kitti": (0.3324324, 0.91351351, 0.0359477, 0.96405229),
+    "garg": (0.40810811, 0.99189189, 0.03594771, 0.96405229),  # KITTI
+}
+SCORES = ("abs_rel", "rmse", "log10", "rmse_log", "silog", "delta1", "delta2", "delta3")
+
+
+class DepthMetric(StreamedMetric):
+    """Scores of each image over its valid pixels, then their mean over the images.
+
+    So do the evaluations of Eigen's followers (BTS, AdaBins, DINOv2, Depth Anything). Valid are pixels inside the crop
+    whose target is finite, above `min_depth` and below `max_depth`; predictions are clipped to that range after they
+    are aligned. Images without a valid pixel are left out.
+    """
+
+    score_names = SCORES
+    units: ClassVar[dict[str, str]] = {"rmse": "m", "silog": "x 100"}
+
+    def __init__(
+        self,
+        min_depth: float = 1e-3,
+        max_depth: float | None = None,
+        crop: Literal["eigen", "eigen_kitti", "garg"] | None = None,
+        alignment: Literal["median", "scale_shift"] | None = None,
+    ) -> None:
+        """Starts without images.
+
+        Args:
+            min_depth: Smallest depth that counts, in metres.
+            max_depth: Largest depth that counts, in metres: usually 10 for NYU, 80 for KITTI.
+            crop: Part of the image that counts; its borders scale with the image.
+            alignment: What is fitted in each image before scoring. "median": predictions are depth of unknown scale,
+                which is multiplied to have the target's median. "scale_shift": predictions are relative inverse depth;
+                scale and shift are fitted to 1 / target by least squares, and the result is inverted (as MiDaS).
+
+        Raises:
+            ValueError: if an option is not known, or the depths do not fit together.
+        """
+        if crop not in (None, *CROPS):
+            raise ValueError(f"crop={crop!r} is not known. Choose None or one of {', '.join(CROPS)}.")
+        if alignment not in (None, "median", "scale_shift"):
+            raise ValueError(f"alignment={alignment!r} is not known. Choose None, median or scale_shift.")
+        if alignment == "scale_shift" and max_depth is None:
+            raise ValueError(
+                "alignment='scale_shift' needs max_depth, the depth of an inverse depth of 0: 10 indoors, 80 outdoors."
+            )
+        self.min_depth, self.max_depth = min_depth, math.inf if max_depth is None else max_depth
+        if not 0 < self.min_depth < self.max_depth:
+            raise ValueError(f"min_depth={min_depth} must be above 0 and below max_depth={max_depth}, in metres.")
+        self.crop, self.alignment = crop, alignment
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all images."""
+        self._num_images = 0
+        # Fractions add without rounding.
+        self._sums = dict.fromkeys(SCORES, Fraction(0))
+
+    def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, float]:
+        """Scores one image.
+
+        Args:
+            prediction: (H, W) depth in metres, or what `alignment` makes that of.
+            target: (H, W) depth in metres; 0, NaN, negative or infinite is invalid.
+
+        Returns:
+            Its scores; none where no pixel is valid.
+
+        Raises:
+            ValueError: if the sizes differ, or the prediction is not finite at a valid pixel.
+        """
+        predicted, depth = as_array(prediction, np.float64), as_array(target, np.float64)
+        check_same_size(predicted, depth)
+        if self.crop is not None:
+            top, bottom, left, right = CROPS[self.crop]
+            height, width = depth.shape
+            inside = slice(int(top * height), int(bottom * height)), slice(int(left * width), int(right * width))
+            predicted, depth = predicted[inside], depth[inside]
+        valid = (depth > self.min_depth) & (depth < self.max_depth)  # false for NaN and infinity too
+        if not valid.any():
+            return {}
+        return _scores(self._to_metres(predicted[valid], depth[valid]), depth[valid])
+
+    def update(self, records: Iterable[dict[str, float]]) -> None:
+        """Takes in the records of images."""
+        for record in records:
+            self._num_images += bool(record)
+            for name, value in record.items():
+                self._sums[name] += Fraction(value)
+
+    def compute(self) -> dict[str, float]:
+        """Returns the scores of `SCORES`.
+
+        `abs_rel`, `log10`, `rmse_log` and `delta1` to `delta3` (shares in [0, 1]) have no unit, `rmse` is in metres,
+        and `silog` is 100 times the standard deviation of the error of the logarithm, as KITTI gives it.
+        """
+        if not self._num_images:
+            return dict.fromkeys(SCORES, math.nan)
+        return {name: float(self._sums[name] / self._num_images) for name in SCORES}
+
+    def _to_metres(self, prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Returns the prediction (N,) at the valid pixels in metres, within the range that counts."""
+        if not np.isfinite(prediction).all():
+            raise ValueError("The predicted depth is not finite (NaN or infinite). Has the training diverged?")
+        if self.alignment == "median":
+            median = np.median(prediction)
+            prediction = prediction * (np.median(target) / median if median > 0 else 1.0)
+        elif self.alignment == "scale_shift":
+            inverse = align_scale_shift(prediction, 1 / target)
+            prediction = 1 / np.maximum(inverse, 1 / self.max_depth)
+        return np.clip(prediction, self.min_depth, self.max_depth)
+
+
+def align_scale_shift(prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Returns `scale * prediction + shift` that is closest to the target (N,) in the mean of squares."""
+    centred = prediction - prediction.mean()
+    variance = centred @ centred
+    scale = centred @ target / variance if variance else 0.0
+    return scale * centred + target.mean()
+
+
+def _scores(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """Returns the scores of positive depths (N,)."""
+    error, log_error = prediction - target, np.log(prediction) - np.log(target)
+    ratio = np.maximum(prediction / target, target / prediction)
+    scores = {
+        "abs_rel": np.mean(np.abs(error) / target),
+        "rmse": np.sqrt(np.mean(error**2)),
+        "log10": np.mean(np.abs(log_error)) / np.log(10),
+        "rmse_log": np.sqrt(np.mean(log_error**2)),
+        "silog": 100 * np.std(log_error),
+        **{f"delta{power}": np.mean(ratio < 1.25**power) for power in (1, 2, 3)},
+    }
+    return {name: float(value) for name, value in scores.items()}

@@ -1,0 +1,189 @@
+"""Average precision of boxes and of instance masks, by the COCO evaluator of faster-coco-eval."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .base import as_array, check_labels, check_same_size, mean_of_known
+from .coco import CocoMetric, Record, corner_and_size, finite_array, ranked
+
+
+class DetectionMetric(CocoMetric):
+    """Box AP and AR as COCO defines them, with at most 100 detections of a class per image.
+
+    Objects are small up to an area of 32² pixels and large from 96² on. Detections inside a crowd of their class do
+    not count.
+    """
+
+    iou_type = "bbox"
+    places: ClassVar[dict[str, int]] = {
+        "map": 0,
+        "map_50": 1,
+        "map_75": 2,
+        "map_small": 3,
+        "map_medium": 4,
+        "map_large": 5,
+        "mar_1": 6,
+        "mar_10": 7,
+        "mar_100": 8,
+    }
+    score_names = tuple(places)
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Starts without images.
+
+        Args:
+            names: The K class names.
+
+        Raises:
+            ImportError: if faster-coco-eval is not installed.
+        """
+        super().__init__(dict(enumerate(names)))
+        self.names = list(names)
+
+    def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
+        """Notes the objects and detections of one image.
+
+        Args:
+            prediction: `boxes` (M, 4) of left, top, right and bottom in pixels, `class_labels` (M,) and `scores` (M,).
+            target: `boxes` (N, 4) and `class_labels` (N,), and, optionally, `is_crowd` (N,) and `areas` (N,) in square
+                pixels, by default those of the boxes.
+
+        Returns:
+            The objects and detections, and what images are ordered by.
+
+        Raises:
+            ValueError: if numbers of boxes, class numbers and scores differ, class numbers are too large or negative,
+                or a prediction is not finite.
+        """
+        boxes = corner_and_size(as_array(target["boxes"], np.float64).reshape(-1, 4))
+        areas = as_array(target.get("areas", boxes[:, 2] * boxes[:, 3]), np.float64)
+        crowd = as_array(target.get("is_crowd", np.zeros(len(boxes))), np.int64)
+        found = corner_and_size(finite_array(prediction["boxes"], "boxes").reshape(-1, 4))
+        scores = finite_array(prediction["scores"], "scores")
+        objects = self._entries("target", boxes, target["class_labels"], area=areas, iscrowd=crowd)
+        detections = self._entries(
+            "prediction", found, prediction["class_labels"], area=found[:, 2] * found[:, 3], score=scores
+        )
+        return ranked({"objects": objects, "detections": detections})
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns `ap`, `ap_50` and `ar_100` of each class, NaN where there is no object of it."""
+        precision, recall = self._precision(), self._recall()
+        return {
+            name: {
+                "ap": mean_of_known(precision[:, :, label].reshape(-1)),
+                "ap_50": mean_of_known(precision[0, :, label]),
+                "ar_100": mean_of_known(recall[:, label]),
+            }
+            for label, name in enumerate(self.names)
+        }
+
+    def precision_recall(self) -> dict[str, np.ndarray]:
+        """Returns how precise the detections of each class are at IoU 0.5 until so many objects were found.
+
+        Returns:
+            The precision (101,) of each class at a recall of 0, 0.01, ... 1, NaN where there is no object of it; its
+            mean is the class's `ap_50`.
+        """
+        curves = self._precision()[0]  # (recall, class)
+        return {name: curves[:, label] for label, name in enumerate(self.names)}
+
+    def _entries(self, what: str, boxes: np.ndarray, class_labels: Any, **values: np.ndarray) -> list[dict[str, Any]]:
+        """Returns boxes (M, 4) as entries of the COCO format, with values (M,) for each."""
+        labels = as_array(class_labels, np.int64)
+        check_labels(labels, self.names, what)
+        columns = {"class_labels": labels, **values}
+        if wrong := {name: len(column) for name, column in columns.items() if len(column) != len(boxes)}:
+            raise ValueError(f"The {what} has {len(boxes)} boxes, but another number of other values: {wrong}.")
+        rows = zip(boxes.tolist(), labels.tolist(), *(column.tolist() for column in values.values()), strict=True)
+        return [
+            {"bbox": box, "category_id": label, **dict(zip(values, row, strict=True))} for box, label, *row in rows
+        ]
+
+
+class InstanceMetric(CocoMetric):
+    """Mask AP and AR as COCO defines them, with at most 100 detections of a class per image.
+
+    An object's area, which makes it small (below 32² pixels), medium or large (above 96²), is that of its mask.
+    Records hold run-length encoded masks.
+    """
+
+    iou_type = "segm"
+    places: ClassVar[dict[str, int]] = {
+        "mask_ap": 0,
+        "mask_ap_50": 1,
+        "mask_ap_75": 2,
+        "mask_ap_small": 3,
+        "mask_ap_medium": 4,
+        "mask_ap_large": 5,
+        "mask_ar_100": 8,
+    }
+    score_names = tuple(places)
+
+    def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
+        """Starts without images.
+
+        Args:
+            names: The K class names.
+            thing_ids: Numbers of the classes that are scored. Objects and detections of others do not count.
+
+        Raises:
+            ImportError: if faster-coco-eval is not installed.
+            ValueError: if a number is none of the classes.
+        """
+        self.names = list(names)
+        self.thing_ids = sorted(set(thing_ids))
+        check_labels(as_array(self.thing_ids, np.int64), self.names, "set of thing_ids")
+        super().__init__({label: self.names[label] for label in self.thing_ids})
+
+    def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
+        """Encodes the masks of one image.
+
+        Args:
+            prediction: `masks` (M, H, W), `class_labels` (M,) and `scores` (M,). Masks may overlap.
+            target: `masks` (N, H, W), `class_labels` (N,) and, optionally, `is_crowd` (N,).
+
+        Returns:
+            The objects and detections, and what images are ordered by.
+
+        Raises:
+            ValueError: if sizes differ or class numbers are too large or negative.
+        """
+        masks, target_masks = as_array(prediction["masks"], np.bool_), as_array(target["masks"], np.bool_)
+        check_same_size(masks, target_masks)
+        crowd = as_array(target.get("is_crowd", np.zeros(len(target_masks))), np.int64)
+        scores = as_array(prediction["scores"], np.float64)
+        objects = self._encode(target_masks, target["class_labels"], "target", iscrowd=crowd)
+        detections = self._encode(masks, prediction["class_labels"], "prediction", score=scores)
+        return ranked({"objects": objects, "detections": detections})
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns `ap` and `ap_50` of each class of `thing_ids`, NaN where there is no object of it."""
+        precision = self._precision()
+        return {
+            self.names[label]: {
+                "ap": mean_of_known(precision[:, :, place].reshape(-1)),
+                "ap_50": mean_of_known(precision[0, :, place]),
+            }
+            for place, label in enumerate(self.thing_ids)
+        }
+
+    def _encode(self, masks: np.ndarray, class_labels: Any, what: str, **values: np.ndarray) -> list[dict[str, Any]]:
+        """Returns the masks of classes that are scored as entries of the COCO format, with values (M,) for each."""
+        from faster_coco_eval import mask as run_lengths  # here, as only this score needs it
+
+        labels = as_array(class_labels, np.int64)
+        check_labels(labels, self.names, what)
+        kept = np.flatnonzero(np.isin(labels, self.thing_ids))
+        codes = run_lengths.encode(np.asfortranarray(masks[kept].transpose(1, 2, 0)).view(np.uint8))
+        return [
+            {
+                "category_id": labels[i].item(),
+                "segmentation": code,
+                "area": int(run_lengths.area(code)),
+                **{name: value[i].item() for name, value in values.items()},
+            }
+            for i, code in zip(kept, codes, strict=True)
+        ]

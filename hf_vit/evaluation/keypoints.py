@@ -1,0 +1,164 @@
+"""Scores of keypoints: AP by object keypoint similarity, the share that is right, and the mean error.
+
+Shape: K keypoints.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..data.formats.keypoint_names import oks_sigmas_of
+from .base import as_array, mean_of_known
+from .coco import CocoMetric, Record, corner_and_size, finite_array, ranked
+
+
+OTHER_SIGMA = 0.05  # of each keypoint that is none of COCO's
+CATEGORY = 0  # all objects are of one class
+ERRORS = ("pck", "nme")
+
+
+class KeypointMetric(CocoMetric):
+    """Average precision as COCO defines it for poses, with at most 20 per image, and two scores of the keypoints.
+
+    A pose fits an object by their object keypoint similarity (OKS), and is as sure as its keypoints are on average.
+    PCK is the share of the labelled keypoints that are predicted within `pck_threshold` of a length of the object, NME
+    the mean distance relative to a length of the object. Objects of which that length is not known or is 0, as that of
+    a single point, do not count.
+    """
+
+    iou_type = "keypoints"
+    places: ClassVar[dict[str, int]] = {"oks_ap": 0, "oks_ap_50": 1, "oks_ap_75": 2}
+    score_names = (*places, *ERRORS)
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        oks_sigmas: Sequence[float] | None = None,
+        pck_threshold: float = 0.2,
+        normalize: tuple[str, str] | None = None,
+    ) -> None:
+        """Starts without objects.
+
+        Args:
+            names: The K keypoint names.
+            oks_sigmas: How exactly each keypoint can be placed, relative to the root of the object's area; by default
+                COCO's where the names are those of its 17 keypoints, else 0.05 each.
+            pck_threshold: Largest error of a keypoint that is right, as a share of the length.
+            normalize: The two keypoints whose distance is the length for PCK and NME, for example the outer corners of
+                the eyes, or a shoulder and the other hip. By default it is for PCK the longer side of the box around
+                the labelled keypoints, for NME the root of the area of the object's box.
+
+        Raises:
+            ImportError: if faster-coco-eval is not installed.
+            ValueError: if the options do not fit the names.
+        """
+        if oks_sigmas is None:
+            oks_sigmas = default_oks_sigmas(names)
+        if len(oks_sigmas) != len(names) or min(oks_sigmas, default=0) <= 0:
+            raise ValueError(f"oks_sigmas={list(oks_sigmas)} must be {len(names)} positive numbers, one a keypoint.")
+        if pck_threshold <= 0:
+            raise ValueError(f"pck_threshold={pck_threshold} must be positive: 0.2 is usual.")
+        if normalize is not None and (unknown := [name for name in normalize if name not in names]):
+            raise ValueError(f"normalize names {unknown[0]!r}, which is no keypoint. They are: {', '.join(names)}.")
+        super().__init__({CATEGORY: "object"}, kpt_oks_sigmas=list(oks_sigmas))
+        self.names = list(names)
+        self.pck_threshold = pck_threshold
+        self.ends = None if normalize is None else [self.names.index(name) for name in normalize]  # of the length
+
+    def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
+        """Compares the keypoints of one object.
+
+        Args:
+            prediction: `keypoints` (K, 2) in pixels and their `scores` (K,).
+            target: `keypoints` (K, 3) in pixels with their visibility, 0 where they are not labelled, `box` (4,) of
+                left, top, right and bottom, `area` () in square pixels, and `image_id`, the number of the image.
+
+        Returns:
+            The object, what was found for it, how wrong each keypoint is, and what objects are ordered by.
+
+        Raises:
+            ValueError: if shapes do not fit the names, or a prediction is not finite.
+        """
+        points = finite_array(prediction["keypoints"], "keypoints")
+        scores = finite_array(prediction["scores"], "scores")
+        truth = as_array(target["keypoints"], np.float64)
+        box = corner_and_size(as_array(target["box"], np.float64))
+        self._check_shapes({"predicted keypoints": (points, 2), "scores": (scores,), "true keypoints": (truth, 3)})
+        true_object = {
+            "category_id": CATEGORY,
+            "keypoints": truth.reshape(-1).tolist(),
+            "num_keypoints": int((truth[:, 2] > 0).sum()),
+            "bbox": box.tolist(),
+            "area": as_array(target["area"], np.float64).item(),
+            "iscrowd": 0,
+        }
+        pose = {
+            "category_id": CATEGORY,
+            "keypoints": np.insert(points, 2, 1, axis=1).reshape(-1).tolist(),
+            "score": scores.mean().item(),
+        }
+        return ranked(
+            {
+                "image_id": as_array(target["image_id"], np.int64).item(),
+                "objects": [true_object],
+                "detections": [pose],
+                **self._errors(points, truth, box),
+            }
+        )
+
+    def compute(self) -> dict[str, float]:
+        """Returns `oks_ap`, `oks_ap_50`, `oks_ap_75` and `pck`, all in [0, 1], and `nme`; NaN where nothing counts."""
+        means = {name: mean_of_known(value for record in self._records for value in record[name]) for name in ERRORS}
+        return {**super().compute(), **means}
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns `pck` and `nme` of each keypoint, NaN where it counts in no object."""
+        return {
+            keypoint: {name: mean_of_known(record[name][number] for record in self._records) for name in ERRORS}
+            for number, keypoint in enumerate(self.names)
+        }
+
+    def _images(self) -> list[list[Record]]:
+        """Returns the records of each image, in an order that does not depend on who saw them first."""
+        records = sorted(self._records, key=itemgetter("image_id", "rank"))
+        return [list(group) for _, group in groupby(records, key=itemgetter("image_id"))]
+
+    def _check_shapes(self, arrays: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raises `ValueError` if an array, which is given with what is behind K in its shape, has another shape."""
+        for name, (array, *rest) in arrays.items():
+            if array.shape != (expected := (len(self.names), *rest)):
+                raise ValueError(
+                    f"The {name} have the shape {array.shape}, not {expected}: names are of {expected[0]}."
+                )
+
+    def _errors(self, points: np.ndarray, truth: np.ndarray, box: np.ndarray) -> dict[str, list[float]]:
+        """Returns for each of `ERRORS` what a keypoint adds to its mean, NaN where it does not count.
+
+        Args:
+            points: (K, 2) predicted.
+            truth: (K, 3) with the visibility.
+            box: (4,) left, top, width and height.
+        """
+        places, labelled = truth[:, :2], truth[:, 2] > 0
+        distances = np.where(labelled, np.linalg.norm(points - places, axis=-1), np.nan)
+        if self.ends is not None:
+            length = np.linalg.norm(np.subtract(*places[self.ends])) if labelled[self.ends].all() else 0.0
+            pck_length = nme_length = length
+        else:
+            pck_length = np.ptp(places[labelled], axis=0).max() if labelled.any() else 0.0
+            nme_length = np.sqrt(box[2] * box[3])
+        correct = np.where(labelled, distances <= self.pck_threshold * pck_length, np.nan)
+        unknown = [math.nan] * len(places)
+        return {
+            "pck": correct.tolist() if pck_length > 0 else unknown,
+            "nme": (distances / nme_length).tolist() if nme_length > 0 else unknown,
+        }
+
+
+def default_oks_sigmas(names: Sequence[str]) -> list[float]:
+    """Returns COCO's where the names are those of its 17 keypoints, in any order, else 0.05 each."""
+    return list(oks_sigmas_of(names) or [OTHER_SIGMA] * len(names))

@@ -1,0 +1,1 @@
+"""What travels with every checkpoint: configuration, models, image processors, pipelines."""

@@ -1,0 +1,221 @@
+"""Permanent changes of the inputs of a model: image size, patch size, channels, prefix tokens."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .embeddings import HfViTEmbeddings, resample_position_embeddings, sincos_position_embeddings
+
+
+Size = int | list[int] | tuple[int, int]
+ChannelMode = Literal["repeat", "mean"]
+
+
+class HfViTInputSized(nn.Module):
+    """A layer of a head whose weights depend on the image size, patch size, channels or prefix tokens."""
+
+    def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
+        """Raises `ValueError`, before anything changes, if the layer cannot follow to another configuration."""
+
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+        """Brings the weights that this very layer holds from the shapes of one configuration into those of another."""
+
+
+def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
+    """Resizes patch kernels so that they answer to resized patches as the old ones do to the old patches.
+
+    With B the matrix that resizes a patch, the new kernel is the pseudo-inverse of B's transpose times the old one:
+    the answers are equal where patches grow, and as close as can be on white noise where they shrink. B is bicubic and
+    antialiased as in timm, which is how images are resized before they come in; the reference code of the paper has it
+    bilinear. An inverse magnifies rounding, so it is computed in float64, on the CPU, which all machines have.
+
+    Args:
+        kernels: (D, C, p, q).
+        new_size: Height and width in pixels wanted.
+
+    Returns:
+        (D, C, *new_size) in dtype and device of `kernels`; `kernels` itself if they have that size.
+
+    Source: FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4.
+    """
+    old_size = kernels.shape[2:]
+    if tuple(old_size) == tuple(new_size):
+        return kernels
+    each_pixel = torch.eye(old_size.numel(), dtype=torch.float64).unflatten(1, (1, *old_size))  # (p·q, 1, p, q)
+    resize = F.interpolate(each_pixel, size=new_size, mode="bicubic", antialias=True).flatten(1)  # (old p·q, new p·q)
+    resized = kernels.detach().cpu().double().flatten(2) @ torch.linalg.pinv(resize).T  # (D, C, new p·q)
+    return resized.unflatten(2, new_size).to(kernels)
+
+
+def change_input_channels(kernels: Tensor, num_channels: int, mode: ChannelMode = "repeat") -> Tensor:
+    """Gives patch kernels another number of image channels.
+
+    Both modes keep the size of the answer, and one channel always gets the sum of the old ones, so that a grey image
+    is answered to as its repetition in all channels was.
+
+    Args:
+        kernels: (D, C, p, q).
+        num_channels: Number of channels wanted.
+        mode: "repeat" takes the old channels in turn, times C / `num_channels`, as timm does: the first three of five
+            can be red, green and blue again. "mean" gives each channel the mean of the old ones, times the same, which
+            is exact on images with equal channels, and blind to colour.
+
+    Returns:
+        (D, num_channels, p, q) in dtype and device of `kernels`; `kernels` itself if they have so many channels.
+
+    Raises:
+        ValueError: if there is no such mode.
+    """
+    if mode not in ("repeat", "mean"):
+        raise ValueError(f"mode={mode!r} is unknown. Choose 'repeat' or 'mean'.")
+    old = kernels.shape[1]
+    if num_channels == old:
+        return kernels
+    precise = kernels.detach().to(torch.promote_types(kernels.dtype, torch.float32))
+    if mode == "mean" or num_channels == 1:
+        precise = precise.mean(dim=1, keepdim=True)
+    in_turn = torch.arange(num_channels, device=kernels.device) % precise.shape[1]
+    return (precise[:, in_turn] * (old / num_channels)).to(kernels.dtype)
+
+
+def apply_geometry(
+    model: PreTrainedModel,
+    *,
+    image_size: Size | None = None,
+    patch_size: Size | None = None,
+    num_channels: int | None = None,
+    use_cls_token: bool | None = None,
+    num_register_tokens: int | None = None,
+    pooling: Literal["cls", "mean"] | None = None,
+    channel_mode: ChannelMode = "repeat",
+) -> None:
+    """Changes a built model and its configuration for good; `None` leaves a field as it is.
+
+    All changes are checked before the first one is made. Changed weights are new parameters, which train if the old
+    ones did: build the optimizer afterwards. Fixed sin-cos positions turn into learned ones where the grid changes,
+    because their formula would not give what the model has seen; rotary "scaled_index" positions keep their scale in
+    `config.rope_grid_size`.
+
+    Args:
+        model: Any of our models.
+        image_size: Height and width in pixels that the position table is for; it is resampled to the new grid.
+        patch_size: Height and width in pixels of a patch; the kernels are resized by `resize_patch_kernels`. The image
+            size stays unless it is given too, so smaller patches make a finer grid, whose positions are resampled.
+            `config.patch_padding` is scaled along.
+        num_channels: Number of image channels; see `change_input_channels`.
+        use_cls_token: Whether there is a CLS token. A new one, and its position, are drawn at random.
+        num_register_tokens: Number of registers. New ones are drawn at random and come last; the last are dropped.
+        pooling: "cls" or "mean", which can take each other's place.
+        channel_mode: "repeat" or "mean", see `change_input_channels`.
+
+    Raises:
+        ValueError: if the values do not fit together or the model, saying what would.
+    """
+    wanted = {
+        "image_size": image_size,
+        "patch_size": patch_size,
+        "num_channels": num_channels,
+        "use_cls_token": use_cls_token,
+        "num_register_tokens": num_register_tokens,
+        "pooling": pooling,
+    }
+    changed = {name: value for name, value in wanted.items() if value is not None}
+    new = _changed_config(model.config, changed)
+    adaptable = [module for module in model.modules() if isinstance(module, HfViTInputSized)]
+    for layer in adaptable:
+        layer.check_inputs(model.config, new)
+    _resize_embeddings(model.base_model.embeddings, model.config, new, channel_mode)
+    for layer in adaptable:
+        layer.adapt_inputs(model.config, new, channel_mode)
+    for name in (*changed, "patch_padding", "position_embedding_type", "rope_grid_size"):
+        setattr(model.config, name, vars(new)[name])
+
+
+def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViTConfig:
+    """A checked copy of `config` with other fields."""
+    new = copy.deepcopy(config)
+    for name, value in changed.items():
+        setattr(new, name, value)
+    new.patch_padding = 0  # of which nobody knows yet whether it fits
+    new.check()
+    sides = zip(to_pair(new.patch_size), to_pair(config.patch_size), strict=True)
+    new.patch_padding = min(config.patch_padding * new_side // side for new_side, side in sides)
+    if new.pooling != config.pooling and not {new.pooling, config.pooling} <= {"cls", "mean"}:
+        raise ValueError(
+            f"pooling={config.pooling!r} cannot become {new.pooling!r} in a built model: other weights follow it. "
+            f"from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) draws them anew."
+        )
+    if new.grid_size != config.grid_size and new.rope_coordinates == "scaled_index":
+        new.rope_grid_size = config.rotary_grid_size
+    if new.grid_size != config.grid_size and new.position_embedding_type == "sincos2d":
+        new.position_embedding_type = "learned"
+    return new
+
+
+@torch.no_grad()
+def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViTConfig, mode: ChannelMode) -> None:
+    """Brings the weights of `embeddings` from the shapes of one configuration into those of another."""
+    kernels = embeddings.patch_embeddings.projection.weight
+    resized = change_input_channels(kernels, new.num_channels, mode)
+    resized = resize_patch_kernels(resized, to_pair(new.patch_size))
+
+    def draw(count: int) -> Tensor:
+        tokens = torch.empty(1, count, new.hidden_size)
+        return nn.init.trunc_normal_(tokens, std=new.initializer_range).to(kernels)  # (1, count, D)
+
+    def tokens(existing: nn.Parameter | None, count: int) -> nn.Parameter | None:
+        return as_parameter(_resized_tokens(existing, count, draw), existing) if count else None
+
+    embeddings.patch_embeddings.set_kernels(as_parameter(resized, kernels), new.patch_padding)
+    embeddings.cls_token = tokens(embeddings.cls_token, int(new.use_cls_token))
+    embeddings.register_tokens = tokens(embeddings.register_tokens, new.num_register_tokens)
+    table = embeddings.position_embeddings
+    if new.position_embedding_type == "sincos2d":
+        table = sincos_position_embeddings(new.grid_size, new.hidden_size, new.num_prefix_positions).to(kernels)
+    elif table is not None:
+        table = as_parameter(_resized_table(table, old, new, draw), table)
+    embeddings.position_embeddings = table
+
+
+def resampled(table: Tensor, old: HfViTConfig, new: HfViTConfig, num_prefix: int) -> Tensor:
+    """A position table (K, num_prefix + N, D) at the grid of another configuration."""
+    return resample_position_embeddings(
+        table,
+        old.grid_size,
+        new.grid_size,
+        num_prefix=num_prefix,
+        mode=new.position_interpolation,
+        antialias=new.position_antialias,
+    )
+
+
+def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:
+    """The first `count` of tokens (1, any number, D), completed by drawn ones."""
+    if tokens is None:
+        return draw(count)
+    missing = count - tokens.shape[1]
+    if missing > 0:
+        return torch.cat((tokens, draw(missing)), dim=1)
+    return tokens[:, :count] if missing else tokens
+
+
+def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Callable[[int], Tensor]) -> Tensor:
+    """A position table (1, P + N, D) for another grid, with or without the row of the CLS token, the first one."""
+    table = resampled(table, old, new, num_prefix=old.num_prefix_positions)
+    more = new.num_prefix_positions - old.num_prefix_positions
+    if more > 0:
+        return torch.cat((draw(more), table), dim=1)
+    return table[:, -more:] if more else table
+
+
+def as_parameter(values: Tensor, old: Tensor | None) -> nn.Parameter:
+    """`values` as a parameter that trains unless `old` is a frozen one; `old` itself where it is nothing new."""
+    if not isinstance(old, nn.Parameter):
+        return nn.Parameter(values.clone())
+    return old if values is old else nn.Parameter(values.clone(), requires_grad=old.requires_grad)

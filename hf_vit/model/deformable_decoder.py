@@ -1,0 +1,515 @@
+"""Object detection by a deformable decoder: queries that start at the best places and sample around themselves.
+
+Shapes: B batch, h w patch grid, D hidden size of the encoder, C of the pyramid, s resolution relative to the grid, V
+levels of the pyramid, S places of all levels, C hidden size of the decoder, G groups (1 outside of training), Q
+queries of a group, K classes, n heads, d head size, T points a head looks at on a level, P prefix tokens, N = h·w, L =
+P + N, Q queries, D hidden size, s how much finer a head's result is than the grid.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from .configuration_hf_vit import HfViTConfig
+from .embeddings import Grid
+from .layers import (
+    PRIOR_BIAS,
+    HfViTBatchNorm2d,
+    HfViTHeadLinear,
+    HfViTLayerNorm2d,
+    HfViTOwnStart,
+    HfViTPredictionHead,
+    HfViTPredictor,
+    check_blocks,
+)
+from .task_configurations import HfViTDetectionConfig
+
+
+NUM_BOTTLENECKS = 3
+# Wider levels are narrowed down before their resolution is doubled.
+MAX_UPSAMPLED = 512
+# Maps (B, C, h, w), and (B, h, w) bool, False for padding
+Visible = Tensor | None
+Level = tuple[Tensor, Visible]
+
+
+class HfViTConvNorm(nn.Module):
+    """A convolution, a norm and an activation."""
+
+    def __init__(
+        self, in_size: int, out_size: int, kernel_size: int, norm: str, activation: nn.Module, stride: int = 1
+    ) -> None:
+        """Builds the layers; `norm` is "batch" or "layer"."""
+        super().__init__()
+        self.conv = nn.Conv2d(in_size, out_size, kernel_size, stride, padding=kernel_size // 2, bias=False)
+        self.norm = HfViTBatchNorm2d(out_size) if norm == "batch" else HfViTLayerNorm2d(out_size, eps=1e-6)
+        self.activation = activation
+
+    def forward(self, maps: Tensor, visible: Visible) -> Level:
+        """(B, C, h, w) to (B, C', h / stride, w / stride), rounded up."""
+        if visible is not None:
+            maps = maps.masked_fill(~visible[:, None], 0)
+            rows, columns = self.conv.stride
+            visible = visible[:, ::rows, ::columns]
+        maps = self.conv(maps)
+        maps = self.norm(maps, visible) if isinstance(self.norm, HfViTBatchNorm2d) else self.norm(maps)
+        return self.activation(maps), visible
+
+
+class HfViTResampling(nn.Module):
+    """Brings one level to another resolution."""
+
+    def __init__(self, size: int, scale: float, norm: str) -> None:
+        """Builds the layers for maps of `size` channels: 2 doubles, 1 leaves, 0.5 and 0.25 halve once and twice."""
+        super().__init__()
+        self.out_size, narrow = size, size > MAX_UPSAMPLED
+        self.convs = nn.ModuleList()
+        self.upsample: nn.Module | None = None
+        if scale == 2:
+            self.out_size = size // 4 if narrow else size // 2
+            if narrow:
+                self.convs.append(HfViTConvNorm(size, size // 2, 1, norm, nn.ReLU()))
+            self.upsample = nn.ConvTranspose2d(2 * self.out_size, self.out_size, kernel_size=2, stride=2)
+        for _ in range({0.5: 1, 0.25: 2}.get(scale, 0)):
+            self.convs.append(HfViTConvNorm(size, size, 3, norm, nn.ReLU(), stride=2))
+
+    def forward(self, maps: Tensor, visible: Visible) -> Level:
+        """(B, D, h, w) to (B, out_size, s·h, s·w), rounded up."""
+        for conv in self.convs:
+            maps, visible = conv(maps, visible)
+        if self.upsample is not None:
+            maps = self.upsample(maps)
+            if visible is not None:
+                visible = visible.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+        return maps, visible
+
+
+class HfViTBottleneck(nn.Module):
+    """Two convolutions (RepVGG, https://arxiv.org/abs/2101.03697, in its form for inference)."""
+
+    def __init__(self, size: int, norm: str) -> None:
+        """Builds the layers for maps of `size` channels."""
+        super().__init__()
+        self.conv1 = HfViTConvNorm(size, size, 3, norm, nn.SiLU())
+        self.conv2 = HfViTConvNorm(size, size, 3, norm, nn.SiLU())
+
+    def forward(self, maps: Tensor, visible: Visible) -> Tensor:
+        """(B, C, h, w) to the same shape."""
+        return self.conv2(*self.conv1(maps, visible))[0]
+
+
+class HfViTScaleProjector(nn.Module):
+    """One map of the pyramid from all levels: a C2f block (YOLOv8) and a norm."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig, num_levels: int, scale: float) -> None:
+        """Builds the layers for `num_levels` levels and resolution `scale`."""
+        super().__init__()
+        size, norm = options.hidden_size, options.projector_norm
+        resamplings = [HfViTResampling(config.hidden_size, scale, norm) for _ in range(num_levels)]
+        self.resamplings = nn.ModuleList(resamplings)
+        in_size = sum(resampling.out_size for resampling in resamplings)
+        self.conv1 = HfViTConvNorm(in_size, size, 1, norm, nn.SiLU())
+        self.bottlenecks = nn.ModuleList(HfViTBottleneck(size // 2, norm) for _ in range(NUM_BOTTLENECKS))
+        self.conv2 = HfViTConvNorm((2 + NUM_BOTTLENECKS) * (size // 2), size, 1, norm, nn.SiLU())
+        self.norm = HfViTLayerNorm2d(size, eps=1e-6)
+
+    def forward(self, levels: Sequence[Tensor], visible: Visible) -> Level:
+        """Levels (B, D, h, w) to (B, C, s·h, s·w), and what of it is no padding."""
+        pairs = [resampling(level, visible) for resampling, level in zip(self.resamplings, levels, strict=True)]
+        visible = pairs[0][1]
+        maps, _ = self.conv1(torch.cat([own for own, _ in pairs], dim=1), visible)
+        parts = list(maps.chunk(2, dim=1))
+        for bottleneck in self.bottlenecks:
+            parts.append(bottleneck(parts[-1], visible))
+        maps, _ = self.conv2(torch.cat(parts, dim=1), visible)
+        return self.norm(maps), visible
+
+
+class HfViTProjector(nn.Module):
+    """Levels of the encoder as a pyramid."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig, num_levels: int) -> None:
+        """Builds one projector for each of `options.scale_factors`."""
+        super().__init__()
+        self.scales = nn.ModuleList(
+            HfViTScaleProjector(config, options, num_levels, scale) for scale in options.scale_factors
+        )
+
+    def forward(self, levels: Sequence[Tensor], visible: Visible = None) -> list[Level]:
+        """Builds the pyramid.
+
+        Args:
+            levels: Patches of some blocks as maps (B, D, h, w).
+            visible: (B, h, w) bool, False for padding on the right and at the bottom; None if there is none.
+
+        Returns:
+            For each of `options.scale_factors` a map (B, C, s·h, s·w) and what of it is no padding, (B, s·h, s·w).
+        """
+        return [scale(levels, visible) for scale in self.scales]
+
+
+NUM_LAYERS = 3
+MAX_INTERMEDIATE_SIZE = 2048
+FIRST = 1e3  # what is added to a logit for its place to come before all others
+# Width and height of the boxes that queries on the first level start from; twice as much on each that follows
+FIRST_SIZE = 0.05
+# How near the border of an image a query may start
+MARGIN = 0.01
+
+
+class Pyramid(NamedTuple):
+    """The pyramid as the decoder reads it.
+
+    Args:
+        tokens: (B, S, C), level by level and row by row.
+        grids: Rows and columns of each level.
+        visible: (B, S) bool, False for padding; None if there is none.
+        sizes: (B or 1, V, 2), rows and columns of each level that are no padding.
+    """
+
+    tokens: Tensor
+    grids: tuple[Grid, ...]
+    visible: Tensor | None
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, levels: Sequence[Level]) -> "Pyramid":
+        """Joins maps (B, C, h, w) and what of them, (B, h, w), is no padding."""
+        tokens = torch.cat([maps.flatten(2).transpose(1, 2) for maps, _ in levels], dim=1)
+        grids = tuple((maps.shape[2], maps.shape[3]) for maps, _ in levels)
+        precision = torch.promote_types(tokens.dtype, torch.float32)
+        masks = [visible for _, visible in levels if visible is not None]
+        if not masks:
+            return cls(tokens, grids, None, torch.tensor([grids], dtype=precision, device=tokens.device))
+        sizes = torch.stack([torch.stack((own[:, :, 0].sum(1), own[:, 0].sum(1)), dim=1) for own in masks], dim=1)
+        return cls(tokens, grids, torch.cat([own.flatten(1) for own in masks], dim=1), sizes.to(precision))
+
+
+def refine(boxes: Tensor, offsets: Tensor) -> Tensor:
+    """Moves boxes (..., 4), cx, cy, w, h, by offsets: shares of their size, and logarithms of the new size."""
+    offsets = offsets.to(boxes.dtype)
+    centres = boxes[..., :2] + offsets[..., :2] * boxes[..., 2:]
+    return torch.cat((centres, boxes[..., 2:] * offsets[..., 2:].exp()), dim=-1)
+
+
+def sine_positions(boxes: Tensor, size: int) -> Tensor:
+    """Sine and cosine of y, x, width and height of boxes (..., 4), as (..., 4·size) (https://arxiv.org/abs/2201.12329).
+
+    Frequencies are rounded to float32, as in the weights' own code.
+    """
+    steps = torch.arange(size, device=boxes.device, dtype=torch.float32)
+    periods = 10000 ** (2 * (steps // 2) / size)
+    angles = boxes[..., [1, 0, 2, 3], None] * (2 * math.pi) / periods  # (..., 4, size)
+    return torch.stack((angles[..., 0::2].sin(), angles[..., 1::2].cos()), dim=-1).flatten(-3)
+
+
+def deformable_attention(maps: Sequence[Tensor], places: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of what lies at some places of a pyramid, read bilinearly, with zeros around each map.
+
+    Args:
+        maps: For each of V levels (B, n, d, h, w).
+        places: (B, Q, n, V, T, 2), x and y from 0 to 1 across a map.
+        weights: (B, Q, n, V, T).
+
+    Returns:
+        (B, Q, n·d).
+    """
+    batch, num_queries = places.shape[:2]
+    places = 2 * places.permute(3, 0, 2, 1, 4, 5).flatten(1, 2) - 1  # (V, B·n, Q, T, 2)
+    weights = weights.permute(3, 0, 2, 1, 4).flatten(1, 2)  # (V, B·n, Q, T)
+    total = torch.zeros((), dtype=maps[0].dtype, device=maps[0].device)
+    for values, own_places, own_weights in zip(maps, places, weights, strict=True):
+        read = F.grid_sample(values.flatten(0, 1), own_places, align_corners=False)  # (B·n, d, Q, T)
+        total = total + (read * own_weights[:, None]).sum(dim=-1)  # (B·n, d, Q)
+    return total.reshape(batch, -1, num_queries).transpose(1, 2)
+
+
+class HfViTRing(HfViTOwnStart, nn.Linear):
+    """Offsets of the points of each head on each level, before training on a ring around a query."""
+
+    def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
+        """Builds the layer for queries of width `size`."""
+        super().__init__(size, 2 * num_heads * num_levels * num_points)
+        self.shape = (num_heads, num_levels, num_points)
+
+    def initialize(self, std: float) -> None:
+        """Starts on the ring, whatever the query."""
+        init.zeros_(self.weight)
+        init.copy_(self.bias, self.ring())
+
+    def ring(self) -> Tensor:
+        """The bias before training: each head has a direction, in which one point is farther away than the other."""
+        num_heads, num_levels, num_points = self.shape
+        angles = torch.arange(num_heads) * (2 * math.pi / num_heads)
+        directions = torch.stack((angles.cos(), angles.sin()), dim=-1)  # (n, 2)
+        directions = directions / directions.abs().amax(dim=1, keepdim=True)
+        distances = torch.arange(1, num_points + 1)[:, None]  # (T, 1)
+        return (directions[:, None, None] * distances).expand(-1, num_levels, -1, -1).flatten()
+
+
+class HfViTDeformableAttention(nn.Module):
+    """Each query reads the pyramid at a few places around its box, which it chooses itself."""
+
+    def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
+        """Builds the layers for queries of width `size`."""
+        super().__init__()
+        self.shape = (num_heads, num_levels, num_points)
+        self.offsets = HfViTRing(size, *self.shape)
+        self.weights = HfViTPredictor(size, math.prod(self.shape), starts_at_zero=True)
+        self.value = HfViTHeadLinear(size, size)
+        self.projection = HfViTHeadLinear(size, size)
+
+    def forward(self, queries: Tensor, boxes: Tensor, pyramid: Pyramid) -> Tensor:
+        """Looks around boxes.
+
+        Args:
+            queries: (B, G·Q, C).
+            boxes: (B, G·Q, 4) as cx, cy, w, h.
+            pyramid: What to look at.
+
+        Returns:
+            (B, G·Q, C).
+        """
+        num_heads, _, num_points = self.shape
+        # Half precision would miss the place: it has no more than 256 steps along a map.
+        precision = boxes.dtype
+        values = self.value(pyramid.tokens).to(precision)  # (B, S, C)
+        if pyramid.visible is not None:
+            values = values.masked_fill(~pyramid.visible[..., None], 0)
+        values = values.unflatten(2, (num_heads, -1)).permute(0, 2, 3, 1)  # (B, n, d, S)
+        parts = values.split([rows * columns for rows, columns in pyramid.grids], dim=-1)
+        maps = [part.unflatten(-1, grid) for part, grid in zip(parts, pyramid.grids, strict=True)]
+        offsets = self.offsets(queries).to(precision).unflatten(2, (*self.shape, 2))  # (B, G·Q, n, V, T, 2)
+        centres, sizes = boxes[:, :, None, None, None].chunk(2, dim=-1)
+        places = centres + offsets / num_points * sizes / 2
+        weights = self.weights(queries).to(precision).unflatten(2, (num_heads, -1)).softmax(dim=-1)
+        weights = weights.unflatten(3, self.shape[1:])  # (B, G·Q, n, V, T)
+        shares = pyramid.sizes / pyramid.sizes.new_tensor(pyramid.grids)  # (B or 1, V, 2)
+        read = deformable_attention(maps, places * shares.flip(2)[:, None, None, :, None], weights)
+        return self.projection(read.to(queries.dtype))
+
+
+class HfViTGroupAttention(nn.Module):
+    """Self-attention among the queries of a group."""
+
+    def __init__(self, size: int, num_heads: int) -> None:
+        """Builds the layers for queries of width `size`."""
+        super().__init__()
+        self.num_heads = num_heads
+        self.query, self.key, self.value, self.projection = (nn.Linear(size, size) for _ in range(4))
+
+    def forward(self, states: Tensor, positions: Tensor, num_groups: int) -> Tensor:
+        """(B, G·Q, C) twice to (B, G·Q, C)."""
+        batch, placed = len(states), states + positions
+        query, key, value = (
+            projected.unflatten(1, (num_groups, -1)).flatten(0, 1).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            for projected in (self.query(placed), self.key(placed), self.value(states))
+        )  # (B·G, n, Q, d)
+        attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)  # (B·G, Q, C)
+        return self.projection(attended.unflatten(0, (batch, num_groups)).flatten(1, 2))
+
+
+class HfViTDeformableLayer(nn.Module):
+    """A post-norm layer of the decoder."""
+
+    def __init__(self, options: HfViTDetectionConfig) -> None:
+        """Builds the layer; see `HfViTDetectionConfig`."""
+        super().__init__()
+        size, num_heads = options.hidden_size, options.num_attention_heads
+        intermediate_size = min(8 * size, MAX_INTERMEDIATE_SIZE)
+        self.attention = HfViTGroupAttention(size, num_heads)
+        self.norm1 = nn.LayerNorm(size)
+        self.deformable = HfViTDeformableAttention(size, 2 * num_heads, len(options.scale_factors), options.num_points)
+        self.norm2 = nn.LayerNorm(size)
+        self.fc1 = nn.Linear(size, intermediate_size)
+        self.fc2 = nn.Linear(intermediate_size, size)
+        self.norm3 = nn.LayerNorm(size)
+
+    def forward(self, states: Tensor, positions: Tensor, boxes: Tensor, pyramid: Pyramid, num_groups: int) -> Tensor:
+        """Queries (B, G·Q, C) to the same shape; `positions` (B, G·Q, C) say where their `boxes` (B, G·Q, 4) are."""
+        states = self.norm1(states + self.attention(states, positions, num_groups))
+        states = self.norm2(states + self.deformable(states + positions, boxes, pyramid))
+        return self.norm3(states + self.fc2(F.relu(self.fc1(states))))
+
+
+class DetectionPrediction(NamedTuple):
+    """What one layer says about the objects of images.
+
+    Args:
+        logits: (B, Q, K), or (B, Q, K + 1) where the last one stands for no object; in training Q counts all groups.
+        boxes: (B, Q, 4) as cx, cy, w, h relative to the image without its padding, in [0, 1].
+    """
+
+    logits: Tensor
+    boxes: Tensor
+
+
+class HfViTProposalHead(nn.Module):
+    """Chooses the places that the queries of a group start from."""
+
+    def __init__(self, size: int, num_labels: int) -> None:
+        """Builds the layers for places of width `size`."""
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        self.norm = nn.LayerNorm(size)
+        self.class_head = HfViTPredictionHead(size, num_labels, num_layers=1, initial_bias=PRIOR_BIAS)
+        self.box_head = HfViTPredictionHead(size, 4, starts_at_zero=True)
+
+    def forward(
+        self, features: Tensor, anchors: Tensor, is_valid: Tensor, num_queries: int, wanted: Tensor | None = None
+    ) -> DetectionPrediction:
+        """Takes the places whose best class is the most likely.
+
+        Args:
+            features: (B, S, C).
+            anchors: Boxes (B, S, 4) to start from.
+            is_valid: (B, S) bool, False for places that are taken last.
+            num_queries: Number Q of places to take.
+            wanted: (B, S) bool, True for places that are taken whatever is found there.
+
+        Returns:
+            What is predicted there, the likeliest first: logits (B, Q, K) and boxes (B, Q, 4).
+        """
+        states = self.norm(self.linear(features))
+        logits = self.class_head(states)  # (B, S, K)
+        scores = logits.detach().amax(dim=-1).masked_fill(~is_valid, -math.inf)
+        if wanted is not None:
+            first = torch.where(wanted, scores.float() + FIRST, scores.float()).topk(num_queries, dim=1).indices
+            scores = torch.full_like(scores, -math.inf).scatter(1, first, scores.gather(1, first))
+        # The likeliest first, as in evaluation: from its place in this order, a query must not learn what is there.
+        best = scores.topk(num_queries, dim=1).indices[..., None]  # (B, Q, 1)
+        logits, states, anchors = (
+            values.gather(1, best.expand(-1, -1, values.shape[-1])) for values in (logits, states, anchors)
+        )
+        return DetectionPrediction(logits, refine(anchors, self.box_head(states)))
+
+
+def places_to_start(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the places of a pyramid that queries may start from.
+
+    Args:
+        pyramid: The pyramid.
+        least: How many places there are at least; those beyond the pyramid have neither features nor size, as those
+            of padding and at the border of an image.
+
+    Returns:
+        Features (B, S, C), boxes (B, S, 4) as cx, cy, w, h, and (B, S) bool, False for places of no use.
+    """
+    boxes = []
+    for level, (grid, sides) in enumerate(zip(pyramid.grids, pyramid.sizes.unbind(1), strict=True)):
+        y, x = (
+            (torch.arange(length, device=sides.device, dtype=sides.dtype) + 0.5) / own[:, None]
+            for length, own in zip(grid, sides.unbind(1), strict=True)
+        )  # (B, h) and (B, w)
+        y, x = y[:, :, None].expand(-1, -1, grid[1]), x[:, None].expand(-1, grid[0], -1)
+        size = torch.full_like(x, FIRST_SIZE * 2**level)
+        boxes.append(torch.stack((x, y, size, size), dim=-1).flatten(1, 2))  # (B, h·w, 4)
+    anchors = torch.cat(boxes, dim=1).expand(len(pyramid.tokens), -1, -1)
+    is_valid = ((anchors > MARGIN) & (anchors < 1 - MARGIN)).all(dim=-1)
+    if pyramid.visible is not None:
+        is_valid = is_valid & pyramid.visible
+    features, anchors = (values.masked_fill(~is_valid[..., None], 0) for values in (pyramid.tokens, anchors))
+    missing = max(0, least - features.shape[1])
+    return F.pad(features, (0, 0, 0, missing)), F.pad(anchors, (0, 0, 0, missing)), F.pad(is_valid, (0, missing))
+
+
+def places_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    """Returns (B, S) bool, True for the place of each object whose box is the most like its own.
+
+    Args:
+        anchors: Boxes (B, S, 4), cx, cy, w, h.
+        is_valid: (B, S) bool, False for places of no use.
+        labels: For each image `boxes` (M, 4).
+    """
+    taken = torch.zeros_like(is_valid)
+    for own_taken, own_anchors, own_valid, target in zip(taken, anchors, is_valid, labels, strict=True):
+        distances = torch.cdist(own_anchors, target["boxes"].to(anchors), p=1)  # (S, M)
+        own_taken[distances.masked_fill(~own_valid[:, None], math.inf).argmin(dim=0)] = True
+    return taken
+
+
+class HfViTDeformableDecoder(nn.Module):
+    """Projector, choice of places, layers of queries, and what they say.
+
+    Every layer looks around the box that its query started with and refines that one, as in LW-DETR.
+    """
+
+    def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
+        """Builds the decoder.
+
+        Raises:
+            ValueError: if the encoder has no block of `options.out_indices`.
+        """
+        super().__init__()
+        size, self.num_queries, self.num_groups = options.hidden_size, options.num_queries, options.num_groups
+        self.out_indices = out_indices_of(config, options)
+        self.projector = HfViTProjector(config, options, len(self.out_indices))
+        self.proposal_heads = nn.ModuleList(HfViTProposalHead(size, config.num_labels) for _ in range(self.num_groups))
+        self.query_features = nn.Embedding(self.num_groups * self.num_queries, size)
+        self.query_boxes = nn.Embedding(self.num_groups * self.num_queries, 4)
+        self.position_fc1 = nn.Linear(2 * size, size)
+        self.position_fc2 = nn.Linear(size, size)
+        self.blocks = nn.ModuleList(HfViTDeformableLayer(options) for _ in range(options.num_layers or NUM_LAYERS))
+        self.norm = nn.LayerNorm(size)
+        # Unlike the choice of places, with neither a bias against classes nor zeros: from scratch, it learns faster.
+        self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1)
+        self.box_head = HfViTPredictionHead(size, 4)
+
+    def forward(
+        self,
+        levels: Sequence[Tensor],
+        patch_attention_mask: Tensor | None = None,
+        labels: Sequence[Mapping[str, Tensor]] | None = None,
+    ) -> list[DetectionPrediction]:
+        """Predicts objects; in training each group of queries does by itself.
+
+        Args:
+            levels: Patches of the blocks `out_indices` as maps (B, D, h, w).
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom; None if there is
+                none.
+            labels: In training, see `detection_loss`. The place of each object is then among those that queries start
+                from: what no query comes near to, as small objects among many large ones, would never be learned.
+
+        Returns:
+            What is predicted at the places that queries start from, and after each layer: logits (B, G·Q, K) and boxes
+            (B, G·Q, 4) in float32 at least, relative to the image without its padding. The last one is the result.
+        """
+        num_groups = self.num_groups if self.training else 1
+        visible = None if patch_attention_mask is None else patch_attention_mask.bool()
+        pyramid = Pyramid.of(self.projector(levels, visible))
+        features, anchors, is_valid = places_to_start(pyramid, self.num_queries)
+        wanted = places_of_objects(anchors, is_valid, labels) if self.training and labels is not None else None
+        heads = self.proposal_heads[:num_groups]
+        proposals = [head(features, anchors, is_valid, self.num_queries, wanted) for head in heads]
+        predictions = [DetectionPrediction(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))]
+        # Not their weights, which may lie on a disk: only a call fetches them.
+        numbers = torch.arange(num_groups * self.num_queries, device=pyramid.tokens.device)
+        features, offsets = (table(numbers).to(numbers.device) for table in (self.query_features, self.query_boxes))
+        boxes = refine(predictions[0].boxes.detach(), offsets)
+        states = features.expand(len(boxes), -1, -1)
+        positions = sine_positions(boxes, states.shape[-1] // 2).to(states.dtype)
+        positions = self.position_fc2(F.relu(self.position_fc1(positions)))
+        for block in self.blocks:
+            states = block(states, positions, boxes, pyramid, num_groups)
+            normed = self.norm(states)
+            predictions.append(DetectionPrediction(self.class_head(normed), refine(boxes, self.box_head(normed))))
+        return predictions
+
+
+def out_indices_of(config: HfViTConfig, options: HfViTDetectionConfig) -> list[int]:
+    """Returns the numbers of the blocks that the projector sees, by default four spread evenly over the encoder.
+
+    Raises:
+        ValueError: if there is no such block.
+    """
+    if options.out_indices is None:
+        count = min(4, config.num_hidden_layers)
+        return [config.num_hidden_layers * (number + 1) // count for number in range(count)]
+    chosen = list(options.out_indices)
+    check_blocks("out_indices", chosen, config)
+    return chosen

@@ -1,0 +1,368 @@
+"""From pixels to tokens: patches, prefix tokens and positions.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
+registers), L = P + N, D hidden size, d head size.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .layers import HfViTOwnStart
+
+
+Grid = tuple[int, int]
+Rotary = tuple[Tensor, Tensor]
+
+
+def resample_position_embeddings(
+    table: Tensor, old_grid: Grid, new_grid: Grid, *, num_prefix: int, mode: str, antialias: bool
+) -> Tensor:
+    """Resamples a table of position embeddings to another patch grid, in float32.
+
+    Args:
+        table: (K, P + N, D), K tables, the rows of the prefix first; they stay as they are.
+        old_grid: Rows and columns (h, w) of the table.
+        new_grid: Rows and columns wanted.
+        num_prefix: Number P of rows without a place in the grid.
+        mode: "bicubic" or "bilinear".
+        antialias: Whether to antialias where the grid shrinks.
+
+    Returns:
+        (K, P + new N, D) in the dtype of `table`.
+    """
+    if old_grid == new_grid:
+        return table
+    prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
+    patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (K, D, h, w)
+    patches = F.interpolate(patches, size=new_grid, mode=mode, antialias=antialias, align_corners=False)
+    patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (K, N, D)
+    return torch.cat((prefix, patches), dim=1)
+
+
+def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
+    """The fixed position table of MAE: sine and cosine of the column, then of the row; zeros for the prefix.
+
+    Args:
+        grid: Rows and columns (h, w).
+        hidden_size: Width D, a multiple of 4.
+        num_prefix: Number P of rows of zeros in front.
+
+    Returns:
+        (1, P + h·w, D) float32.
+
+    Source: https://arxiv.org/abs/2111.06377 and its reference code, which computes in float64.
+    """
+    rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")  # (h, w)
+    frequencies = 10000.0 ** -(torch.arange(hidden_size // 4, dtype=torch.float64) / (hidden_size // 4))  # (D/4,)
+    angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # two of (N, D/4)
+    table = torch.cat([wave(angle) for angle in angles for wave in (torch.sin, torch.cos)], dim=1)  # (N, D)
+    return F.pad(table, (0, 0, num_prefix, 0))[None].float()
+
+
+def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.device) -> Tensor:
+    """What the patches of a grid are turned by at frequency 1, row by row.
+
+    Args:
+        grid: Rows and columns (h, w).
+        native_grid: Rows and columns that "scaled_index" spans.
+        kind: "centered": patch centres in [-1, 1] along each side, times 2·pi, so that the angles do not depend on the
+            resolution; "index": numbers of rows and columns; "scaled_index": these times native over own size.
+        device: Where the result lives.
+
+    Returns:
+        (h·w, 2) float32: row, column.
+
+    Source: https://arxiv.org/abs/2508.10104, https://arxiv.org/abs/2403.13298 and https://arxiv.org/abs/2303.11331.
+    """
+    first = 0.5 if kind == "centered" else 0.0
+    axes = [torch.arange(first, n, dtype=torch.float32, device=device) for n in grid]
+    if kind == "centered":
+        axes = [2 * math.pi * (2.0 * (axis / n) - 1.0) for axis, n in zip(axes, grid, strict=True)]
+    elif kind == "scaled_index":
+        axes = [axis / n * native for axis, n, native in zip(axes, grid, native_grid, strict=True)]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)  # (N, 2)
+
+
+def rotary_position_embeddings(
+    coordinates: Tensor, head_size: int, theta: float, num_prefix: int, dtype: torch.dtype
+) -> Tensor:
+    """Cosine and sine of axial rotary positions; the prefix is not turned.
+
+    Args:
+        coordinates: (N, 2) float32, row and column of each patch; see `rotary_coordinates`.
+        head_size: Width d of a head, a multiple of 4.
+        theta: Base period.
+        num_prefix: Number P of leading tokens that stay as they are (cosine 1, sine 0).
+        dtype: Dtype of the result; the angles are computed in float32 at least.
+
+    Returns:
+        (2, P + N, d): cosine and sine of the frequencies of the rows, then of the columns, and both once more for the
+        other half of the head.
+
+    Source: https://arxiv.org/abs/2508.10104.
+    """
+    exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=coordinates.device)  # (d/4,)
+    frequencies = (1 / theta**exponents).to(torch.promote_types(dtype, torch.float32))
+    angles = (coordinates[:, :, None] * frequencies).flatten(1).tile(2)  # (N, d)
+    angles = F.pad(angles, (0, 0, num_prefix, 0))  # (P + N, d): an angle of 0 turns nothing
+    return torch.stack((angles.cos(), angles.sin())).to(dtype)
+
+
+class HfViTPatchEmbeddings(nn.Module):
+    """Cuts an image into patches and projects each one linearly."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the projection; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        self.num_channels = config.num_channels
+        self.patch_size = to_pair(config.patch_size)
+        self.projection = nn.Conv2d(
+            config.num_channels,
+            config.hidden_size,
+            kernel_size=self.patch_size,
+            stride=self.patch_size,
+            padding=config.patch_padding,
+        )
+
+    def set_kernels(self, kernels: nn.Parameter, padding: int) -> None:
+        """Puts other kernels (D, C, p, q) in place, and with them another number of channels and patch size.
+
+        Args:
+            kernels: (D, C, p, q).
+            padding: As `patch_padding` of `HfViTConfig`, in pixels.
+        """
+        self.num_channels, *patch_size = kernels.shape[1:]
+        self.patch_size = to_pair(patch_size)
+        self.projection.weight, self.projection.in_channels = kernels, self.num_channels
+        self.projection.kernel_size = self.projection.stride = self.patch_size
+        self.projection.padding = (padding, padding)
+
+    def grid(self, pixel_values: Tensor) -> Grid:
+        """Returns rows and columns of patches of (B, C, H, W) images.
+
+        Raises:
+            ValueError: if the images do not fit the model, naming the nearest sizes that do.
+        """
+        if pixel_values.ndim != 4:
+            raise ValueError(
+                f"pixel_values must be (batch, channels, height, width), not {tuple(pixel_values.shape)}. "
+                "Add the batch dimension of a single image with pixel_values[None]."
+            )
+        channels, height, width = pixel_values.shape[1:]
+        if channels != self.num_channels:
+            raise ValueError(
+                f"The images have {channels} channels, the model takes {self.num_channels}. Let the image processor "
+                f"convert them (num_channels={self.num_channels}), or load the model with num_channels={channels}."
+            )
+        for side, size, patch in zip(("height", "width"), (height, width), self.patch_size, strict=True):
+            if size % patch or size == 0:
+                below, above = size // patch * patch, (size // patch + 1) * patch
+                fitting = f"{below} or {above}" if below else f"{above}"
+                raise ValueError(
+                    f"The image {side} {size} is not a multiple of the patch {side} {patch}. The nearest that fit: "
+                    f"{fitting}. Let the image processor round it (ensure_multiple_of={patch})."
+                )
+        return height // self.patch_size[0], width // self.patch_size[1]
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, C, H, W) images to (B, N, D) patch embeddings, row by row."""
+        return self.projection(pixel_values).flatten(2).transpose(1, 2)  # (B, N, D)
+
+
+class HfViTEmbeddings(HfViTOwnStart):
+    """Prefix tokens, patches and their positions: the sequence that enters the encoder."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the tokens and the position table that `config` asks for."""
+        super().__init__()
+        self.config = config
+        self.patch_embeddings = HfViTPatchEmbeddings(config)
+
+        def tokens(wanted: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.zeros(1, wanted, config.hidden_size)) if wanted else None
+
+        self.cls_token = tokens(int(config.use_cls_token))
+        self.distillation_token = tokens(int(config.use_distillation_token))
+        self.register_tokens = tokens(config.num_register_tokens)
+        self.mask_token = tokens(int(config.use_mask_token))
+        num_positions = config.num_prefix_positions + math.prod(config.grid_size)
+        self.position_embeddings: Tensor | None
+        if config.position_embedding_type == "sincos2d":
+            self.register_buffer("position_embeddings", self.sincos_table(), persistent=False)
+        else:
+            learned = config.position_embedding_type in ("learned", "learned+rotary")
+            self.position_embeddings = tokens(num_positions if learned else 0)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def initialize(self, std: float) -> None:
+        """Draws tokens and learned positions; the mask token starts at zero, fixed positions follow their formula."""
+        for tokens in (self.cls_token, self.distillation_token, self.register_tokens, self.position_embeddings):
+            if isinstance(tokens, nn.Parameter):
+                init.trunc_normal_(tokens, mean=0.0, std=std)
+        if self.mask_token is not None:
+            init.zeros_(self.mask_token)
+        if self.config.position_embedding_type == "sincos2d":
+            init.copy_(self.position_embeddings, self.sincos_table())
+
+    def sincos_table(self) -> Tensor:
+        """The fixed position table at the native grid, (1, P + N, D)."""
+        return sincos_position_embeddings(
+            self.config.grid_size, self.config.hidden_size, self.config.num_prefix_positions
+        )
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        bool_masked_pos: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Embeds images.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
+            patch_attention_mask: (B, h, w) bool, True for real patches. They fill the top left corner; the rest is
+                padding. Each image gets the positions of its own grid.
+
+        Returns:
+            (B, L, D).
+
+        Raises:
+            ValueError: if an input does not fit the model or the other inputs.
+        """
+        grid = self.check(pixel_values, patch_attention_mask)
+        patches = self.patch_embeddings(pixel_values)  # (B, N, D)
+        if bool_masked_pos is not None:
+            patches = self.replace_masked(patches, bool_masked_pos)
+        learned = (self.cls_token, self.distillation_token, self.register_tokens)
+        prefix = [tokens.expand(len(patches), -1, -1) for tokens in learned if tokens is not None]
+        tokens = torch.cat((*prefix, patches), dim=1)  # (B, L, D)
+        positions = self.positions(grid, patch_attention_mask)
+        return self.dropout(tokens if positions is None else tokens + positions)
+
+    def check(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Grid:
+        """Returns rows and columns of patches of (B, C, H, W) images.
+
+        Raises:
+            ValueError: if the images do not fit the model, or the (B, h, w) mask does not fit the images.
+        """
+        grid = self.patch_embeddings.grid(pixel_values)
+        if patch_attention_mask is not None and patch_attention_mask.shape != (len(pixel_values), *grid):
+            raise ValueError(
+                f"patch_attention_mask must be (batch, rows, columns) = {(len(pixel_values), *grid)}, one entry per "
+                f"patch, not {tuple(patch_attention_mask.shape)}."
+            )
+        return grid
+
+    def replace_masked(self, patches: Tensor, bool_masked_pos: Tensor) -> Tensor:
+        """Puts the mask token in the place of the masked ones among (B, N, D) patches."""
+        if self.mask_token is None:
+            raise ValueError(
+                "bool_masked_pos needs a mask token, but the model has none. Load it with use_mask_token=True."
+            )
+        if bool_masked_pos.shape != patches.shape[:2]:
+            raise ValueError(
+                f"bool_masked_pos must be (batch, patches) = {tuple(patches.shape[:2])}, not "
+                f"{tuple(bool_masked_pos.shape)}."
+            )
+        return torch.where(bool_masked_pos[..., None].bool(), self.mask_token.to(patches.dtype), patches)
+
+    def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
+        """What is added to the tokens: (1, L, D), (B, L, D) with a mask, or None without a position table."""
+        table = self.position_embeddings
+        if table is None:
+            return None
+        num_prefix = self.config.num_prefix_positions
+        num_without = self.config.num_prefix_tokens - num_prefix
+
+        def resample(own_grid: Grid) -> Tensor:
+            positions = resample_position_embeddings(
+                table,
+                self.config.grid_size,
+                own_grid,
+                num_prefix=num_prefix,
+                mode=self.config.position_interpolation,
+                antialias=self.config.position_antialias,
+            )
+            if not num_without:
+                return positions
+            nothing = positions.new_zeros(1, num_without, positions.shape[-1])
+            return torch.cat((positions[:, :num_prefix], nothing, positions[:, num_prefix:]), dim=1)
+
+        return lay_out(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
+
+    def rotary(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Rotary | None:
+        """Cosine and sine of the rotary positions of (B, C, H, W) images; None where the model has none.
+
+        Returns:
+            Each (1, L, d), or (B, 1, L, d) with a `patch_attention_mask`; d is the size of a head.
+        """
+        if "rotary" not in self.config.position_embedding_type:
+            return None
+
+        def turn(own_grid: Grid) -> Tensor:
+            config = self.config
+            coordinates = rotary_coordinates(
+                own_grid, config.rotary_grid_size, config.rope_coordinates, pixel_values.device
+            )
+            head_size = config.hidden_size // config.num_attention_heads
+            return rotary_position_embeddings(
+                coordinates, head_size, config.rope_theta, config.num_prefix_tokens, pixel_values.dtype
+            )
+
+        grid = self.patch_embeddings.grid(pixel_values)
+        turns = lay_out(turn, grid, patch_attention_mask, self.config.num_prefix_tokens)  # (2, L, d) or (B, 2, L, d)
+        cosine, sine = turns.unsqueeze(-3).unbind(-4)
+        return cosine, sine
+
+
+def lay_out(
+    table_of: Callable[[Grid], Tensor], grid: Grid, patch_attention_mask: Tensor | None, num_prefix: int
+) -> Tensor:
+    """Position tables of a batch: one for all images, or with a mask one each, of the image's own grid.
+
+    Args:
+        table_of: Gives the table (K, P + h·w, D) of a grid.
+        grid: The grid (h, w) of the batch, padding included.
+        patch_attention_mask: (B, h, w) bool or None.
+        num_prefix: Number P of leading rows without a place in the grid.
+
+    Returns:
+        (K, P + N, D), or (B, K, P + N, D) with a mask; zeros in the padding.
+    """
+    if patch_attention_mask is None:
+        return table_of(grid)
+    grids = own_grids(patch_attention_mask)
+    tables = {}
+    for rows, columns in set(grids):
+        prefix, patches = table_of((rows, columns)).tensor_split((num_prefix,), dim=1)
+        patches = patches.unflatten(1, (rows, columns))  # (K, own h, own w, D)
+        patches = F.pad(patches, (0, 0, 0, grid[1] - columns, 0, grid[0] - rows))  # (K, h, w, D)
+        tables[rows, columns] = torch.cat((prefix, patches.flatten(1, 2)), dim=1)
+    return torch.stack([tables[own_grid] for own_grid in grids])
+
+
+def own_grids(patch_attention_mask: Tensor) -> list[Grid]:
+    """Rows and columns of real patches of each image of a (B, h, w) bool mask.
+
+    Raises:
+        ValueError: if the real patches of an image are not a rectangle in the top left corner.
+    """
+    mask = patch_attention_mask.bool()
+    rows, columns = mask.any(2).sum(1), mask.any(1).sum(1)  # (B,)
+    row_inside = torch.arange(mask.shape[1], device=mask.device) < rows[:, None]  # (B, h)
+    column_inside = torch.arange(mask.shape[2], device=mask.device) < columns[:, None]  # (B, w)
+    rectangle = row_inside[:, :, None] & column_inside[:, None, :]  # (B, h, w)
+    wrong = ((mask != rectangle).flatten(1).any(1) | (rows == 0)).nonzero().flatten().tolist()
+    if wrong:
+        raise ValueError(
+            f"patch_attention_mask of image {wrong[0]} is not a filled rectangle in the top left corner. Pad images "
+            "on the right and at the bottom, as the image processor does with do_pad=True."
+        )
+    return list(zip(rows.tolist(), columns.tolist(), strict=True))

@@ -1,0 +1,446 @@
+"""The encoder: attention, also within windows, MLP, block, and the loop over any range of blocks.
+
+Shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O tokens that are no patches (prefix and queries at
+the end), L = N + O, W windows of S patches, n heads, d head size, L tokens (prefix, patches, then queries that a head
+may have added), D hidden size.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .embeddings import Grid, Rotary
+from .layers import HfViTOwnStart
+
+
+class Windows(NamedTuple):
+    """Windows of one batch, in the place of the attention mask of the blocks that look within them.
+
+    Args:
+        grid: Rows and columns (h, w) of patches.
+        size: Rows and columns of a window. The last ones are filled up where the grid is no multiple of them.
+        num_prefix: Number P of tokens before the patches.
+        mask: What the patches of a window see, in the form that the attention implementation takes: first the O
+            tokens that are no patches, then those of the window. None where there is nothing to hide.
+        others_mask: (B, 1, 1, L) bool, what the other tokens see; None where that is everything.
+    """
+
+    grid: Grid
+    size: Grid
+    num_prefix: int
+    mask: Any = None
+    others_mask: Tensor | None = None
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attend: Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]],
+        *,
+        scaling: float,
+        dropout: float,
+    ) -> Tensor:
+        """Patches look within their window and at all tokens that are no patches; those look at everything.
+
+        Args:
+            query: (B, n, L, d), as `key` and `value`.
+            key: See `query`.
+            value: See `query`.
+            attend: Attention of query, key and value under a mask; returns (B, L, n, d) first.
+            scaling: Factor on the scores.
+            dropout: Dropout rate of the weights.
+
+        Returns:
+            (B, L, n, d).
+        """
+        (other_query, own_query), (other_key, own_key), (other_value, own_value) = map(
+            self._split, (query, key, value)
+        )
+        batch, num_windows = own_query.shape[:2]
+        keys, values = (
+            torch.cat((others[:, None].expand(-1, num_windows, -1, -1, -1), own), dim=3).flatten(0, 1)
+            for others, own in ((other_key, own_key), (other_value, own_value))
+        )  # (B·W, n, O + S, d)
+        attended, _ = attend(own_query.flatten(0, 1), keys, values, self.mask)  # (B·W, S, n, d)
+        patches = self._join(attended.unflatten(0, (batch, num_windows)))  # (B, N, n, d)
+        if not other_query.shape[2]:
+            return patches
+        # Few tokens, with other lengths of query and key: not worth the choice of an implementation.
+        others = F.scaled_dot_product_attention(
+            other_query, key, value, self.others_mask, dropout_p=dropout, scale=scaling
+        ).transpose(1, 2)  # (B, O, n, d)
+        before, after = others.split([self.num_prefix, others.shape[1] - self.num_prefix], dim=1)
+        return torch.cat((before, patches, after), dim=1)
+
+    def _split(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, n, L, d) as tokens that are no patches (B, n, O, d) and windows of patches (B, W, n, S, d)."""
+        num_patches = self.grid[0] * self.grid[1]
+        num_queries = states.shape[2] - self.num_prefix - num_patches
+        before, patches, after = states.split([self.num_prefix, num_patches, num_queries], dim=2)
+        return torch.cat((before, after), dim=2), cut(patches.unflatten(2, self.grid), self.size)
+
+    def _join(self, windows: Tensor) -> Tensor:
+        """(B, W, S, n, d) as patches (B, N, n, d)."""
+        height, width = self.grid
+        windows = windows.unflatten(2, self.size).unflatten(1, (-1, -(width // -self.size[1])))
+        maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, filled up h, filled up w, n, d)
+        return maps[:, :height, :width].flatten(1, 2)
+
+
+def cut(maps: Tensor, size: Grid) -> Tensor:
+    """Maps (B, n, h, w, d) as windows (B, W, n, S, d), filled up with zeros to whole ones."""
+    missing = [-length % side for length, side in zip(maps.shape[2:4], size, strict=True)]
+    if any(missing):
+        maps = F.pad(maps, (0, 0, 0, missing[1], 0, missing[0]))
+    windows = maps.unflatten(3, (-1, size[1])).unflatten(2, (-1, size[0]))  # (B, n, rows, ., columns, ., d)
+    return windows.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(1, 2)
+
+
+def visible_in_windows(visible: Tensor, size: Grid, num_others: int) -> Tensor:
+    """Tells which tokens the patches of each window see.
+
+    Args:
+        visible: (B, h, w) bool, False for padding.
+        size: Rows and columns of a window.
+        num_others: Number O of tokens that are no patches.
+
+    Returns:
+        (B·W, O + S) bool.
+    """
+    windows = cut(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
+    if not num_others:  # a window of padding looks at itself: the mean of nothing is no number
+        windows = windows | ~windows.any(dim=1, keepdim=True)
+    return F.pad(windows, (num_others, 0), value=True)
+
+
+def dense_window_mask(grid: Grid, size: Grid, num_prefix: int, num_queries: int, device: torch.device) -> Tensor:
+    """The mask (1, 1, L, L) bool under which attention to all tokens is that within windows; see `Windows`."""
+    rows, columns = (
+        torch.arange(length, device=device) // side for length, side in zip(grid, size, strict=True)
+    )  # (h,) and (w,)
+    window = (rows[:, None] * grid[1] + columns).flatten()  # (N,)
+    allowed = window[:, None] == window
+    return F.pad(allowed, (num_prefix, num_queries) * 2, value=True)[None, None]
+
+
+def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
+    """Returns rows and columns of the windows on a patch grid; None where one window would hold all."""
+    if config.window_size is None:
+        return None
+    rows, columns = (min(side, length) for side, length in zip(to_pair(config.window_size), grid, strict=True))
+    return None if (rows, columns) == grid else (rows, columns)
+
+
+def make_norm(config: HfViTConfig, size: int) -> nn.Module:
+    """Returns the norm that `config` asks for over the last dimension of width `size`."""
+    norm = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
+    return norm(size, eps=config.layer_norm_eps)
+
+
+def apply_rotary(states: Tensor, rotary: Rotary) -> Tensor:
+    """Turns queries or keys (B, n, L, d) by cosine and sine that broadcast over them."""
+    cosine, sine = (table.to(states.dtype) for table in rotary)
+    first, second = states.chunk(2, dim=-1)
+    return states * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, Tensor]:
+    """Plain attention, the one implementation that can return its weights.
+
+    Args:
+        module: The attention layer; its training mode switches the dropout.
+        query: (B, n, L, d), as `key` and `value`.
+        key: See `query`.
+        value: See `query`.
+        attention_mask: Broadcasts to (B, n, L, L): bool, True where a query may look, or float, added to the scores.
+        scaling: Factor on the scores.
+        dropout: Dropout rate of the weights.
+        **kwargs: What the interface hands to other implementations.
+
+    Returns:
+        Output (B, L, n, d) and weights (B, n, L, L).
+    """
+    scores = query @ key.transpose(2, 3) * scaling  # (B, n, L, L)
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    elif attention_mask is not None:
+        scores = scores + attention_mask
+    precision = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.softmax(dim=-1, dtype=precision).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
+
+
+class HfViTAttention(HfViTOwnStart):
+    """Multi-head self-attention with one projection for query, key and value."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the projections; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        self.config = config
+        self.num_heads = config.num_attention_heads
+        self.head_size = config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_size**-0.5
+        self.is_causal = False  # read by the library's attention functions
+        width = config.hidden_size
+        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias and config.key_bias)
+        has_split_bias = config.qkv_bias and not config.key_bias
+        self.query_bias = nn.Parameter(torch.zeros(width)) if has_split_bias else None
+        self.value_bias = nn.Parameter(torch.zeros(width)) if has_split_bias else None
+        self.query_norm = make_norm(config, self.head_size) if config.use_qk_norm else nn.Identity()
+        self.key_norm = make_norm(config, self.head_size) if config.use_qk_norm else nn.Identity()
+        self.projection = nn.Linear(width, width, bias=config.proj_bias)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def initialize(self, std: float) -> None:
+        """Starts the biases of query and value at zero."""
+        for bias in (self.query_bias, self.value_bias):
+            if bias is not None:
+                init.zeros_(bias)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Rotary | None = None,
+        attention_mask: Tensor | Windows | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, L, D) to output (B, L, D) and weights (B, n, L, L), None where the implementation gives none."""
+        qkv = self.qkv(hidden_states)  # (B, L, 3·D)
+        if self.query_bias is not None and self.value_bias is not None:
+            bias = torch.cat((self.query_bias, torch.zeros_like(self.query_bias), self.value_bias))
+            qkv = qkv + bias.to(qkv.dtype)
+        query, key, value = qkv.unflatten(-1, (3, self.num_heads, self.head_size)).permute(
+            2, 0, 3, 1, 4
+        )  # three of (B, n, L, d)
+        query, key = self.query_norm(query), self.key_norm(key)
+        if rotary is not None:
+            query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
+        implementation = "eager" if output_attentions else self.config._attn_implementation
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        options = {"scaling": self.scaling, "dropout": dropout}
+        weights = None
+        if isinstance(attention_mask, Windows):
+            attended = attention_mask.attend(query, key, value, partial(attend, self, **options), **options)
+        else:
+            attended, weights = attend(self, query, key, value, attention_mask, **options)  # (B, L, n, d)
+        return self.dropout(self.projection(attended.flatten(2))), weights
+
+
+class HfViTMLP(nn.Module):
+    """Two linear layers with an activation between."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the layers; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.activation = ACT2FN[config.hidden_act]
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        return self.dropout(self.fc2(self.activation(self.fc1(hidden_states))))
+
+
+class HfViTGatedMLP(nn.Module):
+    """SwiGLU: one branch is activated and gates the other (https://arxiv.org/abs/2002.05202)."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the layers; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.activation = ACT2FN[config.hidden_act]
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        return self.dropout(self.down(self.activation(self.gate(hidden_states)) * self.up(hidden_states)))
+
+
+class HfViTAttentionPooling(HfViTOwnStart):
+    """Sums up tokens by a learned query that attends to them, and a residual MLP.
+
+    Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
+    """
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds the layers; see `HfViTConfig` for the fields it reads."""
+        super().__init__()
+        width = config.hidden_size
+        self.num_heads = config.num_attention_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, width))
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.projection = nn.Linear(width, width)
+        self.norm = make_norm(config, width)
+        self.mlp = HfViTMLP(config)
+
+    def initialize(self, std: float) -> None:
+        """Draws the query."""
+        init.trunc_normal_(self.probe, mean=0.0, std=std)
+
+    def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Pools tokens (B, L, D) to (B, D); `mask` is (B, L) bool, True for tokens that count."""
+        query = self.query(self.probe.expand(len(hidden_states), -1, -1))  # (B, 1, D)
+        query, key, value = (
+            states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for states in (query, *self.key_value(hidden_states).chunk(2, dim=-1))
+        )  # (B, n, 1, d) and twice (B, n, L, d)
+        # One query per image: not worth the choice of an implementation that the blocks have.
+        allowed = None if mask is None else mask[:, None, None, :]  # (B, 1, 1, L)
+        pooled = F.scaled_dot_product_attention(query, key, value, allowed)  # (B, n, 1, d)
+        pooled = self.projection(pooled.flatten(1))  # (B, D)
+        return pooled + self.mlp(self.norm(pooled))
+
+
+class HfViTLayerScale(HfViTOwnStart):
+    """One learned factor per channel on a residual branch (https://arxiv.org/abs/2103.17239)."""
+
+    def __init__(self, hidden_size: int, initial_value: float) -> None:
+        """Starts every factor at `initial_value`."""
+        super().__init__()
+        self.initial_value = initial_value
+        self.scale = nn.Parameter(torch.full((hidden_size,), float(initial_value)))
+
+    def initialize(self, std: float) -> None:
+        """Starts every factor at the initial value."""
+        init.constant_(self.scale, self.initial_value)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        return hidden_states * self.scale
+
+
+class HfViTDropPath(nn.Module):
+    """Stochastic depth: drops the residual branch of whole images in training (https://arxiv.org/abs/1603.09382)."""
+
+    def __init__(self, rate: float) -> None:
+        """Drops with probability `rate`."""
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D), zero or scaled by 1 / (1 - rate) in training."""
+        if not self.training or self.rate == 0:
+            return hidden_states
+        kept = hidden_states.new_empty(len(hidden_states), 1, 1).bernoulli_(1 - self.rate)
+        return hidden_states * kept.div_(1 - self.rate)
+
+    def extra_repr(self) -> str:
+        """Shows the rate in the printed model."""
+        return f"rate={self.rate:.3f}"
+
+
+class HfViTLayer(GradientCheckpointingLayer):
+    """A pre-norm transformer block."""
+
+    def __init__(self, config: HfViTConfig, layer_index: int) -> None:
+        """Builds block number `layer_index`, which sets its rate of stochastic depth."""
+        super().__init__()
+
+        def layer_scale() -> nn.Module:
+            if config.layerscale_value is None:
+                return nn.Identity()
+            return HfViTLayerScale(config.hidden_size, config.layerscale_value)
+
+        # In plain Python: a tensor would have no value while the library builds the model on the meta device.
+        rate = config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1)
+        self.norm1 = make_norm(config, config.hidden_size)
+        self.attention = HfViTAttention(config)
+        self.layer_scale1 = layer_scale()
+        self.drop_path1 = HfViTDropPath(rate)
+        self.norm2 = make_norm(config, config.hidden_size)
+        self.mlp = HfViTGatedMLP(config) if config.use_gated_mlp else HfViTMLP(config)
+        self.layer_scale2 = layer_scale()
+        self.drop_path2 = HfViTDropPath(rate)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        rotary: Rotary | None = None,
+        attention_mask: Tensor | Windows | None = None,
+        output_attentions: bool = False,
+    ) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        attended, _ = self.attention(self.norm1(hidden_states), rotary, attention_mask, output_attentions)
+        hidden_states = hidden_states + self.drop_path1(self.layer_scale1(attended))
+        return hidden_states + self.drop_path2(self.layer_scale2(self.mlp(self.norm2(hidden_states))))
+
+
+class HfViTEncoder(nn.Module):
+    """The stack of blocks."""
+
+    def __init__(self, config: HfViTConfig, num_layers: int | None = None) -> None:
+        """Builds `num_layers` blocks, `config.num_hidden_layers` by default.
+
+        Raises:
+            ValueError: if `config.global_attention_layers` names a block that the model does not have.
+        """
+        super().__init__()
+        self.global_layers = frozenset(config.global_attention_layers)
+        if not self.global_layers <= set(range(config.num_hidden_layers)):
+            raise ValueError(
+                f"global_attention_layers={list(config.global_attention_layers)} must name blocks from 0 to "
+                f"{config.num_hidden_layers - 1}, as num_hidden_layers={config.num_hidden_layers}."
+            )
+        num_layers = config.num_hidden_layers if num_layers is None else num_layers
+        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(num_layers))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        rotary: Rotary | None = None,
+        attention_mask: Tensor | None = None,
+        windows: Windows | Tensor | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        output_attentions: bool = False,
+    ) -> Tensor:
+        """Runs the blocks from `start` up to but without `stop`.
+
+        Args:
+            hidden_states: (B, L, D): prefix, patches, then any queries.
+            rotary: Cosine and sine for prefix and patches; queries behind them are not turned.
+            attention_mask: In the form that the attention implementation takes.
+            windows: What takes its place in all blocks but `config.global_attention_layers`, from
+                `HfViTModel.windows`; None lets every block look at the whole image.
+            start: First block.
+            stop: End of the range, as in a slice; None runs to the last block.
+            output_attentions: Runs eager attention, which has weights to record.
+
+        Returns:
+            (B, L, D), without the final norm.
+        """
+        if rotary is not None:
+            cosine, sine = rotary
+            queries_at_end = (0, 0, 0, hidden_states.shape[-2] - cosine.shape[-2])
+            rotary = F.pad(cosine, queries_at_end, value=1.0), F.pad(sine, queries_at_end)
+        for number, layer in enumerate(self.layers[start:stop], start):
+            mask = attention_mask if windows is None or number in self.global_layers else windows
+            hidden_states = layer(hidden_states, rotary, mask, output_attentions)
+        return hidden_states

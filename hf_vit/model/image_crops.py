@@ -1,0 +1,204 @@
+"""Crops of single objects for keypoints: what of an image they show, and where its points are in them.
+
+A coordinate is continuous, with the centre of pixel i at i, as in ViTPose and COCO's keypoints. A crop shows a region
+whose ends are the centres of its outermost pixels. So points go to the crop, to heatmaps of any size and back without
+a bias ("UDP", https://arxiv.org/abs/1911.07524).
+
+Shapes: N objects, K keypoints, C channels, H W pixels of an image, h w of a crop.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .image_targets import check_count, read_boxes
+
+
+EDGE_TOLERANCE = 1e-3  # pixels, above the rounding of coordinates
+
+
+def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> list[Tensor]:
+    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels.
+
+    Args:
+        boxes: (N, 4) for each image, `None` where the whole image is the one object; `None` for all.
+        sizes: Height and width of each image, in pixels; `None` where it is not known.
+
+    Raises:
+        ValueError: if they are not as many as images, are no boxes, have no area or lie outside of their image.
+    """
+    given = [None] * len(sizes) if boxes is None else boxes
+    check_count(given, "object_boxes", sizes)
+    return [
+        _own_boxes(own, size, f"object_boxes[{index}]")
+        for index, (own, size) in enumerate(zip(given, sizes, strict=True))
+    ]
+
+
+def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
+    """Returns the boxes (N, 4) of one image."""
+    if boxes is None:
+        if size is None:
+            raise ValueError(f"{name} is None, the whole image, whose size is not known. Pass target_sizes.")
+        return torch.tensor([[0.0, 0.0, size[1], size[0]]])
+    values = read_boxes(boxes, name)
+    for index, (left, top, right, bottom) in enumerate(values.tolist()):
+        if right == left or bottom == top:
+            raise ValueError(f"{name}[{index}] is {values[index].tolist()}, of no area. Leave it out or enlarge it.")
+        if size is not None and (right <= 0 or bottom <= 0 or left >= size[1] or top >= size[0]):
+            raise ValueError(
+                f"{name}[{index}] is {values[index].tolist()}, outside of its image of {size[1]} x {size[0]} pixels. "
+                "Boxes are (left, top, right, bottom) in pixels of the image as it is given."
+            )
+    return values
+
+
+def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
+    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility.
+
+    Args:
+        keypoints: (N, K, 3) for each image, or (K, 3) for its only object.
+        counts: Number N of objects of each image.
+
+    Raises:
+        ValueError: if they are not as many as images or objects, or hold something else.
+    """
+    check_count(keypoints, "keypoints", counts)
+    read = [
+        _own_keypoints(own, count, f"keypoints[{i}]")
+        for i, (own, count) in enumerate(zip(keypoints, counts, strict=True))
+    ]
+    numbers = sorted({own.shape[1] for own in read})
+    if len(numbers) > 1:
+        raise ValueError(f"The objects have {' and '.join(map(str, numbers))} keypoints. Give each the same ones.")
+    return read
+
+
+def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
+    """Returns the keypoints (N, K, 3) of one image."""
+    values = torch.as_tensor(np.asarray(keypoints) if isinstance(keypoints, list | tuple) else keypoints)
+    values = values.detach().float()
+    values = values[None] if values.ndim == 2 else values
+    if values.ndim != 3 or values.shape[2] != 3 or len(values) != count:
+        raise ValueError(
+            f"{name} has the shape {tuple(values.shape)}, but must be (N, K, 3) for the {count} objects of its image: "
+            "x, y and visibility of each keypoint."
+        )
+    wrong = ~values.isfinite().all(dim=2) | ~torch.isin(values[..., 2], values.new_tensor([0, 1, 2]))  # (N, K)
+    if wrong.any():
+        index, number = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name}[{index}][{number}] is {values[index, number].tolist()}, but must be finite x, y and a visibility "
+            "of 0 (not labelled), 1 (hidden) or 2 (visible)."
+        )
+    return values
+
+
+def crop_regions(boxes: Tensor, size: tuple[int, int], padding: float) -> Tensor:
+    """Returns the regions that crops of boxes show: `padding` times the box, in the aspect ratio of the crops.
+
+    Args:
+        boxes: (N, 4) left, top, right and bottom in pixels of the image.
+        size: Height and width of the crops.
+        padding: How many times as large as the box, of its two sides the one that counts.
+
+    Returns:
+        (N, 4) float64 left, top, right and bottom, which become 0, 0, w - 1 and h - 1.
+
+    Source: `box_to_center_and_scale` of https://github.com/ViTAE-Transformer/ViTPose.
+    """
+    boxes, ratio = boxes.double(), size[1] / size[0]
+    width, height = (boxes[:, 2:] - boxes[:, :2]).unbind(dim=1)  # (N,)
+    half = torch.stack((width.maximum(height * ratio), height.maximum(width / ratio)), dim=1) * padding / 2  # (N, 2)
+    centre = (boxes[:, :2] + boxes[:, 2:]) / 2  # (N, 2)
+    return torch.cat((centre - half, centre + half), dim=1)
+
+
+def into_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns points (N, K, 2) of images in pixels of crops, or of heatmaps, of `size`, height and width."""
+    origin, scale = _origin_and_scale(regions, size)
+    return ((points - origin) / scale).to(points.dtype)
+
+
+def out_of_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns points (N, K, 2) of crops, or of heatmaps, of `size` in pixels of their images."""
+    origin, scale = _origin_and_scale(regions, size)
+    return (points * scale + origin).to(points.dtype)
+
+
+def _origin_and_scale(regions: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Returns where regions begin and how many pixels of the image one of the crop is, (N, 1, 2) each."""
+    steps = regions.new_tensor([size[1] - 1, size[0] - 1])
+    return regions[:, None, :2], ((regions[:, 2:] - regions[:, :2]) / steps)[:, None]
+
+
+def place_keypoints(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns keypoints (N, K, 3) of images in pixels of crops of `size`; see `keep_inside`."""
+    places = into_crops(keypoints[..., :2], regions.to(keypoints.device), size)
+    return keep_inside(torch.cat((places, keypoints[..., 2:]), dim=-1), size)
+
+
+def keep_inside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns keypoints (..., 3) in pixels of crops of `size`, all zeros where one is not labelled or on no pixel."""
+    places, last = keypoints[..., :2], keypoints.new_tensor([size[1], size[0]]) - 0.5
+    is_left = (keypoints[..., 2] > 0) & ((places >= -0.5) & (places <= last)).all(dim=-1)
+    return torch.where(is_left[..., None], keypoints, 0)
+
+
+def cut_out(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns the part of an image that a crop shows, interpolated bilinearly; black outside of the image.
+
+    Args:
+        image: (C, H, W) uint8 or float32.
+        region: (4,) left, top, right and bottom in pixels.
+        size: Height h and width w of the crop.
+
+    Returns:
+        (C, h, w) of the same type; uint8 rounded to the nearest.
+    """
+    left, top, right, bottom = region.tolist()
+    columns, rows = (
+        torch.linspace(*ends, dtype=torch.float64) for ends in ((left, right, size[1]), (top, bottom, size[0]))
+    )
+    return sample_pixels(image, *torch.meshgrid(columns, rows, indexing="xy"))
+
+
+def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Returns an image at any places, interpolated bilinearly from the pixels around each; black outside of the image.
+
+    Args:
+        image: (C, H, W) uint8 or float32.
+        x: (h, w) float64 in pixels.
+        y: The same.
+
+    Returns:
+        (C, h, w) of the same type; uint8 rounded to the nearest.
+    """
+    columns, across, has_column = _along(x, image.shape[-1])
+    rows, down, has_row = _along(y, image.shape[-2])
+    grid = torch.stack((across, down), dim=-1)[None].to(image.device)  # (1, h, w, 2)
+    part = image[None, :, rows, columns].float()
+    values = F.grid_sample(part, grid, padding_mode="border", align_corners=True)[0]  # (C, h, w)
+    values = values * (has_row & has_column).to(image.device)
+    return values if image.is_floating_point() else (values + 0.5).floor().to(image.dtype)
+
+
+def _along(places: Tensor, side: int) -> tuple[slice, Tensor, Tensor]:
+    """Returns where along a side of an image places are.
+
+    Args:
+        places: (h, w) in pixels.
+        side: Number of pixels of the image.
+
+    Returns:
+        The pixels that are needed; the places (h, w), from -1 for the first of these to 1 for the last; and whether
+        each is in the image (h, w).
+    """
+    start, stop = (min(max(int(end), 0), side - 1) for end in (places.min().floor(), places.max().ceil()))
+    relative = (places - start) / max(stop - start, 1) * 2 - 1
+    is_inside = (places >= -EDGE_TOLERANCE) & (places <= side - 1 + EDGE_TOLERANCE)
+    return slice(start, stop + 1), relative.float(), is_inside

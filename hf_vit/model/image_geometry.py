@@ -1,0 +1,309 @@
+"""Sizes of images: resizing, resampling as PIL does, center crop, padding and its mask.
+
+Shapes: B batch, C channels, H W pixels, h w patches, K taps of the filter.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.image_utils import PILImageResampling, SizeDict
+from transformers.utils.import_utils import is_vision_available
+
+
+# The forms that `size` can take
+RESIZE_KEYS = (
+    ("height", "width"),
+    ("shortest_edge",),
+    ("longest_edge",),
+    ("shortest_edge", "longest_edge"),
+    ("max_height", "max_width"),
+)
+EXACT_KEYS = RESIZE_KEYS[:1]
+# Where a crop starts that leaves an odd number of pixels over: transformers rounds down, torchvision and with it timm
+# rounds to the even number, as Python does.
+CROP_ROUNDINGS = ("down", "half_to_even")
+# About 5800 x 5800, 400 MB of float32 RGB: beyond every ViT, and within what a slip in `size` may cost
+MAX_OUTPUT_PIXELS = 2**25
+
+
+def to_size_dict(
+    size: Any, name: str, forms: tuple[tuple[str, ...], ...] = RESIZE_KEYS, default_to_square: bool = True
+) -> SizeDict | None:
+    """Returns a size given as an int, `(height, width)` or a dictionary as the library's `SizeDict`, in pixels.
+
+    Args:
+        size: The size; an int is a square, or the shortest edge without `default_to_square`. `None` stays `None`.
+        name: Name of the option, for errors.
+        forms: Combinations of keys that are allowed.
+        default_to_square: What an int means.
+
+    Raises:
+        ValueError: if it has another form, or a value that is no positive int.
+    """
+    if size is None:
+        return None
+    keys: Any = size
+    if isinstance(size, int):
+        keys = {"height": size, "width": size} if default_to_square else {"shortest_edge": size}
+    elif isinstance(size, list | tuple) and len(size) == 2:
+        keys = {"height": size[0], "width": size[1]}
+    elif isinstance(size, SizeDict):
+        keys = dict(size)
+    if not isinstance(keys, dict) or {*keys} not in [{*form} for form in forms]:
+        allowed = " or ".join("{" + ", ".join(f'"{key}"' for key in form) + "}" for form in forms)
+        raise ValueError(f"{name}={size!r} must be an int, (height, width), or a dictionary with the keys {allowed}.")
+    if not all(type(value) is int and value > 0 for value in keys.values()):
+        raise ValueError(f"{name}={size!r} must hold positive whole numbers of pixels.")
+    return SizeDict(**keys)
+
+
+def output_size(
+    height: int,
+    width: int,
+    size: dict[str, int],
+    multiple: tuple[int, int] | None,
+    name: str,
+    keep_aspect_ratio: bool | None = False,
+) -> tuple[int, int]:
+    """Returns the height and width in pixels that an image of `height` x `width` is resized to.
+
+    Args:
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+        size: Exact height and width, or a bound within which the aspect ratio is kept.
+        multiple: Height and width of which the result is the nearest multiple, at least one.
+        name: What to call the image in errors.
+        keep_aspect_ratio: Whether of an exact height and width only the one counts that scales the image less.
+
+    Raises:
+        ValueError: if the result has more than `MAX_OUTPUT_PIXELS`, as for thin images scaled by their shortest edge.
+    """
+    rows, columns = multiple or (1, 1)
+    scaled = _scaled_least(height, width, size) if keep_aspect_ratio else _scaled_size(height, width, size)
+    new_height = max(1, round(scaled[0] / rows)) * rows
+    new_width = max(1, round(scaled[1] / columns)) * columns
+    if new_height * new_width > MAX_OUTPUT_PIXELS:
+        raise ValueError(
+            f"{name} with {height} x {width} pixels would become {new_height} x {new_width} under size={size}, more "
+            f"than {MAX_OUTPUT_PIXELS} pixels. Bound the long side too, as in {{'shortest_edge': 224, 'longest_edge': "
+            "1024}, or give {'height', 'width'}."
+        )
+    return new_height, new_width
+
+
+def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
+    """The size before rounding, in floats as transformers' DPT has it, whose rounding ours must meet."""
+    by_height, by_width = size["height"] / height, size["width"] / width
+    scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
+    return scale * height, scale * width
+
+
+def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
+    """The size before rounding to multiples. Whole-number arithmetic, as floats lose a pixel now and then."""
+    if "height" in size:
+        return size["height"], size["width"]
+    if "max_height" in size:
+        if size["max_height"] * width <= size["max_width"] * height:
+            return size["max_height"], max(1, width * size["max_height"] // height)
+        return max(1, height * size["max_width"] // width), size["max_width"]
+    short, long = min(height, width), max(height, width)
+    if "shortest_edge" not in size:
+        return max(1, height * size["longest_edge"] // long), max(1, width * size["longest_edge"] // long)
+    if "longest_edge" not in size or size["shortest_edge"] * long <= size["longest_edge"] * short:
+        return height * size["shortest_edge"] // short, width * size["shortest_edge"] // short
+    new_short = max(1, round(size["longest_edge"] * short / long))
+    return (new_short, size["longest_edge"]) if height <= width else (size["longest_edge"], new_short)
+
+
+def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Resizes an image (..., H, W) to (..., height, width) by the pixel under each centre.
+
+    Computed in whole numbers: torchvision and PIL round centres that fall between two pixels each in its own way.
+    """
+    rows = (2 * torch.arange(height, device=image.device) + 1) * image.shape[-2] // (2 * height)
+    columns = (2 * torch.arange(width, device=image.device) + 1) * image.shape[-1] // (2 * width)
+    return image[..., rows[:, None], columns]
+
+
+def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
+    """Cuts the centre (..., height, width) out of an image, or surrounds it by `fill` where it is smaller.
+
+    Args:
+        image: (..., H, W).
+        height: Height to cut out, in pixels.
+        width: Width to cut out, in pixels.
+        rounding: Where the crop starts if an odd number of pixels is left over, one of `CROP_ROUNDINGS`.
+        fill: The value of pixels outside the image.
+    """
+    left, right = both_ends(width - image.shape[-1], rounding)
+    top, bottom = both_ends(height - image.shape[-2], rounding)
+    return F.pad(image, (left, right, top, bottom), value=fill)  # (..., height, width)
+
+
+def both_ends(missing: int, rounding: str) -> tuple[int, int]:
+    """Splits missing (or, if negative, surplus) pixels between both ends, the odd one as `rounding` says."""
+    if missing > 0:
+        return missing // 2, missing - missing // 2
+    start = round(-missing / 2) if rounding == "half_to_even" else -missing // 2
+    return -start, missing + start
+
+
+def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Tensor:
+    """Pads an image (C, H, W) on the right and at the bottom with zeros to (C, height, width).
+
+    Args:
+        image: (C, H, W).
+        height: New height in pixels.
+        width: New width in pixels.
+        name: What to call the image in errors.
+
+    Raises:
+        ValueError: if it is larger.
+    """
+    missing = (height - image.shape[-2], width - image.shape[-1])
+    if min(missing) < 0:
+        raise ValueError(
+            f"{name} has {image.shape[-2]} x {image.shape[-1]} pixels after resizing, which do not fit into pad_size="
+            f"{(height, width)}. Enlarge pad_size, or bound size by 'longest_edge'."
+        )
+    return F.pad(image, (0, missing[1], 0, missing[0]))
+
+
+def pad_batch(
+    images: list[torch.Tensor], multiple: tuple[int, int], pad_size: tuple[int, int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pads images on the right and at the bottom with zeros to one size.
+
+    Args:
+        images: Float tensors (C, H_i, W_i).
+        multiple: Height and width of a patch in pixels.
+        pad_size: Height and width to pad to, whole patches; by default the least that hold every image.
+
+    Returns:
+        The batch (B, C, H, W), and a mask (B, h, w), true at the patches that hold pixels of the image.
+
+    Raises:
+        ValueError: if an image is larger than `pad_size`.
+    """
+    # a patch that an image fills only in part is its own
+    patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]
+    rows, columns = max(counts[0] for counts in patches), max(counts[1] for counts in patches)
+    if pad_size is not None:
+        images = [pad_to(image, *pad_size, f"images[{index}]") for index, image in enumerate(images)]
+        rows, columns = pad_size[0] // multiple[0], pad_size[1] // multiple[1]
+    batch = images[0].new_zeros(len(images), images[0].shape[0], rows * multiple[0], columns * multiple[1])
+    mask = torch.zeros(len(images), rows, columns, dtype=torch.bool, device=batch.device)
+    for index, (image, (own_rows, own_columns)) in enumerate(zip(images, patches, strict=True)):
+        batch[index, :, : image.shape[-2], : image.shape[-1]] = image
+        mask[index, :own_rows, :own_columns] = True
+    return batch, mask  # (B, C, H, W), (B, h, w)
+
+
+if is_vision_available():
+    import PIL.Image
+
+
+# PIL's weights of 8-bit pixels are whole numbers of 2 ** -22.
+PRECISION_BITS = 22
+
+
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp_min(0)
+
+
+def _cubic(x: Tensor) -> Tensor:
+    """Catmull-Rom spline: Keys' cubic convolution with a = -1/2."""
+    x = x.abs()
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((x - 5) * x + 8) * x * -0.5 + 2
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+
+
+def _lanczos(x: Tensor) -> Tensor:
+    return torch.where((x >= -3) & (x < 3), torch.sinc(x) * torch.sinc(x / 3), 0.0)
+
+
+def _box(x: Tensor) -> Tensor:
+    return ((x > -0.5) & (x <= 0.5)).to(x.dtype)
+
+
+def _hamming(x: Tensor) -> Tensor:
+    return torch.where(x.abs() < 1, torch.sinc(x) * (0.54 + 0.46 * torch.cos(math.pi * x)), 0.0)
+
+
+# How far a filter reaches, in pixels of the coarser image, and its weights.
+FILTERS: dict[PILImageResampling, tuple[float, Callable[[Tensor], Tensor]]] = {
+    PILImageResampling.BILINEAR: (1.0, _triangle),
+    PILImageResampling.BICUBIC: (2.0, _cubic),
+    PILImageResampling.LANCZOS: (3.0, _lanczos),
+    PILImageResampling.BOX: (0.5, _box),
+    PILImageResampling.HAMMING: (1.0, _hamming),
+}
+
+
+def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageResampling) -> Tensor:
+    """Resizes an image (C, H, W), uint8 or float32, any number of channels, to (C, height, width).
+
+    First along the rows, then along the columns: left to itself, PIL chooses the order by release and size, and with
+    it what bicubic's overshoot becomes.
+    """
+    if image.shape[0] == 3 and image.dtype == torch.uint8:
+        return torch.from_numpy(_resize_array(image.movedim(0, -1).numpy(), height, width, resample)).movedim(-1, 0)
+    # channel by channel: PIL has no mode for most numbers of channels or for floats, and weighs colours by alpha
+    channels = [_resize_array(channel.numpy(), height, width, resample) for channel in image]
+    return torch.from_numpy(np.stack(channels))
+
+
+def _resize_array(array: np.ndarray, height: int, width: int, resample: PILImageResampling) -> np.ndarray:
+    widened = PIL.Image.fromarray(array).resize((width, array.shape[0]), resample)
+    return np.array(widened.resize((width, height), resample))
+
+
+def resize_as_pil(images: Tensor, height: int, width: int, resample: PILImageResampling) -> Tensor:
+    """Resizes images on any device as `resize_with_pil` does.
+
+    Args:
+        images: (B, C, H, W), uint8, or floats, which PIL's mode "F" holds.
+        height: New height in pixels.
+        width: New width in pixels.
+        resample: A filter of `FILTERS`.
+
+    Returns:
+        (B, C, height, width) in the dtype of `images`; uint8 to the bit as with PIL.
+
+    Source: the algorithm of Pillow, https://github.com/python-pillow/Pillow (src/libImaging/Resample.c).
+    """
+    images = _resize_last_axis(images, width, resample)  # (B, C, H, width)
+    return _resize_last_axis(images.mT, height, resample).mT  # (B, C, height, width)
+
+
+def _resize_last_axis(images: Tensor, size: int, resample: PILImageResampling) -> Tensor:
+    if images.shape[-1] == size:
+        return images
+    taps, weights = _filter(images.shape[-1], size, resample)
+    if images.is_floating_point():
+        pixels, weights, total = images.float(), weights.float(), torch.zeros((), device=images.device)
+    else:
+        weights = (weights * 2**PRECISION_BITS).round().to(torch.int32)
+        pixels, total = images, torch.full((), 1 << (PRECISION_BITS - 1), dtype=torch.int32, device=images.device)
+    for tap, weight in zip(taps.to(images.device), weights.to(images.device), strict=True):
+        total = total + pixels.index_select(-1, tap) * weight
+    return total.to(images.dtype) if images.is_floating_point() else (total >> PRECISION_BITS).clamp_(0, 255).byte()
+
+
+def _filter(old_size: int, size: int, resample: PILImageResampling) -> tuple[Tensor, Tensor]:
+    """Which pixels make a new one and with what weight, summing to 1: (K, size) int64 and (K, size) float64."""
+    support, weigh = FILTERS[resample]
+    scale = old_size / size
+    stretch = max(scale, 1.0)  # a shrinking image is averaged over a wider reach
+    centres = (torch.arange(size, dtype=torch.float64) + 0.5) * scale  # (size,)
+    first = (centres - support * stretch + 0.5).long().clamp_min(0)
+    stop = (centres + support * stretch + 0.5).long().clamp_max(old_size)
+    taps = first + torch.arange(math.ceil(support * stretch) * 2 + 1)[:, None]  # (K, size)
+    weights = weigh((taps - centres + 0.5) / stretch) * (taps < stop)
+    return taps.clamp_max(old_size - 1), weights / weights.sum(dim=0)

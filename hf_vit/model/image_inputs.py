@@ -1,0 +1,384 @@
+"""From whatever a user gives as an image to a tensor: loading, checks and colours.
+
+Both image processors read their inputs here, so both start from the same pixels: files are decoded by PIL, and all
+arithmetic on pixels is done in torch. Shapes: C channels, H W pixels.
+"""
+
+import base64
+import os
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPException
+from io import BytesIO
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from transformers.image_utils import ChannelDimension
+from transformers.utils import logging
+from transformers.utils.import_utils import is_vision_available
+
+
+if is_vision_available():
+    import PIL.Image
+    import PIL.ImageOps
+
+
+logger = logging.get_logger(__name__)
+DOWNLOAD_TIMEOUT = 30.0  # seconds
+EXIF_ORIENTATION = 0x0112
+# ITU-R 601 luma weights in 1/65536, the integers that PIL uses
+LUMA = (19595, 38470, 7471)
+WIDE_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32, torch.uint64)
+
+
+def named_images(images: Any, name: str = "images") -> Iterator[tuple[str, Any]]:
+    """Yields every single image of a (nested) list or of a batched array, with a name for error messages.
+
+    Args:
+        images: One image of any kind, an array or tensor (B, ., ., .), or a list or tuple of such.
+        name: What to call `images`.
+
+    Raises:
+        ValueError: if a list or a batch is empty.
+    """
+    if isinstance(images, list | tuple):
+        items: Any = images
+    elif isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
+        items = images
+    else:
+        yield name, images
+        return
+    if len(items) == 0:
+        raise ValueError(f"{name} is empty. Give at least one image.")
+    for index, item in enumerate(items):
+        yield from named_images(item, f"{name}[{index}]")
+
+
+def read_image(
+    image: Any,
+    name: str = "images",
+    *,
+    num_channels: int,
+    do_convert_rgb: bool | None = None,
+    input_data_format: str | None = None,
+    do_rescale: bool = True,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """Returns one image as a tensor (C, H, W) with `C == num_channels`.
+
+    Args:
+        image: Path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor. Arrays are (H, W), (C, H, W) or
+            (H, W, C). Of animations, the first frame counts.
+        name: What to call the image in errors.
+        num_channels: Number of channels wanted. Grey is repeated into 3, colour becomes luma in 1, alpha is put on
+            white.
+        do_convert_rgb: `False` forbids to change the number of channels and leaves CMYK, HSV, ... as they are.
+        input_data_format: "channels_first" or "channels_last" for arrays; by default the axis is inferred.
+        do_rescale: Whether float arrays hold 0..255 (they will be rescaled) rather than 0..1.
+        device: Where the tensor shall be; by default where it is.
+
+    Returns:
+        uint8 with values 0..255, or float32 where the input is an array of floats or a PIL image of mode "F".
+
+    Raises:
+        OSError: if a file or URL cannot be opened or decoded.
+        TypeError: if it is no image, or of a type of number that no image has.
+        ValueError: if its shape, size, channels or values make no image.
+    """
+    if isinstance(image, str | os.PathLike):
+        image, name = open_image(image, name), _with_source(name, image)
+    elif is_pil(image):
+        image = upright(image, name)
+    if is_pil(image):
+        # PIL's own bands come last, and mode "F" has been brought to 0..255
+        pixels = array_to_tensor(_pil_to_array(image, name, num_channels, do_convert_rgb), name)
+        input_data_format, white = "channels_last", 255.0
+    elif isinstance(image, np.ndarray | torch.Tensor):
+        pixels = array_to_tensor(image, name) if isinstance(image, np.ndarray) else image.detach()
+        white = 255.0 if do_rescale else 1.0
+    else:
+        raise TypeError(
+            f"{name} is of type {type(image).__name__}, which is no image. Give a path, an http(s) URL, a base64 data "
+            "URL, a PIL image, a NumPy array, a torch tensor, or a list of these."
+        )
+    pixels = _channels_first(pixels, name, num_channels, input_data_format)
+    check_pixel_count(pixels.shape[1], pixels.shape[2], name)
+    pixels = pixels if device is None else pixels.to(device)
+    pixels = _to_uint8_or_float32(pixels, name, is_scale_open=do_rescale and not is_pil(image))
+    return _match_channels(pixels, name, num_channels, do_convert_rgb is not False, white)
+
+
+def open_image(source: str | os.PathLike[str], name: str = "image") -> "PIL.Image.Image":
+    """Returns the decoded, upright PIL image of a path, an http(s) URL or a base64 data URL.
+
+    Raises:
+        OSError: if it cannot be opened, is no image, or is damaged.
+        ValueError: if it has too many pixels, or the data URL is malformed.
+    """
+    name = _with_source(name, source)
+    with _open_stream(os.fspath(source), name) as stream:
+        return decode_image(stream, name)
+
+
+def decode_image(stream: BinaryIO, name: str) -> "PIL.Image.Image":
+    """Returns the decoded, upright PIL image of an encoded one.
+
+    Raises:
+        OSError: if it is no image, or is damaged.
+        ValueError: if it has too many pixels.
+    """
+    return upright(_open_encoded(stream, name), name)
+
+
+def header_size(stream: BinaryIO, name: str) -> tuple[int, int]:
+    """Returns width and height of an encoded image once it is upright, without decoding it.
+
+    Raises:
+        OSError: if it is no image, or its header is damaged.
+        ValueError: if it has too many pixels.
+    """
+    image = _open_encoded(stream, name)
+    has_exif = image.format != "PNG" or "exif" in image.info  # PIL would decode all of a PNG to look for it
+    is_turned = has_exif and image.getexif().get(EXIF_ORIENTATION, 1) > 4
+    return (image.height, image.width) if is_turned else (image.width, image.height)
+
+
+def _open_encoded(stream: BinaryIO, name: str) -> "PIL.Image.Image":
+    try:
+        return PIL.Image.open(stream)
+    except PIL.Image.DecompressionBombError as error:
+        raise ValueError(f"{name} is too large: {error} Raise PIL.Image.MAX_IMAGE_PIXELS if you trust it.") from error
+    except PIL.UnidentifiedImageError as error:  # which says no more than the stream's address in memory
+        raise OSError(f"{name} is not an image that PIL can read, or its header is damaged.") from error
+    except Exception as error:  # plugins fail on damaged headers in many ways
+        raise OSError(f"{name} is not an image that PIL can read, or its header is damaged ({error}).") from error
+
+
+def upright(image: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
+    """Decodes a PIL image that may still be lazy, and turns it as its EXIF orientation says.
+
+    Raises:
+        OSError: if its data are truncated or damaged.
+        ValueError: if it has no pixels, or too many.
+    """
+    check_pixel_count(image.height, image.width, name)
+    try:
+        image.load()
+        # exif_transpose copies even where there is nothing to turn
+        return image if image.getexif().get(EXIF_ORIENTATION, 1) == 1 else PIL.ImageOps.exif_transpose(image)
+    except Exception as error:  # the decoders raise OSError, SyntaxError, ValueError, struct.error, ...
+        raise OSError(f"{name} cannot be decoded: {error}. The file is truncated or damaged; get it anew.") from error
+
+
+def check_pixel_count(height: int, width: int, name: str) -> None:
+    """Raises `ValueError` for an image without pixels, or with more than PIL allows to decode."""
+    if height == 0 or width == 0:
+        raise ValueError(f"{name} has no pixels: its height is {height} and its width {width}.")
+    limit = PIL.Image.MAX_IMAGE_PIXELS
+    if limit is not None and height * width > 2 * limit:
+        raise ValueError(
+            f"{name} has {height} x {width} pixels, more than the {2 * limit} that PIL takes for safe. Raise "
+            "PIL.Image.MAX_IMAGE_PIXELS if you trust it."
+        )
+
+
+def is_pil(image: Any) -> bool:
+    """Whether it is an image of PIL."""
+    return is_vision_available() and isinstance(image, PIL.Image.Image)
+
+
+def _with_source(name: str, source: str | os.PathLike[str]) -> str:
+    text = os.fspath(source)
+    return f"{name} ({text!r})" if len(text) <= 120 else f"{name} ({text[:80]!r}... of {len(text)} characters)"
+
+
+def _open_stream(source: str, name: str) -> BinaryIO:
+    if source.startswith(("http://", "https://")):
+        # some servers refuse clients without a name
+        request = urllib.request.Request(source, headers={"User-Agent": "hf_vit"})
+        try:
+            with urllib.request.urlopen(request, timeout=DOWNLOAD_TIMEOUT) as response:
+                return BytesIO(response.read())
+        except (OSError, HTTPException, ValueError) as error:
+            raise OSError(f"{name} cannot be downloaded: {error}. Check the URL and the network.") from error
+    if source.startswith("data:"):
+        header, _, data = source.partition(",")
+        try:
+            if not header.endswith(";base64"):
+                raise ValueError(f"the header {header!r} does not end in ';base64'")
+            return BytesIO(base64.b64decode("".join(data.split()), validate=True))
+        except ValueError as error:
+            raise ValueError(
+                f"{name} is no base64 data URL ({error}). It reads 'data:image/png;base64,...'."
+            ) from error
+    try:
+        return open(source, "rb")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{name}: there is no such file. Check the path; relative ones start at {os.getcwd()!r}, and a base64 "
+            "string needs 'data:image/png;base64,' in front."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise OSError(f"{name} cannot be opened: {error}.") from error
+
+
+def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_convert_rgb: bool | None) -> np.ndarray:
+    """Returns the bands of a PIL image, (H, W) or (H, W, C): uint8, uint16, or float32 in 0..255."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        values = np.array(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(
+                f"{name} has mode {image.mode!r} with values from {values.min()} to {values.max()}, but 16-bit grey "
+                "goes from 0 to 65535. Scale it to that range first."
+            )
+        return values.astype(np.uint16)
+    if image.mode == "F":
+        return _float_image_to_array(image, name)
+    try:
+        # PIL converts premultiplied grey into nothing but plain grey with alpha
+        image = image.convert("LA") if image.mode == "La" else image
+        mode = _plain_mode(image, num_channels, do_convert_rgb)
+        return np.array(image if image.mode == mode else image.convert(mode))
+    except Exception as error:  # conversions fail in as many ways as decoders
+        raise OSError(f"{name} has mode {image.mode!r}, which PIL fails to convert: {error}.") from error
+
+
+def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: bool | None) -> str:
+    """Returns the PIL mode, of plain 8-bit bands, in which an image shall be read."""
+    if image.mode in ("1", "L") and "transparency" not in image.info:
+        return "L"
+    # a palette is a way to store colours, not a colour space: it is always looked up
+    if image.mode not in ("1", "P", "PA") and (do_convert_rgb is False or (image.mode == "LA" and num_channels == 2)):
+        return str(image.mode)
+    return "RGBA" if image.has_transparency_data else "RGB"
+
+
+def _float_image_to_array(image: "PIL.Image.Image", name: str) -> np.ndarray:
+    values = np.array(image)
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= 255):  # also true of NaN
+        raise ValueError(
+            f"{name} has mode 'F' with values from {low} to {high}, so their meaning is unknown. Scale them to 0..255 "
+            "or 0..1, or pass an array."
+        )
+    return values * np.float32(255) if high <= 1 else values
+
+
+def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
+    """Wraps an array without copying, where torch can.
+
+    Raises:
+        TypeError: if it is of a type of number that no image has.
+    """
+    if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
+        raise TypeError(
+            f"{name} is an array of dtype {array.dtype}, which no image has. Convert it to uint8, uint16, bool or "
+            "float32; images of several sizes go into a list."
+        )
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch can neither share read-only memory nor walk backwards
+    return torch.from_numpy(array)
+
+
+def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_data_format: str | None) -> torch.Tensor:
+    """Returns a view (C, H, W) of (H, W), (C, H, W) or (H, W, C)."""
+    if pixels.ndim == 2:
+        return pixels[None]
+    if pixels.ndim != 3:
+        raise ValueError(
+            f"{name} has {pixels.ndim} dimensions, shape {tuple(pixels.shape)}. An image has 2, (height, width), or 3 "
+            "with its channels; a batch has 4."
+        )
+    if input_data_format is not None:
+        is_first = ChannelDimension(input_data_format) == ChannelDimension.FIRST
+        return pixels if is_first else pixels.movedim(-1, 0)
+    known = (1, 3, 4, num_channels)
+    first, last = pixels.shape[0], pixels.shape[-1]
+    if first not in known and last not in known:
+        counts = ", ".join(map(str, sorted(set(known))))
+        raise ValueError(
+            f"{name} has shape {tuple(pixels.shape)}, where neither the first nor the last axis is one of {counts} "
+            "channels. Pass input_data_format, set num_channels to what the model takes, or give a batch of grey "
+            "images as a list."
+        )
+    # the model's own number of channels decides before what could be converted
+    is_first = first == num_channels or (last != num_channels and first in known)
+    if first in known and last in known:
+        logger.warning_once(
+            f"In images of shape {tuple(pixels.shape)} the channels could come first or last. They are taken to come "
+            f"{'first' if is_first else 'last'}; pass input_data_format to say so."
+        )
+    return pixels if is_first else pixels.movedim(-1, 0)
+
+
+def _to_uint8_or_float32(pixels: torch.Tensor, name: str, is_scale_open: bool) -> torch.Tensor:
+    """Brings all types of number to these two; `is_scale_open` where floats might be rescaled a second time."""
+    if pixels.dtype == torch.uint8:
+        return pixels
+    if pixels.dtype == torch.bool:
+        return pixels.to(torch.uint8) * 255
+    if pixels.dtype == torch.uint16:
+        return ((pixels.to(torch.int32) + 128) // 257).to(torch.uint8)  # 65535 = 257 * 255
+    if pixels.is_floating_point():
+        pixels = pixels.to(torch.float32)
+        low, high = torch.aminmax(pixels)
+        if not (torch.isfinite(low) and torch.isfinite(high)):  # NaN goes through minimum and maximum
+            raise ValueError(
+                f"{name} has pixels that are NaN or infinite. Clean it, for example with torch.nan_to_num."
+            )
+        if is_scale_open and low >= 0 and high <= 1:
+            logger.warning_once(
+                "All values of a float image lie in [0, 1], but floats are taken to hold 0..255 and are rescaled by "
+                "rescale_factor. If they are rescaled already, pass do_rescale=False."
+            )
+        return pixels
+    if pixels.dtype not in WIDE_INTEGERS:
+        raise TypeError(f"{name} is a tensor of {pixels.dtype}, which no image has. Convert it to uint8 or float32.")
+    pixels = pixels.to(torch.int64)
+    low, high = torch.aminmax(pixels)
+    if low < 0 or high > 255:
+        raise ValueError(
+            f"{name} holds integers from {int(low)} to {int(high)}, but 8-bit pixels go from 0 to 255. Convert 16-bit "
+            "images to uint16, which is scaled down."
+        )
+    return pixels.to(torch.uint8)
+
+
+def _match_channels(
+    pixels: torch.Tensor, name: str, num_channels: int, may_convert: bool, white: float
+) -> torch.Tensor:
+    """Returns (num_channels, H, W); `white` is what float pixels count as white."""
+    given = pixels.shape[0]
+    if may_convert and given == 4 and num_channels in (1, 3):
+        pixels = _on_white(pixels[:3], pixels[3:], white)  # (3, H, W)
+    if may_convert and num_channels == 1 and pixels.shape[0] == 3:
+        pixels = _luma(pixels)  # (1, H, W)
+    if may_convert and num_channels == 3 and pixels.shape[0] == 1:
+        pixels = pixels.expand(3, -1, -1)  # (3, H, W)
+    if pixels.shape[0] != num_channels:
+        hint = "" if may_convert else " do_convert_rgb=False forbids to convert it."
+        raise ValueError(
+            f"{name} has {given} channels, but num_channels={num_channels}.{hint} Only grey, RGB and RGBA become 1 or "
+            "3 channels by themselves; otherwise set num_channels to what the images have and the model takes."
+        )
+    return pixels
+
+
+def _on_white(colour: torch.Tensor, alpha: torch.Tensor, white: float) -> torch.Tensor:
+    if colour.is_floating_point():
+        opacity = alpha / white
+        return colour * opacity + white * (1 - opacity)
+    opacity = alpha.to(torch.int32)
+    return ((colour * opacity + 255 * (255 - opacity) + 127) // 255).to(torch.uint8)
+
+
+def _luma(pixels: torch.Tensor) -> torch.Tensor:
+    red, green, blue = (LUMA[channel] * _wide(pixels[channel]) for channel in range(3))
+    total = (red + green + blue)[None]  # (1, H, W)
+    return total / 65536 if pixels.is_floating_point() else ((total + 32768) >> 16).to(torch.uint8)
+
+
+def _wide(pixels: torch.Tensor) -> torch.Tensor:
+    return pixels if pixels.is_floating_point() else pixels.to(torch.int32)

@@ -1,0 +1,616 @@
+"""What the image processors of both backends share: options, the order of the steps, saving.
+
+Shapes: B batch, C channels, H W pixels, h w patches.
+"""
+
+import copy
+import json
+import math
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.image_processing_base import BatchFeature
+from transformers.image_processing_utils import BaseImageProcessor
+from transformers.image_utils import ChannelDimension, PILImageResampling, SizeDict, torch_pil_interpolation_mapping
+from transformers.processing_utils import ImagesKwargs
+from transformers.utils import CONFIG_NAME, cached_file
+
+from .configuration_hf_vit import to_pair
+from .image_crops import crop_regions, cut_out, place_keypoints, read_keypoints, read_object_boxes
+from .image_geometry import (
+    CROP_ROUNDINGS,
+    EXACT_KEYS,
+    center_crop,
+    output_size,
+    pad_batch,
+    pad_to,
+    resize_nearest,
+    to_size_dict,
+)
+from .image_inputs import named_images, open_image, read_image
+from .image_targets import encode_objects, encode_targets, place_target, read_objects, read_targets, target_kind
+from .post_processing import HfViTObjectPostProcessing, HfViTPostProcessing
+from .remote_code import copy_code
+
+
+class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
+    """Options of the image processor, at construction and per call, beyond the library's.
+
+    num_channels (`int`):
+        Number of image channels that the model takes.
+    ensure_multiple_of (`int` or `(height, width)`):
+        Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
+    keep_aspect_ratio (`bool`):
+        Whether of the height and width in `size` only the one counts that scales an image less.
+    hide_padding (`bool`):
+        Whether the model does not see padding, by a `patch_attention_mask`.
+    crop_rounding (`str`):
+        Where a crop starts that leaves an odd number of pixels over: "down" or "half_to_even".
+    do_reduce_labels (`bool`):
+        Whether 0 in segmentation maps is the background, to be ignored, and the other numbers are lowered by one.
+    label_ids_to_fuse (`list[int]`):
+        Classes of which panoptic post-processing makes one segment an image.
+    do_affine_crop (`bool`):
+        Whether every box of an object becomes an image of its own, for keypoints.
+    box_padding (`float`):
+        How many times as large as the box that image is.
+    """
+
+    num_channels: int | None
+    ensure_multiple_of: int | list[int] | tuple[int, ...] | None
+    keep_aspect_ratio: bool | None
+    hide_padding: bool | None
+    crop_rounding: str | None
+    do_reduce_labels: bool | None
+    label_ids_to_fuse: list[int] | tuple[int, ...] | None
+    do_affine_crop: bool | None
+    box_padding: float | int | None
+
+
+def standard_options(
+    size: Any = None,
+    crop_size: Any = None,
+    pad_size: Any = None,
+    default_to_square: bool | None = None,
+    image_mean: Any = None,
+    image_std: Any = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Returns the options of an image processor in one form, by name.
+
+    Args:
+        size: In any form that `to_size_dict` takes.
+        crop_size: The same, of a height and a width.
+        pad_size: The same.
+        default_to_square: Whether an int `size` is a square rather than the shortest edge.
+        image_mean: One number for all channels, or one for each.
+        image_std: The same.
+        **kwargs: All others, some of which may be `None`.
+
+    Raises:
+        ValueError: if one of them has no meaning, or they contradict each other.
+    """
+    if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
+        raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
+    options = kwargs | {
+        "size": to_size_dict(size, "size", default_to_square=default_to_square is not False),
+        "crop_size": to_size_dict(crop_size, "crop_size", EXACT_KEYS),
+        "pad_size": to_size_dict(pad_size, "pad_size", EXACT_KEYS),
+        "image_mean": _per_channel(image_mean, "image_mean", kwargs["num_channels"]),
+        "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
+    }
+    for name in ("ensure_multiple_of", "label_ids_to_fuse"):
+        if isinstance(options[name], list):
+            options[name] = tuple(options[name])
+    if options["resample"] is not None:
+        # torchvision's own names cannot be written to JSON
+        resample = torch_pil_interpolation_mapping.get(options["resample"], options["resample"])
+        options["resample"] = PILImageResampling(resample)
+    if options["data_format"] is not None:
+        options["data_format"] = ChannelDimension(options["data_format"]).value
+    if isinstance(options["device"], torch.device):
+        options["device"] = str(options["device"])
+    _check_together(options)
+    return options
+
+
+def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
+    """Returns one number for each channel, from one for all or from as many."""
+    if value is None:
+        return None
+    try:
+        values = (float(value),) * num_channels if isinstance(value, int | float) else tuple(map(float, value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r} must be one number, or one for each channel.") from error
+    if len(values) != num_channels:
+        raise ValueError(
+            f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Give one number for "
+            "all channels, or one for each."
+        )
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"{name}={list(values)} must hold finite numbers.")
+    return values
+
+
+def _check_together(options: dict[str, Any]) -> None:
+    """Raises `ValueError` where options contradict each other."""
+    multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
+    factor = options["rescale_factor"]
+    if options["do_affine_crop"]:
+        _check_affine_crop(options)
+    if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
+        raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
+    if options["image_std"] is not None and min(options["image_std"]) <= 0:
+        raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
+    if options["crop_rounding"] not in CROP_ROUNDINGS:
+        raise ValueError(f"crop_rounding={options['crop_rounding']!r} must be one of {', '.join(CROP_ROUNDINGS)}.")
+    if options["do_convert_rgb"] and options["num_channels"] != 3:
+        raise ValueError(
+            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
+            "out: images follow num_channels."
+        )
+    if multiple is not None:
+        pair = (multiple, multiple) if isinstance(multiple, int) else multiple
+        if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
+            raise ValueError(f"ensure_multiple_of={multiple!r} must be one positive int or (height, width).")
+        crop_size = options["crop_size"] if options["do_center_crop"] else None
+        if crop_size is not None and (crop_size.height % pair[0] or crop_size.width % pair[1]):
+            raise ValueError(f"crop_size={dict(crop_size)} must be a multiple of ensure_multiple_of={multiple}.")
+        if options["do_pad"] and pad_size is not None and (pad_size.height % pair[0] or pad_size.width % pair[1]):
+            raise ValueError(f"pad_size={dict(pad_size)} must be a multiple of ensure_multiple_of={multiple}.")
+    elif options["do_pad"] and options["hide_padding"]:
+        raise ValueError(
+            "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
+            "model, config.patch_size."
+        )
+    if options["do_pad"] and not options["hide_padding"] and pad_size is None:
+        raise ValueError("hide_padding=False pads every image to one size. Give it as pad_size={'height', 'width'}.")
+    if options["keep_aspect_ratio"] and "height" not in dict(options["size"] or {}):
+        raise ValueError(
+            f"keep_aspect_ratio=True chooses between a height and a width, which size={dict(options['size'] or {})} "
+            "has not. Leave keep_aspect_ratio out: this size keeps the ratio anyway."
+        )
+
+
+def _check_affine_crop(options: dict[str, Any]) -> None:
+    """Raises `ValueError` unless the other options let crops of boxes have one size."""
+    size, padding = dict(options["size"] or {}), options["box_padding"]
+    if {*size} != {"height", "width"} or min(size.values()) < 2:
+        raise ValueError(
+            f"do_affine_crop=True makes crops of one size, but size={size}. Give {{'height', 'width'}} of 2 pixels or "
+            "more."
+        )
+    if options["do_center_crop"] or options["do_pad"]:
+        raise ValueError(
+            "do_affine_crop=True cuts out boxes and nothing else. Set do_center_crop and do_pad to False."
+        )
+    if padding is None or not 0 < padding < math.inf:
+        raise ValueError(f"box_padding={padding} must be positive; 1.25 shows a quarter more than the box.")
+
+
+OBJECTS = ("boxes", "annotations")  # targets of detection
+# Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
+IMAGE_PROCESSOR_AUTO_MAP = {
+    "AutoImageProcessor": {
+        "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
+        "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
+    }
+}
+
+
+class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, BaseImageProcessor):
+    """Turns images of any kind, size and colour into the input of a Vision Transformer.
+
+    Use it through `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be given per call.
+
+    Args:
+        num_channels: Number of channels C that the model takes. Grey is repeated into 3, colour becomes luma (ITU-R
+            601) in 1, alpha is put on white; other images must have C channels.
+        do_convert_rgb: `None` follows `num_channels`; `True` insists on RGB (`num_channels=3`); `False` takes images
+            only with the right number of channels and leaves CMYK, YCbCr, HSV and LAB as they are.
+        do_resize: Whether to resize.
+        size: {"height", "width"} exactly, or with the aspect ratio kept {"shortest_edge"}, {"longest_edge"}, both, or
+            {"max_height", "max_width"}, in pixels. An int is a square.
+        resample: PIL's filter; images shrink with antialiasing.
+        ensure_multiple_of: Resized height and width are rounded to the nearest multiple of it, at least one.
+        keep_aspect_ratio: With {"height", "width"}, resizes to the one of them that scales an image less, and keeps
+            its aspect ratio, as transformers' DPT and Depth Anything. The other forms of `size` keep it anyway.
+        do_center_crop: Whether to cut out the centre after resizing.
+        crop_size: Its {"height", "width"}.
+        crop_rounding: Where the crop starts if an odd number of pixels is left over: "down" as in transformers, or
+            "half_to_even" as in torchvision and timm, a pixel further on every other time.
+        do_rescale: Whether pixels are multiplied by `rescale_factor`. Then float arrays hold 0..255, otherwise 0..1.
+        rescale_factor: 1/255 brings pixels to [0, 1].
+        do_normalize: Whether the mean is taken off and the rest divided by the deviation.
+        image_mean: One number, or one a channel.
+        image_std: The same.
+        do_pad: Whether to pad on the right and at the bottom, with zeros after normalisation, to the largest image of
+            the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
+            size, and `patch_attention_mask` is returned.
+        hide_padding: `False` pads with black to `pad_size` before normalisation, as transformers' EoMT, without a
+            `patch_attention_mask`: for models that have learned to see the padding.
+        pad_size: {"height", "width"} to pad to.
+        do_reduce_labels: Whether 0 in segmentation maps is the background, which becomes 255 and is ignored, and the
+            other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.
+        label_ids_to_fuse: Classes (sky, road, ...) of which `post_process_panoptic_segmentation` makes one segment an
+            image, unless its call says otherwise.
+        do_affine_crop: Whether every box of an object becomes an image of its own, of the height and width `size`, for
+            models of keypoints; the whole image where no boxes are given. In place of resizing, cropping and padding.
+        box_padding: How many times as large as the box that image is, before its aspect ratio is made that of `size`.
+
+    Raises:
+        ValueError: if options contradict each other.
+    """
+
+    valid_kwargs = HfViTImageProcessorKwargs
+    model_input_names: ClassVar[list[str]] = ["pixel_values", "patch_attention_mask"]
+
+    resample = PILImageResampling.BILINEAR
+    size: ClassVar[dict[str, int]] = {"height": 224, "width": 224}  # an instance gets its own copy
+    do_resize = True
+    do_rescale = True
+    do_normalize = True
+    image_mean = 0.5
+    image_std = 0.5
+    num_channels = 3
+    crop_rounding = "down"
+    keep_aspect_ratio = False
+    hide_padding = True
+    do_reduce_labels = False
+    do_affine_crop = False
+    box_padding = 1.25
+
+    # From the file of another image processor and the model type beside it to options of this one. The package sets
+    # it: this file also goes where the package is not.
+    _converter: ClassVar[Callable[[dict[str, Any], str], dict[str, Any]] | None] = None
+
+    @classmethod
+    def for_model(cls, config: PreTrainedConfig, **overrides: Any) -> Self:
+        """Returns a processor with the image size and number of channels of a model's configuration."""
+        height, width = to_pair(config.image_size)
+        options = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
+        return cls(**{**options, **overrides})
+
+    @classmethod
+    def get_image_processor_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the options of a folder or repository, for `from_pretrained`, and the arguments that are left.
+
+        The files of transformers' own image processors and timm's config.json are read as what they mean there. Where
+        a file does not name its class, the `model_type` in the config.json beside it decides, and without one ViT's.
+
+        Raises:
+            OSError: if there is no file with such options, or it is one of weights.
+            ValueError: if it belongs to another image processor that is not known or does what ours cannot, or the
+                package that translates it is not installed.
+        """
+        read, name = super().get_image_processor_dict, pretrained_model_name_or_path
+        if os.path.isfile(name) and Path(name).suffix != ".json":
+            raise OSError(
+                f"{str(name)!r} is no JSON file of options. hf_vit.convert.load_image_processor finds the image "
+                "processor that belongs to a file of weights."
+            )
+        try:
+            options, unused = read(name, **kwargs)
+        except OSError as error:
+            # timm has no file of its own for them
+            options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
+            if not options.get("pretrained_cfg"):
+                raise error
+        if _is_ours(options):
+            return options, unused
+        if cls._converter is None:
+            raise ValueError(
+                f"{str(name)!r} has the options of another image processor, "
+                f"{options.get('image_processor_type', 'without a name')}, which mean something else here. To have "
+                "them translated, `pip install hf-vit` and take the class from there: "
+                f"`from hf_vit import {cls.__name__}`."
+            )
+        is_named = options.get("image_processor_type") or options.get("feature_extractor_type")
+        return cls._converter(options, "vit" if is_named else _model_type(name, kwargs)), unused
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the options, and which class reads them under each backend."""
+        return {**super().to_dict(), "auto_map": copy.deepcopy(IMAGE_PROCESSOR_AUTO_MAP)}
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> Any:
+        """Saves preprocessor_config.json, and the code that it points to. Returns the paths of the former."""
+        copy_code(save_directory)
+        files = super().save_pretrained(save_directory)
+        if push_to_hub:  # the library would upload only what it has written itself
+            self.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+        return files
+
+    def preprocess(
+        self,
+        images: Any,
+        segmentation_maps: Any = None,
+        depth_maps: Any = None,
+        mask_labels: Any = None,
+        class_labels: Any = None,
+        instance_id_to_semantic_id: dict[int, int] | list[dict[int, int]] | None = None,
+        annotations: Any = None,
+        boxes: Any = None,
+        object_boxes: Any = None,
+        keypoints: Any = None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        """Returns images as the input of a model, and what it is trained on under the same geometry.
+
+        Targets have the size of their image; maps are resized to the nearest pixel. Give one kind, for every image.
+
+        Args:
+            images: One image of any kind, an array or tensor (B, ., ., .), or a (nested) list of such.
+            segmentation_maps: (H, W) of whole numbers each: class numbers, 255 where there is no truth. Arrays,
+                tensors, PIL images (of palettes, the indices), paths, or an array (B, H, W).
+            depth_maps: (H, W) of floats each: metres, or any other unit. 0, NaN, infinite and negative are invalid.
+            mask_labels: Masks (M, H, W) of each image, with `class_labels`.
+            class_labels: Class numbers (M,) of each image's masks or boxes.
+            instance_id_to_semantic_id: The class of each number in `segmentation_maps`, for all images or for each,
+                where these number segments. They become `mask_labels` and `class_labels`.
+            annotations: Of each image `{"annotations": [{"bbox": [left, top, width, height], "category_id": ...}]}` in
+                pixels, as in COCO and for transformers' DETR; `category_id` is the class number. Crowds are left out.
+            boxes: Boxes (N, 4) left, top, right and bottom in pixels of each image's objects, with `class_labels`.
+            object_boxes: With `do_affine_crop`, the boxes (N, 4) of each image of which crops are made, `None` for the
+                whole image.
+            keypoints: (N, K, 3) x, y in pixels, the centre of pixel i being at i, and visibility of each image's
+                boxes: 0 not labelled, 1 hidden, 2 visible. Without `do_affine_crop`, (K, 3) of images that are crops
+                already.
+            **kwargs: Options for this call.
+
+        Returns:
+            `pixel_values` (B, C, h, w), with `do_pad` also `patch_attention_mask`; for segmentation maps `labels`
+            (B, h, w) int64, 255 outside the image; for depth maps `labels` (B, h, w) float32, 0 where invalid and
+            outside; for masks of each image `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64, without
+            masks of which no pixel is left; for boxes `labels`, of each image `{"class_labels" (N,) int64, "boxes"
+            (N, 4) float32}`, centre x, centre y, width and height relative to the image without its padding, without
+            objects that a crop cuts away. With `do_affine_crop`, `pixel_values` (sum of N, C, h, w) and for keypoints
+            `labels` (sum of N, K, 3) in pixels of the crops, all zeros for those not labelled or outside. Without
+            `return_tensors`, lists.
+
+        Raises:
+            OSError: if a file cannot be opened or decoded.
+            TypeError: if something is no image or target, or of a type of number that it cannot have.
+            ValueError: if options, images and targets do not fit together.
+        """
+        targets = {
+            "segmentation_maps": segmentation_maps,
+            "depth_maps": depth_maps,
+            "mask_labels": mask_labels,
+            "class_labels": class_labels,
+            "instance_id_to_semantic_id": instance_id_to_semantic_id,
+            "annotations": annotations,
+            "boxes": boxes,
+            "object_boxes": object_boxes,
+            "keypoints": keypoints,
+        }
+        given = {name: value for name, value in targets.items() if value is not None}
+        return super().preprocess(images, given, **kwargs)
+
+    def fetch_images(self, images: Any) -> Any:
+        """Replaces every path, URL and data URL in a (nested) list by its PIL image."""
+        if isinstance(images, list | tuple):
+            return [self.fetch_images(image) for image in images]
+        return open_image(images) if isinstance(images, str | os.PathLike) else images
+
+    def process_image(self, image: Any, **kwargs: Any) -> torch.Tensor:
+        """Returns one image of any kind as a tensor (C, H, W), uint8 or float32, not resized."""
+        return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
+
+    def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:
+        """Brings options to one form and checks that they fit together; called at construction and per call."""
+        return standard_options(**kwargs)
+
+    def _preprocess_image_like_inputs(self, images: Any, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+        """The images, and beside them the targets that were given."""
+        tensors, kind = self._prepare_image_like_inputs(images, **kwargs), target_kind(targets)
+        if kwargs["do_affine_crop"]:
+            return self._crops(tensors, targets, **kwargs)
+        if "object_boxes" in targets:
+            raise ValueError("object_boxes are given, of which only do_affine_crop=True makes crops. Set it.")
+        if kind == "":
+            return self._preprocess(tensors, **kwargs)
+        if kind == "keypoints":
+            return self._with_keypoints(tensors, targets["keypoints"], **kwargs)
+        return (self._with_objects if kind in OBJECTS else self._with_maps)(tensors, targets, **kwargs)
+
+    def _with_maps(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+        read = read_targets(targets, _sizes(tensors))
+        features = self._preprocess(tensors, **kwargs)
+        canvas = None
+        if kwargs["do_pad"] and not kwargs["hide_padding"]:
+            canvas = (kwargs["pad_size"]["height"], kwargs["pad_size"]["width"])
+        elif kwargs["do_pad"]:
+            rows, columns = features["patch_attention_mask"][0].shape
+            patch = to_pair(kwargs["ensure_multiple_of"])
+            canvas = (rows * patch[0], columns * patch[1])
+        place = partial(place_target, canvas=canvas, **kwargs)
+        for name, values in encode_targets(read, place, kwargs["do_reduce_labels"]).items():
+            on_device = [value.to(tensors[0].device) for value in values]
+            features[name] = self._collect(name, on_device, kwargs["return_tensors"])
+        return features
+
+    def _with_objects(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+        sizes = _sizes(tensors)
+        labels = encode_objects(read_objects(targets, sizes), sizes, **kwargs)
+        features = self._preprocess(tensors, **kwargs)
+        columns = {
+            name: self._collect(name, [value.to(tensors[0].device) for value in values], kwargs["return_tensors"])
+            for name, values in zip(("class_labels", "boxes"), zip(*labels, strict=True), strict=True)
+        }
+        features["labels"] = [
+            dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+        ]
+        return features
+
+    def _with_keypoints(self, tensors: list[torch.Tensor], keypoints: Any, **kwargs: Any) -> BatchFeature:
+        """Images that are crops already."""
+        if kwargs["do_resize"] or kwargs["do_center_crop"]:
+            raise ValueError(
+                "keypoints are given, which follow their image only with do_affine_crop=True. Set it; for images that "
+                "are crops already set do_resize=False and do_center_crop=False."
+            )
+        labels = torch.cat(read_keypoints(keypoints, [1] * len(tensors)))  # (B, K, 3)
+        features = self._preprocess(tensors, **kwargs)
+        features["labels"] = self._collect("labels", list(labels.to(tensors[0].device)), kwargs["return_tensors"])
+        return features
+
+    def _crops(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
+        """A crop of every box."""
+        others = sorted(targets.keys() - {"object_boxes", "keypoints"})
+        if others:
+            raise ValueError(
+                f"{' and '.join(others)} are given, but do_affine_crop=True makes crops of object_boxes, for "
+                "keypoints alone. Leave them out, or set do_affine_crop=False."
+            )
+        size, return_tensors = (kwargs["size"].height, kwargs["size"].width), kwargs["return_tensors"]
+        boxes = read_object_boxes(targets.get("object_boxes"), _sizes(tensors))
+        regions = [crop_regions(own.cpu(), size, kwargs["box_padding"]) for own in boxes]  # (N, 4) each
+        labels = {}
+        if "keypoints" in targets:
+            keypoints = read_keypoints(targets["keypoints"], list(map(len, boxes)))
+            placed = [place_keypoints(*pair, size) for pair in zip(keypoints, regions, strict=True)]
+            labels["labels"] = torch.cat(placed).to(tensors[0].device)  # (sum of N, K, 3)
+        crops = [cut_out(image, region, size) for image, own in zip(tensors, regions, strict=True) for region in own]
+        # where no image has an object, one in its place keeps the form of the result
+        inputs = crops or [tensors[0].new_zeros(len(tensors[0]), *size)]
+        features = self._preprocess(inputs, **kwargs | {"do_resize": False})
+        features["pixel_values"] = features["pixel_values"][: len(crops)]
+        return BatchFeature({**features, **self._to_batch_feature(labels, return_tensors)})
+
+    def _collect(self, name: str, values: list[torch.Tensor], return_tensors: str | None) -> Any:
+        """Stacks labels of one shape for each image; masks, of which images have any number, stay a list."""
+        if return_tensors is None:
+            return self._to_batch_feature({name: values}, None)[name]
+        if name == "labels":
+            return self._to_batch_feature({name: torch.stack(values)}, return_tensors)[name]  # (B, h, w)
+        return [self._to_batch_feature({name: value}, return_tensors)[name] for value in values]
+
+    def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        """Returns every single image as a tensor (C, H, W), uint8 or float32, all on one device."""
+        names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "device")
+        options = {name: kwargs[name] for name in names if name in kwargs}
+        tensors = [read_image(image, name, **options) for name, image in named_images(images)]
+        same_device = len({tensor.device for tensor in tensors}) == 1
+        return tensors if same_device else [tensor.cpu() for tensor in tensors]
+
+    def _resize_smoothly(
+        self,
+        images: list[torch.Tensor],
+        sizes: list[tuple[int, int]],
+        resample: PILImageResampling,
+        disable_grouping: bool | None,
+    ) -> list[torch.Tensor]:
+        """Resizes images (C, H_i, W_i) to their own (height, width) each; a backend's one duty."""
+        raise NotImplementedError
+
+    def _preprocess(
+        self,
+        images: list[torch.Tensor],
+        *,
+        do_resize: bool,
+        size: SizeDict,
+        ensure_multiple_of: int | tuple[int, int] | None,
+        keep_aspect_ratio: bool | None,
+        resample: PILImageResampling,
+        disable_grouping: bool | None,
+        do_center_crop: bool | None,
+        crop_size: SizeDict,
+        crop_rounding: str,
+        do_pad: bool | None,
+        hide_padding: bool | None,
+        pad_size: SizeDict | None,
+        data_format: str | None,
+        return_tensors: str | None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
+        if do_resize:
+            targets = [
+                output_size(*hw, dict(size), patch, f"images[{i}]", keep_aspect_ratio)
+                for i, hw in enumerate(_sizes(images))
+            ]
+            if resample == PILImageResampling.NEAREST:
+                images = [resize_nearest(image, *hw) for image, hw in zip(images, targets, strict=True)]
+            else:
+                images = self._resize_smoothly(images, targets, resample, disable_grouping)
+        if do_center_crop:
+            images = [center_crop(image, **dict(crop_size), rounding=crop_rounding) for image in images]
+        data: dict[str, Any] = {}
+        target = None if pad_size is None else (pad_size["height"], pad_size["width"])
+        if do_pad and not hide_padding and target is not None:
+            images = [pad_to(image, *target, f"images[{i}]") for i, image in enumerate(images)]
+        if do_pad and hide_padding and patch is not None:
+            normalized = [_normalize(image, **kwargs) for image in images]
+            data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
+        elif len({image.shape for image in images}) == 1:
+            # 8-bit images are stacked before they grow to floats
+            data["pixel_values"] = _normalize(torch.stack(images), **kwargs)  # (B, C, H, W)
+        elif return_tensors is None:
+            data["pixel_values"] = [_normalize(image.contiguous(), **kwargs) for image in images]
+        else:
+            shapes = sorted({*_sizes(images)})
+            raise ValueError(
+                f"The images have {len(shapes)} sizes, from {shapes[0]} to {shapes[-1]}, and do not stack. Resize to "
+                "one {'height', 'width'}, set do_pad=True with ensure_multiple_of, or leave return_tensors out "
+                "for a list."
+            )
+        if data_format == "channels_last":
+            values = data["pixel_values"]
+            is_batch = isinstance(values, torch.Tensor)
+            data["pixel_values"] = values.movedim(-3, -1) if is_batch else [value.movedim(-3, -1) for value in values]
+        return self._to_batch_feature(data, return_tensors)
+
+    def _to_batch_feature(self, data: dict[str, Any], return_tensors: str | None) -> BatchFeature:
+        if return_tensors is None:
+            data = {name: list(values) for name, values in data.items()}
+        elif return_tensors != "pt":
+            data = {name: values.cpu() for name, values in data.items()}
+        return BatchFeature(data=data, tensor_type=return_tensors)
+
+
+def _sizes(images: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """Returns height and width of each image."""
+    return [(image.shape[-2], image.shape[-1]) for image in images]
+
+
+def _is_ours(options: dict[str, Any]) -> bool:
+    """Whether a file was written by one of our classes, or by one that is derived from them."""
+    kind = str(options.get("image_processor_type"))
+    return kind.startswith("HfViTImageProcessor") or options.get("auto_map") == IMAGE_PROCESSOR_AUTO_MAP
+
+
+def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
+    """Returns the `model_type` in the config.json of a folder or repository, or beside a file; "vit" without one."""
+    names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+    place = Path(name_or_path).parent if os.path.isfile(name_or_path) else name_or_path
+    hub = {name: kwargs[name] for name in names if name in kwargs}
+    file = cached_file(str(place), CONFIG_NAME, **hub, _raise_exceptions_for_missing_entries=False)
+    config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
+    return str(config.get("model_type", "vit"))
+
+
+def _normalize(
+    images: torch.Tensor,
+    *,
+    do_rescale: bool,
+    rescale_factor: float,
+    do_normalize: bool,
+    image_mean: tuple[float, ...],
+    image_std: tuple[float, ...],
+    **_: Any,
+) -> torch.Tensor:
+    """Returns float32 images (..., C, H, W), rescaled and normalised in one go; the input is left as it is."""
+    if not do_normalize:
+        return images.to(torch.float32, copy=True).mul_(rescale_factor if do_rescale else 1)
+    white = 1.0 / rescale_factor if do_rescale else 1.0
+    mean, std = (
+        torch.tensor(values, device=images.device)[:, None, None] * white for values in (image_mean, image_std)
+    )
+    return (images - mean).div_(std)

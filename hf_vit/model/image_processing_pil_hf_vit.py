@@ -1,0 +1,42 @@
+"""Image processor that resizes with PIL, for where torchvision is missing."""
+
+from typing import Any
+
+import torch
+from transformers.image_processing_backends import PilBackend
+from transformers.image_processing_base import BatchFeature
+from transformers.image_utils import PILImageResampling
+
+from .image_geometry import resize_with_pil
+from .image_processing_base import HfViTImageProcessorBase, HfViTImageProcessorKwargs
+
+
+class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):
+    """Image processor on PIL. `HfViTImageProcessorBase` describes the options."""
+
+    valid_kwargs = HfViTImageProcessorKwargs
+
+    def _prepare_image_like_inputs(
+        self, images: Any, *args: Any, device: Any = None, **kwargs: Any
+    ) -> list[torch.Tensor]:
+        """The same on the CPU, whatever the device of the images."""
+        if device not in (None, "cpu"):
+            raise ValueError(
+                f"device={device!r} needs torchvision, which is not installed or not chosen: PIL works on the CPU. "
+                "Move the result with .to(device)."
+            )
+        return super()._prepare_image_like_inputs(images, *args, device="cpu", **kwargs)
+
+    def _resize_smoothly(
+        self,
+        images: list[torch.Tensor],
+        sizes: list[tuple[int, int]],
+        resample: PILImageResampling,
+        disable_grouping: bool | None,
+    ) -> list[torch.Tensor]:
+        return [resize_with_pil(image, *hw, resample) for image, hw in zip(images, sizes, strict=True)]
+
+    def _to_batch_feature(self, data: dict[str, Any], return_tensors: str | None) -> BatchFeature:
+        if return_tensors is None:
+            return BatchFeature({name: [value.numpy() for value in values] for name, values in data.items()})
+        return super()._to_batch_feature(data, return_tensors)

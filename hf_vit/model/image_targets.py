@@ -1,0 +1,544 @@
+"""From whatever a user gives as the target of an image (maps, masks, boxes) to tensors.
+
+Shapes: H W pixels before, h w after; M masks, N objects; H W pixels of an image.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index as index_of
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.image_utils import SizeDict
+
+from .configuration_hf_vit import to_pair
+from .image_geometry import both_ends, center_crop, output_size, resize_nearest
+from .image_inputs import array_to_tensor, is_pil, open_image, upright
+
+
+IGNORED_LABEL = 255  # in maps of classes: no truth here
+NO_SEGMENT = -1  # in maps of segments: none here
+KINDS = ("segmentation_maps", "depth_maps", "mask_labels", "boxes", "annotations", "keypoints")
+WITH_CLASSES = ("mask_labels", "boxes")  # which come with class_labels
+DIMENSIONS = {
+    "segmentation_maps": "(height, width)",
+    "depth_maps": "(height, width)",
+    "mask_labels": "(masks, height, width)",
+    "boxes": "(objects, 4)",
+    "keypoints": "(objects, keypoints, 3)",
+}
+# PIL's modes of one number a pixel that is an index; palettes ("P") keep their indices
+INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
+
+
+def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[str, list[Any]]:
+    """Returns each image's own targets as tensors.
+
+    Args:
+        targets: By the names of `HfViTImageProcessor.preprocess`, those that were given.
+        sizes: Height and width of each image, in pixels.
+
+    Returns:
+        By name, one entry an image: int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they
+        are invalid, bool `mask_labels` (M, H, W) with int64 `class_labels` (M,), `instance_id_to_semantic_id`.
+
+    Raises:
+        OSError: if a file cannot be opened or decoded.
+        TypeError: if a target is of another type, or its numbers are.
+        ValueError: if targets do not fit together, or not to the images.
+    """
+    kind = target_kind(targets)
+    values = _listed(targets[kind], kind)
+    named = [(f"{kind}[{index}]", value) for index, value in enumerate(values)]
+    for name, value in named:
+        _check_type(value, name)
+    check_count(values, kind, sizes)
+    tensors = [READERS[kind](_to_tensor(value, name), name) for name, value in named]
+    for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        _check_shape(tensor, size, kind, index)
+    read: dict[str, list[Any]] = {kind: tensors}
+    if kind == "mask_labels":
+        is_single = values is not targets[kind]
+        classes = [targets["class_labels"]] if is_single else list(targets["class_labels"])
+        check_count(classes, "class_labels", sizes)
+        read["class_labels"] = [
+            read_classes(value, len(tensors[i]), f"class_labels[{i}]", f"mask_labels[{i}]")
+            for i, value in enumerate(classes)
+        ]
+    if "instance_id_to_semantic_id" in targets:
+        given = targets["instance_id_to_semantic_id"]
+        mappings = [given] * len(sizes) if isinstance(given, dict) else given
+        check_count(mappings, "instance_id_to_semantic_id", sizes)
+        read["instance_id_to_semantic_id"] = mappings
+    return read
+
+
+def place_target(
+    target: Tensor,
+    fill: float,
+    *,
+    canvas: tuple[int, int] | None,
+    do_resize: bool,
+    size: SizeDict,
+    ensure_multiple_of: int | tuple[int, int] | None,
+    keep_aspect_ratio: bool | None,
+    do_center_crop: bool | None,
+    crop_size: SizeDict,
+    crop_rounding: str,
+    **_: Any,
+) -> Tensor:
+    """Brings a target (..., H, W) to where its image is brought under the options of the image processor.
+
+    Args:
+        target: (..., H, W).
+        fill: The value of pixels outside the image.
+        canvas: Height and width in pixels that the batch is padded to, if it is.
+        do_resize: This and the rest are the options of the image processor.
+        size: See there.
+        ensure_multiple_of: See there.
+        keep_aspect_ratio: See there.
+        do_center_crop: See there.
+        crop_size: See there.
+        crop_rounding: See there.
+
+    Returns:
+        (..., h, w), every pixel one of `target` or `fill`.
+    """
+    if do_resize:
+        multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
+        height, width = target.shape[-2:]
+        new_size = output_size(height, width, dict(size), multiple, "the target", keep_aspect_ratio)
+        target = resize_nearest(target, *new_size)
+    if do_center_crop:
+        target = center_crop(target, **dict(crop_size), rounding=crop_rounding, fill=fill)
+    if canvas is not None:
+        missing = (canvas[0] - target.shape[-2], canvas[1] - target.shape[-1])
+        target = F.pad(target, (0, missing[1], 0, missing[0]), value=fill)
+    return target
+
+
+def encode_targets(
+    targets: dict[str, list[Any]], place: Callable[[Tensor, float], Tensor], do_reduce_labels: bool
+) -> dict[str, list[Tensor]]:
+    """Returns what a model is trained on, one entry an image.
+
+    Args:
+        targets: As `read_targets` returns them.
+        place: Brings one target to its place, outside of the image filled by the second argument.
+        do_reduce_labels: Whether 0 in segmentation maps is to be ignored, and the rest lowered by one.
+
+    Returns:
+        `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have
+        pixels left.
+
+    Raises:
+        ValueError: if a segment has no class.
+    """
+    if "depth_maps" in targets:
+        return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
+    if "mask_labels" in targets:
+        placed = [place(masks, 0) for masks in targets["mask_labels"]]
+        pairs = [_drop_empty(*pair) for pair in zip(placed, targets["class_labels"], strict=True)]
+    elif "instance_id_to_semantic_id" in targets:
+        segments = [place(ids, NO_SEGMENT) for ids in targets["segmentation_maps"]]
+        mappings = targets["instance_id_to_semantic_id"]
+        pairs = [
+            _split_segments(ids, mapping, do_reduce_labels, f"segmentation_maps[{index}]")
+            for index, (ids, mapping) in enumerate(zip(segments, mappings, strict=True))
+        ]
+    else:
+        maps = [place(classes, IGNORED_LABEL) for classes in targets["segmentation_maps"]]
+        return {"labels": [_reduce(classes) for classes in maps] if do_reduce_labels else maps}
+    return {"mask_labels": [masks.float() for masks, _ in pairs], "class_labels": [classes for _, classes in pairs]}
+
+
+def target_kind(targets: dict[str, Any]) -> str:
+    """Returns which of `KINDS` is given, "" where none is.
+
+    Raises:
+        ValueError: if several are, or one without what belongs to it.
+    """
+    kinds = [name for name in KINDS if name in targets]
+    if len(kinds) > 1:
+        raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one. Give one of them.")
+    kind = kinds[0] if kinds else ""
+    if "class_labels" in targets and kind not in WITH_CLASSES:
+        raise ValueError("class_labels is given without mask_labels or boxes. Give both, one entry an image.")
+    if "class_labels" not in targets and kind in WITH_CLASSES:
+        raise ValueError(f"{kind} is given without class_labels. Give both, one entry an image.")
+    if "instance_id_to_semantic_id" in targets and kind != "segmentation_maps":
+        raise ValueError(
+            "instance_id_to_semantic_id is given without segmentation_maps, whose numbers it gives classes to."
+        )
+    return kind
+
+
+def _listed(targets: Any, kind: str) -> Any:
+    """Returns the targets of one image, of several, or of a batch in one array, as a sequence of one an image."""
+    if isinstance(targets, list | tuple):
+        return targets
+    dimensions = 3 if kind == "mask_labels" else 2
+    is_batch = isinstance(targets, np.ndarray | Tensor) and targets.ndim == dimensions + 1
+    return targets if is_batch else [targets]
+
+
+def _check_type(target: Any, name: str) -> None:
+    if not isinstance(target, str | os.PathLike | np.ndarray | Tensor) and not is_pil(target):
+        raise TypeError(
+            f"{name} is of type {type(target).__name__}, which is no target. Give an array, a tensor, a PIL image or "
+            "a path for each image; np.array makes one of nested lists of numbers."
+        )
+
+
+def check_count(values: Any, name: str, images: Sequence[Any]) -> None:
+    """Raises `ValueError` unless there is one entry for each image."""
+    if len(values) != len(images):
+        shape = f" of shape {tuple(values.shape)}" if isinstance(values, np.ndarray | Tensor) else ""
+        form = f" of {DIMENSIONS[name]}" if name in DIMENSIONS else ""
+        raise ValueError(
+            f"{name}{shape} has {len(values)} entries, but there are {len(images)} images. Give one{form} an image."
+        )
+
+
+def _check_shape(target: Tensor, size: tuple[int, int], kind: str, index: int) -> None:
+    if target.ndim != (3 if kind == "mask_labels" else 2):
+        raise ValueError(
+            f"{kind}[{index}] has the shape {tuple(target.shape)}, but must be {DIMENSIONS[kind]}, of the "
+            f"{size[0]} x {size[1]} pixels of its image."
+        )
+    if tuple(target.shape[-2:]) != size:
+        raise ValueError(
+            f"{kind}[{index}] has {target.shape[-2]} x {target.shape[-1]} pixels, but images[{index}] has "
+            f"{size[0]} x {size[1]}. Give both at the same size: which pixels belong together is not known otherwise."
+        )
+
+
+def _to_tensor(target: Any, name: str) -> Tensor:
+    """Returns the numbers of a file, PIL image, array or tensor as they are."""
+    if isinstance(target, str | os.PathLike):
+        target = open_image(target, name)
+    elif is_pil(target):
+        target = upright(target, name)
+    if is_pil(target):
+        if target.mode not in (*INDEX_MODES, "F"):
+            raise ValueError(
+                f"{name} has mode {target.mode!r}, but a target has one number a pixel: mode 'L', 'P', 'I' or 'F'. "
+                "Turn colours into class numbers first."
+            )
+        return array_to_tensor(np.array(target), name)
+    tensor: Tensor = target.detach() if isinstance(target, Tensor) else array_to_tensor(target, name)
+    return tensor
+
+
+def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise TypeError(
+            f"{name} holds {numbers.dtype}, but classes are whole numbers. Convert it with .astype(np.int64) or "
+            ".long(). Depth goes into depth_maps."
+        )
+    numbers = numbers.to(torch.int64)
+    if (numbers < 0).any():
+        raise ValueError(
+            f"{name} has the number {int(numbers.min())}, but classes and segments are numbered from 0. Set pixels "
+            f"without truth to {IGNORED_LABEL}."
+        )
+    return numbers
+
+
+def _read_depth_map(numbers: Tensor, name: str) -> Tensor:
+    """Returns float32 depth, 0 where it is invalid."""
+    if not numbers.is_floating_point():
+        raise TypeError(
+            f"{name} holds {numbers.dtype}, whose unit is unknown. Divide it by its units per metre (1000 for "
+            "millimetres, 256 for KITTI), so that it holds metres as floats."
+        )
+    depth = numbers.to(torch.float32)
+    return torch.where(depth.isfinite() & (depth > 0), depth, 0)
+
+
+def _read_masks(numbers: Tensor, name: str) -> Tensor:
+    if numbers.dtype != torch.bool and not ((numbers == 0) | (numbers == 1)).all():
+        raise ValueError(f"{name} has values other than 0 and 1. Pass bool masks, such as ids == number.")
+    return numbers.to(torch.bool)
+
+
+READERS: dict[str, Callable[[Tensor, str], Tensor]] = {
+    "segmentation_maps": _read_segmentation_map,
+    "depth_maps": _read_depth_map,
+    "mask_labels": _read_masks,
+}
+
+
+def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
+    """Returns class numbers (N,) int64.
+
+    Args:
+        classes: N whole numbers from 0.
+        count: How many there must be.
+        name: What to call them in errors.
+        of: What to call what has these classes.
+
+    Raises:
+        TypeError: if they are no whole numbers.
+        ValueError: if they are not as many, or negative.
+    """
+    try:
+        numbers = torch.as_tensor(classes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} is {classes!r}, but class numbers are whole. Give integers; config.label2id has those of names."
+        ) from error
+    if numbers.shape != (count,):
+        raise ValueError(
+            f"{name} has the shape {tuple(numbers.shape)}, but {of} has {count} entries. Give one class number each."
+        )
+    if numbers.is_floating_point() and count > 0:  # an empty list is one of floats to torch
+        raise TypeError(f"{name} holds {numbers.dtype}, but class numbers are whole. Give integers.")
+    if (numbers < 0).any():
+        raise ValueError(f"{name} has the number {int(numbers.min())}, but classes go from 0.")
+    return numbers.to(torch.int64)
+
+
+def _reduce(classes: Tensor) -> Tensor:
+    return torch.where((classes == 0) | (classes == IGNORED_LABEL), IGNORED_LABEL, classes - 1)
+
+
+def _drop_empty(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    is_left = masks.flatten(1).any(dim=1)  # (M,)
+    return masks[is_left], classes.to(masks.device)[is_left]
+
+
+def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool, name: str) -> tuple[Tensor, Tensor]:
+    """Returns a map (h, w) of numbered segments as masks (M, h, w) and classes (M,)."""
+    nothing = {NO_SEGMENT, *({0} if do_reduce_labels else ()), *({IGNORED_LABEL} - mapping.keys())}
+    numbers = [number for number in ids.unique().tolist() if number not in nothing]
+    unknown = [number for number in numbers if number not in mapping]
+    if unknown:
+        raise ValueError(
+            f"{name} has the segments {', '.join(map(str, unknown))}, to which instance_id_to_semantic_id gives no "
+            f"class. Add them, or set their pixels to {IGNORED_LABEL}, which is ignored."
+        )
+    for number in numbers:
+        if not isinstance(mapping[number], int | np.integer) or mapping[number] < 0:
+            raise ValueError(
+                f"instance_id_to_semantic_id gives the class {mapping[number]!r} to {number}, a segment of {name}. "
+                "Classes are whole numbers from 0."
+            )
+    if do_reduce_labels:  # 0 is the background among classes too
+        numbers = [number for number in numbers if mapping[number] > 0]
+    classes = torch.tensor([mapping[number] - do_reduce_labels for number in numbers], dtype=torch.int64)  # (M,)
+    return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)
+
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+
+def read_boxes(boxes: Any, name: str, corners: str = "left, top, right, bottom") -> Tensor:
+    """Returns boxes as a tensor.
+
+    Args:
+        boxes: (N, 4) left, top, right and bottom: an array, a tensor, or nested lists, empty where there is none.
+        name: What to call them in errors.
+        corners: What to call the four numbers in errors.
+
+    Returns:
+        (N, 4) float32.
+
+    Raises:
+        ValueError: if they have another shape, hold anything but finite numbers, or end before they begin.
+    """
+    try:
+        values = torch.as_tensor(np.asarray(boxes, dtype=np.float32) if isinstance(boxes, list | tuple) else boxes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name}={boxes!r} must be rows of four numbers each, ({corners}).") from error
+    values = values.detach().float()
+    values = values.reshape(0, 4) if values.numel() == 0 else values
+    if values.ndim != 2 or values.shape[1] != 4:
+        raise ValueError(
+            f"{name} has the shape {tuple(values.shape)}, but must be (N, 4): for each of N objects ({corners}) in "
+            "pixels."
+        )
+    wrong = ~values.isfinite().all(dim=1) | (values[:, 2:] < values[:, :2]).any(dim=1)  # (N,)
+    if wrong.any():
+        index = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{name}[{index}] is {values[index].tolist()}, but must be finite ({corners}) with right >= left and "
+            "bottom >= top."
+        )
+    return values
+
+
+def read_objects(targets: Mapping[str, Any], sizes: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    """Returns boxes (N, 4) float32, as given, and class numbers (N,) int64 of each image.
+
+    Args:
+        targets: By the names of `HfViTImageProcessor.preprocess`: "annotations", or "boxes" with "class_labels".
+        sizes: Height and width of each image, in pixels.
+
+    Raises:
+        TypeError: if class numbers are no whole numbers.
+        ValueError: if there are not as many as images, or what they hold is no box or no class.
+    """
+    if "annotations" in targets:
+        given = targets["annotations"]
+        images = [given] if isinstance(given, Mapping) else given
+        check_count(images, "annotations", sizes)
+        return [_read_annotations(image, f"annotations[{index}]") for index, image in enumerate(images)]
+    check_count(targets["boxes"], "boxes", sizes)
+    check_count(targets["class_labels"], "class_labels", sizes)
+    boxes = [read_boxes(own, f"boxes[{index}]") for index, own in enumerate(targets["boxes"])]
+    classes = [
+        read_classes(own, len(boxes[index]), f"class_labels[{index}]", f"boxes[{index}]")
+        for index, own in enumerate(targets["class_labels"])
+    ]
+    return list(zip(boxes, classes, strict=True))
+
+
+def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Returns boxes and classes of an image in the form of COCO, without crowds."""
+    if not isinstance(image, Mapping) or "annotations" not in image:
+        raise ValueError(f"{name} is {image!r}, but must be a dictionary with a list of 'annotations', as in COCO.")
+    boxes, classes = [], []
+    for index, entry in enumerate(image["annotations"]):
+        place = f"{name}['annotations'][{index}]"
+        for key in ("bbox", "category_id"):
+            if key not in entry:
+                raise ValueError(f"{place} has no {key!r}, but only {', '.join(entry)}. Add it.")
+        if entry.get("iscrowd"):
+            continue
+        if len(entry["bbox"]) != 4:
+            raise ValueError(
+                f"{place} has the bbox {entry['bbox']}, but must be [left, top, width, height] in pixels."
+            )
+        left, top, width, height = entry["bbox"]
+        if width < 0 or height < 0:
+            raise ValueError(
+                f"{place} has the bbox {entry['bbox']} of negative size. It must be [left, top, width, height]."
+            )
+        boxes.append([left, top, left + width, top + height])
+        try:
+            classes.append(index_of(entry["category_id"]))
+        except TypeError as error:
+            raise TypeError(
+                f"{place} has the category_id {entry['category_id']!r}, but class numbers are whole. Give an integer."
+            ) from error
+    return read_boxes(boxes, f"{name}['annotations']"), read_classes(
+        classes, len(boxes), f"The category_id of {name}", name
+    )
+
+
+def seen_window(
+    height: int,
+    width: int,
+    *,
+    do_resize: bool | None,
+    size: SizeDict | dict[str, int],
+    ensure_multiple_of: Any,
+    keep_aspect_ratio: bool | None,
+    do_center_crop: bool | None,
+    crop_size: SizeDict | dict[str, int] | None,
+    crop_rounding: str,
+    do_pad: bool | None,
+    hide_padding: bool | None,
+    pad_size: SizeDict | dict[str, int] | None,
+    **_: Any,
+) -> Box:
+    """Returns what a model sees of an image, under the options of the image processor, in units of the image.
+
+    (0, 0, 1, 1) is all of it. A centre crop is less, or more where it is larger than the image. Padding does not count
+    unless the model sees it; whole patches, of which the image fills the last ones in part, do.
+
+    Args:
+        height: Of the image in pixels.
+        width: Of the image in pixels.
+        do_resize: This and the rest are the options of the image processor.
+        size: See there.
+        ensure_multiple_of: See there.
+        keep_aspect_ratio: See there.
+        do_center_crop: See there.
+        crop_size: See there.
+        crop_rounding: See there.
+        do_pad: See there.
+        hide_padding: See there.
+        pad_size: See there.
+
+    Returns:
+        Left, top, right and bottom.
+    """
+    patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
+    if do_resize:
+        height, width = output_size(height, width, dict(size), patch, "the image", keep_aspect_ratio)
+    left, top, right, bottom = 0, 0, width, height
+    if do_center_crop and crop_size is not None:
+        before, after = both_ends(crop_size["width"] - width, crop_rounding)
+        left, right = -before, width + after
+        before, after = both_ends(crop_size["height"] - height, crop_rounding)
+        top, bottom = -before, height + after
+    if do_pad and hide_padding and patch is not None:
+        right, bottom = left - (left - right) // patch[1] * patch[1], top - (top - bottom) // patch[0] * patch[0]
+    elif do_pad and pad_size is not None:
+        right, bottom = left + pad_size["width"], top + pad_size["height"]
+    return left / width, top / height, right / width, bottom / height
+
+
+def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Tensor, Tensor]:
+    """Returns boxes as a model is trained on them.
+
+    Args:
+        boxes: (N, 4) left, top, right and bottom in pixels.
+        size: Height and width of the image in pixels.
+        window: What the model sees of it, as `seen_window` says.
+
+    Returns:
+        Centre x, centre y, width and height (M, 4) of what is left of the boxes in image and window, in units of the
+        window; and which have something left (N,) bool, M of them.
+    """
+    relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
+    origin, extent = _origin_and_extent(window, boxes)
+    corners = ((relative.clamp(0, 1) - origin) / extent).clamp(0, 1)  # (N, 4)
+    low, high = corners[:, :2], corners[:, 2:]
+    is_left = (high > low).all(dim=1)  # (N,)
+    return torch.cat(((low + high) / 2, high - low), dim=1)[is_left], is_left
+
+
+def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
+    """Returns boxes in pixels: the inverse of `encode_boxes`, except for what that cuts away.
+
+    Args:
+        boxes: (..., 4) centre x, centre y, width and height in units of the window.
+        size: Height and width of the image in pixels.
+        window: What the model saw of it, as `seen_window` says.
+
+    Returns:
+        (..., 4) left, top, right and bottom.
+    """
+    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    origin, extent = _origin_and_extent(window, boxes)
+    relative = torch.cat((centre - half, centre + half), dim=-1) * extent + origin  # (..., 4)
+    return relative * boxes.new_tensor([size[1], size[0]]).repeat(2)
+
+
+def _origin_and_extent(window: Box, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns where a window begins and how far it goes, x, y, x, y each."""
+    left, top, right, bottom = window
+    return like.new_tensor([left, top]).repeat(2), like.new_tensor([right - left, bottom - top]).repeat(2)
+
+
+def encode_objects(
+    objects: Iterable[tuple[Tensor, Tensor]], sizes: list[tuple[int, int]], **options: Any
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns the labels of each image: classes (M,) and boxes (M, 4), without objects of which nothing is left.
+
+    Args:
+        objects: Boxes and classes of each image, as `read_objects` returns them.
+        sizes: Height and width of each image, in pixels.
+        **options: Of the image processor.
+    """
+    labels = []
+    for (boxes, classes), size in zip(objects, sizes, strict=True):
+        encoded, is_left = encode_boxes(boxes, size, seen_window(*size, **options))
+        labels.append((classes.to(boxes.device)[is_left], encoded))
+    return labels

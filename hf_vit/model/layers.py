@@ -1,0 +1,336 @@
+"""Layers that several heads share, and how they start.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L = P + N tokens, D hidden size.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+from transformers import initialization as init
+
+from .configuration_hf_vit import HfViTConfig
+
+
+# The library initialises no module of remote code that has no weights of its own, so only such modules belong here.
+class HfViTOwnStart(nn.Module):
+    """A layer that says itself which weights it has before training; those of all others follow from their kind."""
+
+    def initialize(self, std: float) -> None:
+        """Sets the weights that this very layer holds, not those of layers within it.
+
+        It has to go through `transformers.initialization`, which leaves alone what a checkpoint has filled.
+
+        Args:
+            std: `config.initializer_range`.
+        """
+        raise NotImplementedError
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+# Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
+PRIOR_BIAS = math.log(0.01 / 0.99)
+
+
+def in_full_precision(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """Switches autocast off in a function of predictions, which would bring its matrix products to half precision."""
+
+    @wraps(loss)
+    def without_autocast(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.autocast(predictions.device.type, enabled=False):
+            return loss(predictions, *args, **kwargs)
+
+    return without_autocast
+
+
+class HfViTHeadConv2d(HfViTOwnStart, nn.Conv2d):
+    """A convolution of a head, which starts at the scale of its inputs (He, https://arxiv.org/abs/1502.01852)."""
+
+    initial_bias = 0.0
+
+    @property
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start."""
+        return math.sqrt(6 / (self.in_channels // self.groups * math.prod(self.kernel_size)))
+
+    def initialize(self, std: float) -> None:
+        """Draws evenly up to the limit."""
+        init.uniform_(self.weight, -self.initial_limit, self.initial_limit)
+        if self.bias is not None:
+            init.constant_(self.bias, self.initial_bias)
+
+
+class HfViTHeadConvTranspose2d(HfViTOwnStart, nn.ConvTranspose2d):
+    """A transposed convolution of a head, which starts in the same way."""
+
+    def initialize(self, std: float) -> None:
+        """Draws evenly; only each stride-th row and column of the kernel meets a result."""
+        limit = math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
+        init.uniform_(self.weight, -limit, limit)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+
+class HfViTHeadLinear(HfViTOwnStart, nn.Linear):
+    """A linear layer of a decoder, which starts at the scale of its inputs whatever their width (Glorot)."""
+
+    def initialize(self, std: float) -> None:
+        """Draws evenly, by fan-in and fan-out."""
+        init.xavier_uniform_(self.weight)
+        init.zeros_(self.bias)
+
+
+class HfViTPredictor(HfViTOwnStart, nn.Linear):
+    """The last layer of a head."""
+
+    def __init__(self, size: int, out_size: int, initial_bias: float = 0.0, starts_at_zero: bool = False) -> None:
+        """Builds the layer, which before training has this bias, and with `starts_at_zero` no weights."""
+        super().__init__(size, out_size)
+        self.initial_bias, self.starts_at_zero = initial_bias, starts_at_zero
+
+    def initialize(self, std: float) -> None:
+        """As a linear layer, or at zero, with its own bias."""
+        init.trunc_normal_(self.weight, mean=0.0, std=std)
+        if self.starts_at_zero:
+            init.zeros_(self.weight)
+        init.constant_(self.bias, self.initial_bias)
+
+
+class HfViTQueries(HfViTOwnStart, nn.Embedding):
+    """What queries that join the patches start from."""
+
+    def initialize(self, std: float) -> None:
+        """Draws with a deviation of 1, so that no two of them are alike."""
+        init.normal_(self.weight, mean=0.0, std=1.0)
+
+
+class HfViTPredictionHead(nn.Module):
+    """Linear layers with ReLU between, from what stands for an object to what is said of it."""
+
+    def __init__(
+        self,
+        size: int,
+        out_size: int,
+        num_layers: int = 3,
+        initial_bias: float = 0.0,
+        starts_at_zero: bool = False,
+    ) -> None:
+        """Builds `num_layers` layers of width `size`, the last one of `out_size`.
+
+        Args:
+            size: Width of the inputs.
+            out_size: Number of outputs.
+            num_layers: Number of layers.
+            initial_bias: Bias of the last layer before training.
+            starts_at_zero: Whether its weights are zero then.
+        """
+        super().__init__()
+        inner = [nn.Linear(size, size) for _ in range(num_layers - 1)]
+        self.layers = nn.ModuleList([*inner, HfViTPredictor(size, out_size, initial_bias, starts_at_zero)])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(..., size) to (..., out_size)."""
+        for layer in self.layers[:-1]:
+            features = F.relu(layer(features))
+        output: Tensor = self.layers[-1](features)
+        return output
+
+
+class HfViTLayerNorm2d(nn.LayerNorm):
+    """Layer norm over the channels of a map."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to the same shape."""
+        return super().forward(maps.movedim(1, -1)).movedim(-1, 1)
+
+
+class HfViTBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm over the patches of all processes, without those that are padding.
+
+    torch's own synchronised batch norm works on GPUs alone, and none leaves padding out.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
+
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, C, h, w) to the same shape; `mask` is (B, h, w) bool, False for padding."""
+        if not self.training:
+            return super().forward(maps)
+        counted = torch.ones_like(maps[:, 0]) if mask is None else mask.to(maps.dtype)  # (B, h, w)
+        counted = counted[:, None].to(torch.promote_types(maps.dtype, torch.float32))  # (B, 1, h, w)
+        values = maps.to(counted.dtype)
+        total = torch.cat(((values * counted).sum((0, 2, 3)), counted.sum()[None]))  # (C + 1,)
+        total = sum_over_processes(total)
+        mean, count = total[:-1] / total[-1], total[-1]
+        centred = values - mean[:, None, None]
+        variance = sum_over_processes((centred.square() * counted).sum((0, 2, 3))) / count
+        with torch.no_grad():
+            unbiased = variance * count / (count - 1).clamp_min(1)
+            for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
+                running.lerp_(value.to(running.dtype), self.momentum)
+            self.num_batches_tracked.add_(1)
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(maps.dtype)
+
+
+def sum_over_processes(values: Tensor) -> Tensor:
+    """Adds up the values of all processes, with their gradients."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return all_reduce(values)
+    return values
+
+
+def last_or(indices: Sequence[int] | None, config: HfViTConfig) -> list[int]:
+    """Returns the numbers of blocks that a head sees, the last one by default.
+
+    Raises:
+        ValueError: if there is no such block.
+    """
+    chosen = [config.num_hidden_layers] if indices is None else list(indices)
+    check_blocks("out_indices", chosen, config)
+    return chosen
+
+
+def check_blocks(name: str, chosen: list[int], config: HfViTConfig) -> None:
+    """Raises `ValueError` if an encoder has no blocks of these numbers, or there are none."""
+    if not chosen or not all(0 <= index <= config.num_hidden_layers for index in chosen):
+        raise ValueError(
+            f"{name}={chosen} must name blocks from 1 to num_hidden_layers={config.num_hidden_layers}, or 0 for the "
+            "tokens before them."
+        )
+
+
+def to_maps(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Patch tokens (B, N, D) as maps (B, D, h, w)."""
+    return tokens.transpose(1, 2).unflatten(2, grid).contiguous()
+
+
+Head = Callable[[list[Tensor], list[Tensor]], Tensor]
+
+
+def each_image_alone(head: Head, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None) -> Tensor:
+    """Runs a head so that no image sees the padding around it.
+
+    Args:
+        head: Takes maps (B, D, h, w) and prefix tokens (B, P, D) of each level, and returns (B, K, s·h, s·w).
+        levels: Maps of a padded batch.
+        prefixes: Its prefix tokens.
+        mask: (B, h, w) bool, False for padding on the right and at the bottom; None if there is none.
+
+    Returns:
+        (B, K, s·h, s·w). Beyond an image its border is repeated, as resizing does beyond the border of a map.
+    """
+    if mask is None:
+        return head(levels, prefixes)
+    rows, columns = mask.any(dim=2).sum(dim=1).tolist(), mask.any(dim=1).sum(dim=1).tolist()
+    outputs = []
+    for index, (height, width) in enumerate(zip(rows, columns, strict=True)):
+        own = [level[index : index + 1, :, :height, :width] for level in levels]
+        output = head(own, [prefix[index : index + 1] for prefix in prefixes])  # (1, K, s·height, s·width)
+        below = (mask.shape[1] - height) * output.shape[2] // height
+        right = (mask.shape[2] - width) * output.shape[3] // width
+        outputs.append(F.pad(output, (0, right, 0, below), mode="replicate"))
+    return torch.cat(outputs)
+
+
+class HfViTUpscale(nn.Module):
+    """Doubles the resolution of a map (EoMT, https://arxiv.org/abs/2503.19108)."""
+
+    def __init__(self, size: int) -> None:
+        """Builds the layers for maps of `size` channels."""
+        super().__init__()
+        self.upsample = HfViTHeadConvTranspose2d(size, size, kernel_size=2, stride=2)
+        self.activation = nn.GELU()
+        self.depthwise = HfViTHeadConv2d(size, size, kernel_size=3, padding=1, groups=size, bias=False)
+        self.norm = HfViTLayerNorm2d(size, eps=1e-6)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, C, 2·h, 2·w)."""
+        return self.norm(self.depthwise(self.activation(self.upsample(maps))))
+
+
+class HfViTReassemble(nn.Module):
+    """The tokens of one level as a map of its own width and resolution (https://arxiv.org/abs/2103.13413)."""
+
+    def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
+        """Builds the layers.
+
+        Args:
+            config: Of the backbone.
+            size: Width C of the map.
+            factor: Its resolution relative to the patch grid.
+            readout_type: "ignore", "add" or "project", see `HfViTDepthConfig`.
+
+        Raises:
+            ValueError: if the CLS token is to be read out and there is none.
+        """
+        super().__init__()
+        if readout_type != "ignore" and not config.use_cls_token:
+            raise ValueError(
+                f"readout_type={readout_type!r} reads the CLS token, but use_cls_token=False. Set "
+                "readout_type='ignore' in depth_config."
+            )
+        width = config.hidden_size
+        self.readout_type = readout_type
+        self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
+        self.activation = nn.GELU()
+        self.projection = HfViTHeadConv2d(width, size, kernel_size=1)
+        self.resize: nn.Module = nn.Identity()
+        if factor > 1:
+            self.resize = HfViTHeadConvTranspose2d(size, size, kernel_size=round(factor), stride=round(factor))
+        elif factor < 1:
+            self.resize = HfViTHeadConv2d(size, size, kernel_size=3, stride=round(1 / factor), padding=1)
+
+    def forward(self, maps: Tensor, prefix: Tensor) -> Tensor:
+        """(B, D, h, w) and (B, P, D) to (B, C, factor·h, factor·w)."""
+        if self.readout is not None:
+            patches = maps.movedim(1, -1)  # (B, h, w, D)
+            token = prefix[:, 0, None, None].expand_as(patches)
+            maps = self.activation(self.readout(torch.cat((patches, token), dim=-1))).movedim(-1, 1)
+        elif self.readout_type == "add":
+            maps = maps + prefix[:, 0, :, None, None]
+        return self.resize(self.projection(maps))
+
+
+class HfViTResidualConv(nn.Module):
+    """Two convolutions around which the input goes unchanged."""
+
+    def __init__(self, size: int) -> None:
+        """Builds the layers for maps of `size` channels."""
+        super().__init__()
+        self.conv1 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+        self.conv2 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to the same shape."""
+        return maps + self.conv2(self.conv1(maps.relu()).relu())
+
+
+class HfViTFusion(nn.Module):
+    """Joins what the coarser levels gave with the next finer one (RefineNet, https://arxiv.org/abs/1611.06612)."""
+
+    def __init__(self, size: int, is_first: bool) -> None:
+        """Builds the layers for maps of `size` channels; the first one has no coarser level to join with."""
+        super().__init__()
+        self.residual1 = None if is_first else HfViTResidualConv(size)
+        self.residual2 = HfViTResidualConv(size)
+        self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
+
+    def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
+        """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""
+        if finer is not None and self.residual1 is not None:
+            if finer.shape != maps.shape:
+                finer = F.interpolate(finer, size=maps.shape[-2:], mode="bilinear", align_corners=False)
+            maps = maps + self.residual1(finer)
+        maps = F.interpolate(self.residual2(maps), size=size, mode="bilinear", align_corners=True)
+        return self.projection(maps)

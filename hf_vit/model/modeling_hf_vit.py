@@ -1,0 +1,451 @@
+"""The Vision Transformer and its backbone."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import (
+    BackboneOutput,
+    BaseModelOutputWithPooling,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
+from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
+
+from .configuration_hf_vit import HfViTConfig
+from .embeddings import Grid, HfViTEmbeddings, Rotary
+from .encoder import (
+    HfViTAttentionPooling,
+    HfViTEncoder,
+    Windows,
+    dense_window_mask,
+    make_norm,
+    visible_in_windows,
+    window_size,
+)
+from .layers import to_maps
+from .pretrained import HfViTPreTrainedModel
+
+
+logger = logging.get_logger(__name__)
+
+
+def check_images(pixel_values: Tensor | None) -> Tensor:
+    """Returns the images.
+
+    Raises:
+        ValueError: if there are none.
+        TypeError: if they are no tensor.
+    """
+    if pixel_values is None:
+        raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
+    if not isinstance(pixel_values, Tensor):
+        raise TypeError(
+            f"pixel_values must be a tensor, not {type(pixel_values).__name__}. Call the image processor with "
+            'return_tensors="pt".'
+        )
+    return pixel_values
+
+
+class HfViTPooler(nn.Module):
+    """The original's extra layer after the pooling."""
+
+    def __init__(self, in_size: int, out_size: int) -> None:
+        """Maps width `in_size` to `out_size`."""
+        super().__init__()
+        self.dense = nn.Linear(in_size, out_size)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, in_size) to (B, out_size)."""
+        return self.dense(pooled).tanh()
+
+
+class HfViTModel(HfViTPreTrainedModel):
+    """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image."""
+
+    def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True) -> None:
+        """Builds a model with fresh weights.
+
+        Args:
+            config: The configuration.
+            add_pooling_layer: Without it the model has none of the weights that only the pooled output needs, whatever
+                `config` says, and returns no `pooler_output`.
+        """
+        super().__init__(config)
+        self.embeddings = HfViTEmbeddings(config)
+        self.pre_norm = make_norm(config, config.hidden_size) if config.use_pre_layernorm else nn.Identity()
+        self.encoder = HfViTEncoder(config)
+        self.add_pooling_layer = add_pooling_layer
+        has_norm = add_pooling_layer or not config.norm_after_pooling
+        self.norm = make_norm(config, config.hidden_size) if has_norm else nn.Identity()
+        has_attention_pooling = add_pooling_layer and config.pooling == "attention"
+        self.attention_pooling = HfViTAttentionPooling(config) if has_attention_pooling else None
+        pooled_size = config.hidden_size * (2 if config.pooling == "cls_mean" else 1)
+        has_pooler = add_pooling_layer and config.use_pooler
+        self.pooler = HfViTPooler(pooled_size, config.hidden_size) if has_pooler else None
+        self.post_init()
+        # Now rather than at the first call that asks for them, which torch.compile could not trace.
+        maybe_install_capturing_hooks(self)
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        bool_masked_pos: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        kept_patches: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. The sizes of the
+                images are read back from it, so under `torch.compile` it breaks the graph: leave out fullgraph.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            kept_patches: (B, K) int64, numbers of the patches, row by row from 0, that the blocks see; N becomes K.
+                For trainings that drop the others (PatchDropout, https://arxiv.org/abs/2208.07220).
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            `last_hidden_state` (B, L, D) after the final norm, without it under `config.norm_after_pooling`;
+            `pooler_output` (B, D), (B, 2·D) with `config.pooling="cls_mean"`; on request `hidden_states`, before the
+            first block and after each one, and `attentions` (B, heads, L, L).
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        hidden_states, rotary = self.embed(pixel_values, bool_masked_pos, patch_attention_mask)
+        assert pixel_values is not None  # refused above
+        grid = self.embeddings.patch_embeddings.grid(pixel_values)
+        if kept_patches is not None:
+            hidden_states, rotary = self.keep(hidden_states, rotary, kept_patches)
+            if patch_attention_mask is not None:
+                patch_attention_mask = patch_attention_mask.flatten(1).gather(1, kept_patches)  # (B, K)
+        output_attentions = self.wants_attentions(**kwargs)
+        hidden_states = self.encoder(
+            hidden_states,
+            rotary=rotary,
+            attention_mask=self.attention_mask(hidden_states, patch_attention_mask, output_attentions),
+            windows=self.windows(hidden_states, grid, patch_attention_mask, output_attentions),
+            output_attentions=output_attentions,
+        )
+        if not self.config.norm_after_pooling:
+            hidden_states = self.norm(hidden_states)
+        pooled = self.pool(hidden_states, patch_attention_mask) if self.add_pooling_layer else None
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+    def embed(
+        self,
+        pixel_values: Tensor | None,
+        bool_masked_pos: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Rotary | None]:
+        """Returns what goes into the first block, (B, L, D), and the rotary positions; see `forward`."""
+        pixel_values = check_images(pixel_values)
+        pixel_values = pixel_values.to(self.embeddings.patch_embeddings.projection.weight.dtype)
+        hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
+        return hidden_states, self.embeddings.rotary(pixel_values, patch_attention_mask)
+
+    def keep(self, hidden_states: Tensor, rotary: Rotary | None, kept_patches: Tensor) -> tuple[Tensor, Rotary | None]:
+        """Leaves the prefix and some of the patches, each with its position.
+
+        Args:
+            hidden_states: (B, P + N, D).
+            rotary: Their rotary positions, if there are any.
+            kept_patches: (B, K) int64, see `forward`.
+
+        Returns:
+            (B, P + K, D), and the rotary positions of these.
+
+        Raises:
+            ValueError: if the numbers are not of this batch, or blocks look within windows.
+        """
+        if self.config.window_size is not None:
+            raise ValueError(
+                f"kept_patches leaves holes in the grid, where window_size={self.config.window_size} finds no "
+                "windows. Keep all patches, or set window_size=None."
+            )
+        if kept_patches.ndim != 2 or len(kept_patches) != len(hidden_states):
+            raise ValueError(
+                f"kept_patches must be (batch, kept) = ({len(hidden_states)}, …), not {tuple(kept_patches.shape)}."
+            )
+        num_prefix = self.config.num_prefix_tokens
+        prefix = torch.arange(num_prefix, device=kept_patches.device).expand(len(kept_patches), -1)
+        kept = torch.cat((prefix, kept_patches + num_prefix), dim=1)  # (B, P + K)
+        hidden_states = hidden_states.gather(1, kept[..., None].expand(-1, -1, hidden_states.shape[-1]))
+        if rotary is None:
+            return hidden_states, None
+        cosine, sine = (
+            table.expand(len(kept), 1, -1, -1).gather(2, kept[:, None, :, None].expand(-1, -1, -1, table.shape[-1]))
+            for table in rotary
+        )  # (B, 1, P + K, d)
+        return hidden_states, (cosine, sine)
+
+    def attention_mask(
+        self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
+    ) -> Any:
+        """Hides padded patches, in the form that the attention implementation takes; None if there are none.
+
+        Args:
+            hidden_states: (B, L, D), L counting queries at the end too.
+            patch_attention_mask: (B, h, w) bool or None.
+            output_attentions: Whether eager attention will run, whatever the configuration says.
+        """
+        if patch_attention_mask is None:
+            return None
+        visible = patch_attention_mask.flatten(1).bool()  # (B, N)
+        num_prefix = self.config.num_prefix_tokens
+        num_queries = hidden_states.shape[1] - num_prefix - visible.shape[1]
+        visible = F.pad(visible, (num_prefix, num_queries), value=True)  # (B, L)
+        if output_attentions:
+            return visible[:, None, None, :]
+        return create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, attention_mask=visible)
+
+    def windows(
+        self,
+        hidden_states: Tensor,
+        grid: Grid,
+        patch_attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> Windows | Tensor | None:
+        """What the blocks that look within windows take in the place of the mask; None where none does.
+
+        Args:
+            hidden_states: (B, L, D), L counting queries at the end too.
+            grid: Rows and columns (h, w) of patches.
+            patch_attention_mask: (B, h, w) bool or None.
+            output_attentions: Whether the weights (B, heads, L, L) are wanted, which attention under a mask (B, 1, L,
+                L) gives; it takes longer than windows do.
+        """
+        size = window_size(self.config, grid)
+        if size is None:
+            return None
+        num_prefix, visible = self.config.num_prefix_tokens, patch_attention_mask
+        num_others = hidden_states.shape[1] - grid[0] * grid[1]
+        if output_attentions:
+            mask = dense_window_mask(grid, size, num_prefix, num_others - num_prefix, hidden_states.device)
+            seen = self.attention_mask(hidden_states, visible, output_attentions)
+            return mask if seen is None else mask & seen
+        others_mask = self.attention_mask(hidden_states, visible, output_attentions=True)
+        if visible is None:
+            if grid[0] % size[0] == grid[1] % size[1] == 0:
+                return Windows(grid, size, num_prefix)
+            visible = torch.ones(1, *grid, dtype=torch.bool, device=hidden_states.device)
+        seen = visible_in_windows(visible.bool().expand(len(hidden_states), -1, -1), size, num_others)  # (B·W, O + S)
+        mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states.new_empty(len(seen), size[0] * size[1], 1),
+            attention_mask=seen,
+            encoder_hidden_states=hidden_states.new_empty(*seen.shape, 1),
+        )
+        return Windows(grid, size, num_prefix, mask, others_mask)
+
+    def pool(self, hidden_states: Tensor, patch_attention_mask: Tensor | None = None) -> Tensor:
+        """Sums up tokens (B, L, D) as one vector per image, (B, D) or (B, 2·D)."""
+        parts = []
+        if self.config.pooling in ("cls", "cls_mean"):
+            parts.append(hidden_states[:, 0])
+        if self.config.pooling in ("mean", "cls_mean"):
+            patches = hidden_states[:, self.config.num_prefix_tokens :]  # (B, N, D)
+            if patch_attention_mask is None:
+                parts.append(patches.mean(dim=1))
+            else:
+                real = patch_attention_mask.flatten(1)[..., None].bool()  # (B, N, 1)
+                # In float32: half precision overflows where a thousand patches are summed.
+                total = torch.where(real, patches, 0).sum(
+                    dim=1, dtype=torch.promote_types(patches.dtype, torch.float32)
+                )
+                parts.append((total / real.sum(dim=1)).to(patches.dtype))
+        if self.attention_pooling is not None:
+            mask = None if patch_attention_mask is None else patch_attention_mask.flatten(1).bool()  # (B, N)
+            parts.append(self.attention_pooling(hidden_states[:, self.config.num_prefix_tokens :], mask))
+        pooled = torch.cat(parts, dim=-1)
+        if self.config.norm_after_pooling:
+            pooled = self.norm(pooled)
+        return pooled if self.pooler is None else self.pooler(pooled)
+
+    def begin(
+        self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, "HfViTBlockRunner"]:
+        """Begins a run range by range, for heads that need what is between blocks, or change it.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            patch_attention_mask: (B, h, w) bool or None.
+            **kwargs: `output_attentions`, as in `forward`.
+
+        Returns:
+            What goes into the first block, (B, P + N, D), and what runs the blocks.
+        """
+        hidden_states, rotary = self.embed(pixel_values, None, patch_attention_mask)
+        assert pixel_values is not None  # refused above
+        grid = self.embeddings.patch_embeddings.grid(pixel_values)
+        return hidden_states, HfViTBlockRunner(
+            self, grid, rotary, patch_attention_mask, self.wants_attentions(**kwargs)
+        )
+
+
+@dataclass(frozen=True)
+class HfViTBlockRunner:
+    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.begin`.
+
+    Args:
+        model: The model.
+        grid: Rows and columns (h, w) of patches.
+        rotary: Rotary positions of prefix and patches.
+        patch_attention_mask: (B, h, w) bool or None.
+        output_attentions: Whether attention weights are recorded.
+    """
+
+    model: HfViTModel
+    grid: Grid
+    rotary: Rotary | None
+    patch_attention_mask: Tensor | None
+    output_attentions: bool
+
+    def attention_mask(self, hidden_states: Tensor) -> Any:
+        """Hides padded patches from tokens (B, L, D), L counting queries at the end too."""
+        return self.model.attention_mask(hidden_states, self.patch_attention_mask, self.output_attentions)
+
+    def masks(self, hidden_states: Tensor) -> dict[str, Any]:
+        """Returns the mask of tokens (B, L, D) and that of blocks within windows, as `run` takes them."""
+        visible = self.patch_attention_mask, self.output_attentions
+        return {
+            "attention_mask": self.attention_mask(hidden_states),
+            "windows": self.model.windows(hidden_states, self.grid, *visible),
+        }
+
+    def run(
+        self,
+        hidden_states: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        encoder: HfViTEncoder | None = None,
+        **masks: Any,
+    ) -> Tensor:
+        """Runs the blocks from `start` up to but without `stop` of the model, or of another `encoder` behind it.
+
+        Args:
+            hidden_states: (B, L, D).
+            start: First block.
+            stop: End of the range, as in a slice.
+            encoder: Other blocks.
+            **masks: What `masks` returns.
+
+        Returns:
+            (B, L, D).
+        """
+        encoder = self.model.encoder if encoder is None else encoder
+        tokens: Tensor = encoder(
+            hidden_states,
+            rotary=self.rotary,
+            start=start,
+            stop=stop,
+            output_attentions=self.output_attentions,
+            **masks,
+        )
+        return tokens
+
+
+class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
+    """Feature maps of chosen stages, for models that are built on a backbone."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a backbone with fresh weights."""
+        super().__init__(config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+        self.post_init()
+
+    def post_init(self) -> None:
+        """Leaves out the mixin's hooks: the model inside has its own, and two would record everything twice."""
+        HfViTPreTrainedModel.post_init(self)
+
+    @property
+    def out_features(self) -> list[str]:
+        """Names of the stages returned."""
+        return self.config.out_features
+
+    @out_features.setter
+    def out_features(self, out_features: list[str]) -> None:
+        self.config.out_features = out_features
+
+    @property
+    def out_indices(self) -> list[int]:
+        """Numbers of the stages returned, 0 for the stem."""
+        return self.config.out_indices
+
+    @out_indices.setter
+    def out_indices(self, out_indices: list[int]) -> None:
+        self.config.out_indices = out_indices
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> BackboneOutput:
+        """Runs the backbone.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            **kwargs: What `HfViTModel` takes.
+
+        Returns:
+            `feature_maps`, one per entry of `config.out_features`: (B, D, h, w), or (B, L, D) with the prefix tokens
+            where `config.reshape_hidden_states` is False; normalised by the final norm if `config.apply_layernorm`.
+        """
+        outputs = self.model(pixel_values, return_dict=True, **kwargs)
+        grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
+        feature_maps = []
+        for index in self.out_indices:
+            features = outputs.hidden_states[index]  # (B, L, D)
+            if self.config.apply_layernorm:
+                features = self.model.norm(features)
+            if self.config.reshape_hidden_states:
+                patches = features[:, self.config.num_prefix_tokens :]  # (B, N, D)
+                features = patches.transpose(1, 2).unflatten(2, grid).contiguous()  # (B, D, h, w)
+            feature_maps.append(features)
+        return BackboneOutput(
+            feature_maps=tuple(feature_maps), hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class HfViTForDensePrediction(HfViTPreTrainedModel):
+    """What models with a head on the patches of chosen blocks share."""
+
+    def run_encoder(
+        self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
+    ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
+        """Runs the model and takes the tokens of some blocks apart.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            out_indices: Numbers of the blocks, 0 for the tokens before the first.
+            **kwargs: What `HfViTModel` takes.
+
+        Returns:
+            The model's outputs; of each block the patches as maps (B, D, h, w), normalised by the final norm if
+            `config.apply_layernorm` says so; and its prefix tokens (B, P, D).
+        """
+        wants_states = kwargs.pop("output_hidden_states", None)
+        wants_states = self.config.output_hidden_states if wants_states is None else wants_states
+        has_inner = out_indices != [self.config.num_hidden_layers] or not self.config.apply_layernorm
+        outputs = self.model(
+            pixel_values, return_dict=True, output_hidden_states=bool(wants_states) or has_inner, **kwargs
+        )
+        levels, prefixes = [], []
+        grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
+        for index in out_indices:
+            tokens = outputs.hidden_states[index] if has_inner else outputs.last_hidden_state  # (B, L, D)
+            if has_inner and self.config.apply_layernorm:
+                tokens = self.model.norm(tokens)
+            prefixes.append(tokens[:, : self.config.num_prefix_tokens])
+            levels.append(to_maps(tokens[:, self.config.num_prefix_tokens :], grid))
+        if not wants_states:
+            outputs.hidden_states = None
+        return outputs, levels, prefixes

@@ -1,0 +1,610 @@
+"""From the outputs of models to maps, segments, boxes and keypoints in the pixels of each image.
+
+Shapes: B batch, K classes, Q queries, C either of them, h w the model's output, H W the result, r rows of a band, K
+classes or keypoints, N objects, h w heatmaps.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.image_processing_outputs import SemanticSegmentationPostProcessorOutput
+
+from .configuration_hf_vit import to_pair
+from .image_crops import crop_regions, out_of_crops, read_object_boxes
+from .image_geometry import output_size
+from .image_targets import NO_SEGMENT, Box, decode_boxes, seen_window
+from .task_keypoints import decode_heatmaps
+
+
+Sizes = Any  # list of (height, width), or a tensor (B, 2)
+
+
+def by_name(outputs: Any) -> Mapping[str, Any]:
+    """Returns the outputs of a model if they have names."""
+    if not isinstance(outputs, Mapping):
+        raise ValueError(
+            f"The outputs are a {type(outputs).__name__}, in which nothing has a name. Call the model without "
+            "return_dict=False, and pass what it returns."
+        )
+    return outputs
+
+
+def check_fields(outputs: Mapping[str, Any], fields: dict[str, int], model: str) -> None:
+    """Raises `ValueError` unless outputs have tensors of these names and numbers of dimensions."""
+    for name, dimensions in fields.items():
+        if name not in outputs or outputs[name].ndim != dimensions:
+            found = ", ".join(f"{key} {tuple(x.shape)}" for key, x in outputs.items() if isinstance(x, Tensor))
+            raise ValueError(
+                f"The outputs have no {name} with {dimensions} dimensions, but {found or 'no tensors'}. This takes "
+                f"the outputs of {model}."
+            )
+
+
+def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
+    """Returns the height and width of each result, by default those of the maps (..., h, w)."""
+    if target_sizes is None:
+        return [(values.shape[-2], values.shape[-1]) for values in maps]
+    return read_sizes(target_sizes, len(maps))
+
+
+def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
+    """Returns the height and width of each of `count` images, in pixels.
+
+    Raises:
+        ValueError: if there are not as many, or one is no size.
+    """
+    sizes = _plain(target_sizes)
+    if not isinstance(sizes, list | tuple) or len(sizes) != count:
+        given = f"{len(sizes)} entries" if isinstance(sizes, list | tuple) else f"the type {type(sizes).__name__}"
+        raise ValueError(
+            f"target_sizes has {given}, but the outputs are of {count} images. Give one (height, width) an image."
+        )
+    return [_pixels(size, index) for index, size in enumerate(map(_plain, sizes))]
+
+
+def _pixels(size: Any, index: int) -> tuple[int, int]:
+    """Returns height and width as ints, at least 1."""
+    sides = [_plain(side) for side in size] if isinstance(size, list | tuple) else []
+    if len(sides) != 2 or not all(isinstance(side, int | float) and side > 0 and side % 1 == 0 for side in sides):
+        raise ValueError(
+            f"target_sizes[{index}] is {size!r}, but must be (height, width) in whole pixels, such as "
+            "(image.height, image.width), an entry for each image."
+        )
+    return int(sides[0]), int(sides[1])
+
+
+def _plain(numbers: Any) -> Any:
+    """Returns arrays and tensors as numbers or (nested) lists."""
+    return numbers.tolist() if isinstance(numbers, np.ndarray | np.generic | Tensor) else numbers
+
+
+# Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
+BAND_NUMEL = 2**20
+SEMANTIC = {"logits": 4}
+UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
+DEPTH = {"predicted_depth": 3}
+MODELS = {
+    "logits": "HfViTForSemanticSegmentation or HfViTForUniversalSegmentation",
+    "masks_queries_logits": "HfViTForUniversalSegmentation",
+    "predicted_depth": "HfViTForDepthEstimation",
+}
+
+
+class HfViTPostProcessing:
+    """What the image processors of both backends make of outputs."""
+
+    label_ids_to_fuse: Collection[int] | None = None
+    # What of the image processor says where in a padded image the image is
+    do_resize: bool | None = True
+    size: ClassVar[dict[str, int]]
+    do_center_crop: bool | None = None
+    crop_size: Any = None
+    ensure_multiple_of: Any = None
+    keep_aspect_ratio: bool | None = False
+    do_pad: bool | None = False
+    hide_padding: bool | None = True
+    pad_size: Any = None
+
+    def post_process_semantic_segmentation(
+        self,
+        outputs: Any,
+        target_sizes: Sizes = None,
+        return_segmentation_scores: bool = False,
+        patch_attention_mask: Tensor | None = None,
+    ) -> list[Tensor] | list[SemanticSegmentationPostProcessorOutput]:
+        """Returns the class of every pixel.
+
+        Args:
+            outputs: Of a semantic model, `logits` (B, K, h, w), or a universal one, `class_queries_logits`
+                (B, Q, K + 1) and `masks_queries_logits` (B, Q, h, w). They are resized before classes are compared.
+            target_sizes: Height and width of each image in pixels; by default those of the outputs.
+            return_segmentation_scores: Whether scores are returned too.
+            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
+                it, `target_sizes` say where that is, which must then be the sizes that the images had.
+
+        Returns:
+            For each image a map (H, W) int64. With scores an object with that `segmentation` and with
+            `segmentation_scores` (K, H, W) float32: probabilities; of a universal model, for each class the sum over
+            queries of its probability times the mask's, which is not bound to 1.
+
+        Raises:
+            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
+        """
+        is_universal = "masks_queries_logits" in by_name(outputs)
+        maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
+        results: list[Any] = []
+        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
+            classes = _query_classes(outputs, index)[:, :-1] if is_universal else None  # (Q, K)
+            scores: list[Tensor] = []
+            winners: list[Tensor] = []
+            for band in _bands(logits, size):  # (C, r, W)
+                band = band if classes is None else torch.einsum("qk,qrw->krw", classes, band.sigmoid())
+                winners.append(band.argmax(dim=0))  # (r, W)
+                if return_segmentation_scores:
+                    scores.append(band.softmax(dim=0) if classes is None else band)
+            segmentation = torch.cat(winners)  # (H, W)
+            if return_segmentation_scores:
+                data = {"segmentation": segmentation, "segmentation_scores": torch.cat(scores, dim=1)}
+                results.append(SemanticSegmentationPostProcessorOutput(data=data))
+            else:
+                results.append(segmentation)
+        return results
+
+    def post_process_instance_segmentation(
+        self,
+        outputs: Any,
+        threshold: float = 0.5,
+        mask_threshold: float = 0.5,
+        overlap_mask_area_threshold: float = 0.8,
+        target_sizes: Sizes = None,
+        return_coco_annotation: bool = False,
+        return_binary_maps: bool = False,
+        patch_attention_mask: Tensor | None = None,
+    ) -> list[dict[str, Any]]:
+        """Returns the instances in every image, as transformers' EoMT does: one a query, so that they may overlap.
+
+        Args:
+            outputs: Of a universal model, `class_queries_logits` (B, Q, K + 1) and `masks_queries_logits`
+                (B, Q, h, w).
+            threshold: Least score of an instance: its class's probability times the mean of its mask's.
+            mask_threshold: Probability above which a pixel belongs to a mask.
+            overlap_mask_area_threshold: Without effect; the stock pipeline passes it for all kinds of segmentation.
+            target_sizes: Height and width of each image in pixels; by default those of the outputs.
+            return_coco_annotation: Whether masks are returned as lists of runs.
+            return_binary_maps: Whether they are returned as they are.
+            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
+                it, `target_sizes` say where that is, which must then be the sizes that the images had.
+
+        Returns:
+            For each image `{"segmentation", "segments_info"}`. The latter lists `{"id", "label_id", "score"}` of each
+            instance, the former is a map (H, W) int64 of these ids, -1 where there is none and the last one's where
+            instances overlap. With `return_binary_maps` it is their M masks (M, H, W) bool in place of that, with
+            `return_coco_annotation` the list of each mask's runs, row by row [first pixel from 1, length, ...].
+
+        Raises:
+            ValueError: if the outputs are of another model, sizes or masks do not fit them, or both
+                forms of masks are asked for.
+        """
+        if return_coco_annotation and return_binary_maps:
+            raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
+        maps = self._own_maps(outputs, UNIVERSAL, patch_attention_mask, target_sizes)
+        results = []
+        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
+            classes = _query_classes(outputs, index)[:, :-1]  # (Q, K)
+            masks, segments = _instances(logits, classes, size, threshold, mask_threshold)
+            segmentation: Any
+            if return_coco_annotation:
+                segmentation = [_runs(mask) for mask in masks]
+            elif return_binary_maps:
+                segmentation = torch.stack(masks) if masks else logits.new_zeros((0, *size), dtype=torch.bool)
+            else:
+                segmentation = torch.full(size, NO_SEGMENT, device=logits.device)  # (H, W)
+                for number, mask in enumerate(masks):
+                    segmentation[mask] = number
+            results.append({"segmentation": segmentation, "segments_info": segments})
+        return results
+
+    def post_process_panoptic_segmentation(
+        self,
+        outputs: Any,
+        threshold: float = 0.5,
+        mask_threshold: float = 0.5,
+        overlap_mask_area_threshold: float = 0.8,
+        label_ids_to_fuse: Collection[int] | None = None,
+        target_sizes: Sizes = None,
+        patch_attention_mask: Tensor | None = None,
+    ) -> list[dict[str, Any]]:
+        """Returns the segments of every image, none overlapping, as transformers' EoMT does.
+
+        The stock pipeline calls this for every model of segmentation. So it takes the outputs of semantic ones too,
+        and makes a segment of each class that is somewhere the likeliest; no threshold applies to these.
+
+        Args:
+            outputs: Of a universal model, `class_queries_logits` (B, Q, K + 1) and `masks_queries_logits`
+                (B, Q, h, w), or a semantic one, `logits` (B, K, h, w).
+            threshold: Probability of its class above which a query counts.
+            mask_threshold: Least probability with which a pixel belongs to a mask.
+            overlap_mask_area_threshold: A segment is left out unless more than this part of its mask is its own.
+            label_ids_to_fuse: Classes of which there is one segment an image; by default those of the processor.
+            target_sizes: Height and width of each image in pixels; by default those of the outputs.
+            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
+                it, `target_sizes` say where that is, which must then be the sizes that the images had.
+
+        Returns:
+            For each image `{"segmentation": (H, W) int64, "segments_info": [{"id", "label_id", "score"}]}`; -1 where
+            there is no segment. The score is the probability of the class, in semantic outputs its mean over pixels.
+
+        Raises:
+            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
+        """
+        is_universal = "masks_queries_logits" in by_name(outputs)
+        maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
+        fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
+        results = []
+        for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
+            if not is_universal:
+                results.append(_class_segments(logits, size))
+                continue
+            scores, labels = _query_classes(outputs, index).max(dim=-1)  # (Q,)
+            kept = (labels < outputs["class_queries_logits"].shape[-1] - 1) & (scores > threshold)
+            owners, shares = _contest(logits[kept], scores[kept], size, mask_threshold)
+            is_valid = shares > overlap_mask_area_threshold
+            results.append(_number_segments(owners, is_valid, scores[kept], labels[kept], fused or ()))
+        return results
+
+    def post_process_depth_estimation(
+        self, outputs: Any, target_sizes: Sizes = None, patch_attention_mask: Tensor | None = None
+    ) -> list[dict[str, Tensor]]:
+        """Returns the depth of every pixel.
+
+        Resized by bicubic interpolation as in transformers' DPT, but never beyond what the model predicts in the
+        image: where a near edge meets a far one, it would swing below zero.
+
+        Args:
+            outputs: Of a depth model, `predicted_depth` (B, h, w).
+            target_sizes: Height and width of each image in pixels; by default those of the outputs.
+            patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
+                it, `target_sizes` say where that is, which must then be the sizes that the images had.
+
+        Returns:
+            For each image `{"predicted_depth": (H, W) float32}` in the unit of the model, metres for metric depth.
+
+        Raises:
+            ValueError: if the outputs are of another model, or sizes or masks do not fit them.
+        """
+        maps = self._own_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
+        results = []
+        for depth, size in zip(maps, map_sizes(target_sizes, maps), strict=True):
+            depth = depth.float()  # (h, w)
+            low, high = depth.aminmax()
+            resized = F.interpolate(depth[None, None], size=size, mode="bicubic")[0, 0]  # (H, W)
+            results.append({"predicted_depth": resized.clamp(low, high)})
+        return results
+
+    def _own_maps(
+        self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
+    ) -> list[Tensor]:
+        """Returns the last of `fields` for each image without its padding, which sizes tell too if no mask does."""
+        maps = _masked_maps(outputs, fields, patch_attention_mask)
+        if not self.do_pad or patch_attention_mask is not None or target_sizes is None:
+            return maps
+        # What a model does not see is whole patches; what it sees is any number of pixels.
+        unit = to_pair(self.ensure_multiple_of) if self.hide_padding else (1, 1)
+        parts = [self._extent(*size, unit) for size in map_sizes(target_sizes, maps)]
+        canvas = max(rows for rows, _ in parts), max(columns for _, columns in parts)
+        if self.pad_size is not None:
+            canvas = self.pad_size["height"] // unit[0], self.pad_size["width"] // unit[1]
+        if all(part == canvas for part in parts):
+            return maps
+        if self.hide_padding:
+            _check_canvas(maps[0], canvas, unit, parts)
+        return [_corner(values, part, canvas) for values, part in zip(maps, parts, strict=True)]
+
+    def _extent(self, height: int, width: int, unit: tuple[int, int]) -> tuple[int, int]:
+        """Returns how much of a batch an image of so many pixels takes, down and across, in units of pixels."""
+        if self.do_resize:
+            multiple = None if self.ensure_multiple_of is None else to_pair(self.ensure_multiple_of)
+            height, width = output_size(height, width, dict(self.size), multiple, "the image", self.keep_aspect_ratio)
+        if self.do_center_crop:
+            height, width = self.crop_size["height"], self.crop_size["width"]
+        return -(-height // unit[0]), -(-width // unit[1])
+
+
+def _corner(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
+    """Cuts maps (..., h, w) of a padded image to the part of the whole that is the image's, to the nearest row."""
+    rows, columns = (
+        max(1, round(side * own / total)) for side, own, total in zip(values.shape[-2:], part, whole, strict=True)
+    )
+    return values[..., :rows, :columns]
+
+
+def _check_canvas(
+    values: Tensor, canvas: tuple[int, int], patch_size: tuple[int, int], parts: list[tuple[int, int]]
+) -> None:
+    """Raises `ValueError` unless maps (..., h, w) are of so many patches, among which the images have their parts."""
+    (down, odd_rows), (across, odd_columns) = (
+        divmod(side, patches) for side, patches in zip(values.shape[-2:], canvas, strict=True)
+    )
+    is_even = down == across or down * patch_size[1] == across * patch_size[0]
+    is_inside = all(rows <= canvas[0] and columns <= canvas[1] for rows, columns in parts)
+    if odd_rows or odd_columns or not is_even or not is_inside:
+        raise ValueError(
+            f"The outputs, {values.shape[-2]} x {values.shape[-1]}, are not of images that had target_sizes before "
+            f"this image processor, which would have padded them to {canvas[0]} x {canvas[1]} patches. So it is not "
+            "known where the padding is: pass the patch_attention_mask that the image processor has returned."
+        )
+
+
+def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
+    """Returns the last of `fields` for each image, without padding, after checking that the outputs have them all.
+
+    Args:
+        outputs: Of a model.
+        fields: Names, and how many dimensions each has.
+        patch_attention_mask: (B, rows, columns), or `None` where nothing is padded.
+    """
+    outputs = by_name(outputs)
+    check_fields(outputs, fields, MODELS[[*fields][-1]])
+    maps: Tensor = outputs[[*fields][-1]]
+    if patch_attention_mask is None:
+        return list(maps)
+    if len(patch_attention_mask) != len(maps):
+        raise ValueError(
+            f"patch_attention_mask is for {len(patch_attention_mask)} images, but the outputs are of {len(maps)}. "
+            "Pass that of the same batch."
+        )
+    rows, columns = patch_attention_mask.shape[-2:]
+    parts = [(int(mask.any(dim=1).sum()), int(mask.any(dim=0).sum())) for mask in patch_attention_mask]
+    return [_corner(values, part, (rows, columns)) for values, part in zip(maps, parts, strict=True)]
+
+
+def _query_classes(outputs: Any, index: int) -> Tensor:
+    """Probabilities (Q, K + 1) of one image's queries; the last class stands for none."""
+    logits: Tensor = outputs["class_queries_logits"][index]
+    return logits.float().softmax(dim=-1)
+
+
+def _instances(
+    logits: Tensor, classes: Tensor, size: tuple[int, int], threshold: float, mask_threshold: float
+) -> tuple[list[Tensor], list[dict[str, Any]]]:
+    """Returns the masks (H, W) of one image's instances, and what each is.
+
+    Args:
+        logits: (Q, h, w) of masks.
+        classes: Probabilities (Q, K).
+        size: Height and width of the masks in pixels.
+        threshold: Least score of an instance.
+        mask_threshold: Probability above which a pixel belongs to a mask.
+    """
+    scores, labels = classes.max(dim=-1)  # (Q,)
+    least = torch.tensor(mask_threshold).logit().item()
+    masks: list[Tensor] = []
+    segments: list[dict[str, Any]] = []
+    for query in (scores >= threshold).nonzero().flatten().tolist():  # a mask can only lower the score
+        values = torch.cat([band[0] for band in _bands(logits[query, None], size)])  # (H, W)
+        mask = values > least
+        score = float(scores[query] * (values.sigmoid() * mask).sum() / (mask.sum() + 1e-6))
+        if score >= threshold and mask.any():
+            segments.append({"id": len(segments), "label_id": int(labels[query]), "score": round(score, 6)})
+            masks.append(mask)
+    return masks, segments
+
+
+def _runs(mask: Tensor) -> list[int]:
+    """Returns the runs of true pixels in a mask (H, W) row by row: the first pixel, from 1, and their number."""
+    ends = mask.flatten().int().diff(prepend=mask.new_zeros(1).int(), append=mask.new_zeros(1).int()).nonzero()
+    starts, stops = ends.view(-1, 2).T
+    return torch.stack((starts + 1, stops - starts), dim=1).flatten().tolist()
+
+
+def _contest(logits: Tensor, scores: Tensor, size: tuple[int, int], mask_threshold: float) -> tuple[Tensor, Tensor]:
+    """Gives each pixel to the query whose mask, weighted by its score, is the most probable there.
+
+    Args:
+        logits: (Q, h, w) of masks.
+        scores: (Q,).
+        size: Height and width of the result in pixels.
+        mask_threshold: Least probability with which a pixel belongs to a mask.
+
+    Returns:
+        The number of the query (H, W), -1 where the pixel is not in the mask; and for each query (Q,) for how many
+        pixels it is the most probable, relative to those in its mask, 0 where it gets none.
+    """
+    queries = len(scores)
+    if queries == 0:
+        return torch.full(size, NO_SEGMENT, device=logits.device), scores
+    owners = []
+    won, area = scores.new_zeros(queries, dtype=torch.int64), scores.new_zeros(queries, dtype=torch.int64)
+    for band in _bands(logits, size):  # (Q, r, W)
+        masks = band.sigmoid()
+        winner = (masks * scores[:, None, None]).argmax(dim=0)  # (r, W)
+        is_inside = masks.gather(0, winner[None])[0] >= mask_threshold
+        won += winner.flatten().bincount(minlength=queries)
+        area += (masks >= mask_threshold).flatten(1).sum(dim=1)
+        owners.append(torch.where(is_inside, winner, NO_SEGMENT))
+    owner = torch.cat(owners)  # (H, W)
+    kept = owner[owner >= 0].bincount(minlength=queries)
+    return owner, torch.where(kept > 0, won / area.clamp(min=1), 0)
+
+
+def _number_segments(
+    owners: Tensor, is_valid: Tensor, scores: Tensor, labels: Tensor, fused: Collection[int]
+) -> dict[str, Any]:
+    """Numbers the queries that are valid from 0, those of a fused class alike, and draws the map (H, W) of them."""
+    numbers = torch.full((len(scores) + 1,), NO_SEGMENT, device=owners.device)  # the last one for pixels of no query
+    segments: list[dict[str, Any]] = []
+    first: dict[int, int] = {}
+    for query in is_valid.nonzero().flatten().tolist():
+        label = int(labels[query])
+        if label in fused and label in first:
+            numbers[query] = first[label]
+            continue
+        numbers[query] = first[label] = len(segments)
+        segments.append({"id": len(segments), "label_id": label, "score": round(float(scores[query]), 6)})
+    return {"segmentation": numbers[owners], "segments_info": segments}
+
+
+def _class_segments(logits: Tensor, size: tuple[int, int]) -> dict[str, Any]:
+    """Returns semantic logits (K, h, w) as segments, one for each class that is the likeliest somewhere."""
+    bands = [band.softmax(dim=0).max(dim=0) for band in _bands(logits, size)]  # (r, W)
+    scores, classes = (torch.cat(parts).flatten() for parts in zip(*bands, strict=True))  # (H · W)
+    counts = classes.bincount(minlength=len(logits))  # (K,)
+    totals = classes.bincount(scores.double(), minlength=len(logits))  # (K,)
+    labels = counts.nonzero().flatten()
+    means = (totals / counts)[labels].tolist()
+    ids = torch.zeros_like(counts)
+    ids[labels] = torch.arange(len(labels), device=ids.device)
+    segments = [
+        {"id": number, "label_id": label, "score": round(mean, 6)}
+        for number, (label, mean) in enumerate(zip(labels.tolist(), means, strict=True))
+    ]
+    return {"segmentation": ids[classes].view(size), "segments_info": segments}
+
+
+def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
+    """Yields maps (C, h, w), resized bilinearly in float32, as bands (C, r, W) from top to bottom."""
+    height, width = size
+    rows = max(1, BAND_NUMEL // (max(1, maps.shape[0]) * width))
+    # the rows between whose centres each new one lies; F.interpolate knows no part of its result
+    centres = (torch.arange(height, device=maps.device) + 0.5) * (maps.shape[-2] / height) - 0.5
+    centres = centres.clamp(0, maps.shape[-2] - 1)
+    for band in centres.split(rows):
+        above = band.long()  # (r,)
+        below = (above + 1).clamp(max=maps.shape[-2] - 1)
+        mixed = torch.lerp(maps[:, above].float(), maps[:, below].float(), (band - above)[:, None])  # (C, r, w)
+        yield F.interpolate(mixed[None], size=(len(band), width), mode="bilinear")[0]  # (C, r, W)
+
+
+class HfViTObjectPostProcessing:
+    """What the image processors of both backends make of objects."""
+
+    # What of the image processor says which part of an image a model sees
+    do_resize: bool | None = True
+    size: ClassVar[dict[str, int]]
+    do_center_crop: bool | None = None
+    crop_size: Any = None
+    crop_rounding: str
+    ensure_multiple_of: Any = None
+    keep_aspect_ratio: bool | None = False
+    do_pad: bool | None = False
+    hide_padding: bool | None = True
+    pad_size: Any = None
+    do_affine_crop: bool | None
+    box_padding: float
+
+    def post_process_object_detection(
+        self, outputs: Any, threshold: float = 0.5, target_sizes: Sizes = None
+    ) -> list[dict[str, Tensor]]:
+        """Returns the objects in every image, the surest first.
+
+        Of all pairs of a query and a class, as many as there are queries count, those of the highest probability.
+
+        Args:
+            outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4).
+            threshold: Probability above which a pair is an object.
+            target_sizes: Height and width of each image in pixels, as it was before the image processor.
+
+        Returns:
+            For each image `{"scores" (N,) float32, "labels" (N,) int64, "boxes" (N, 4) float32}`. Boxes are left, top,
+            right and bottom in pixels; without `target_sizes` relative to what the model sees of the image.
+
+        Raises:
+            ValueError: if the outputs are of another model, or sizes do not fit them.
+        """
+        outputs = by_name(outputs)
+        check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
+        probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
+        queries, classes = probabilities.shape[1:]
+        scores, pairs = probabilities.flatten(1).topk(queries)  # (B, Q), of Q * K
+        sizes = [None] * len(scores) if target_sizes is None else read_sizes(target_sizes, len(scores))
+        results = []
+        for own_scores, own_pairs, own_boxes, size in zip(scores, pairs, boxes, sizes, strict=True):
+            is_object = own_scores > threshold  # (Q,)
+            chosen = own_pairs[is_object]  # (N,)
+            whole: Box = (0.0, 0.0, 1.0, 1.0)
+            window = whole if size is None else self._window(*size)
+            placed = decode_boxes(own_boxes[chosen // classes], (1, 1) if size is None else size, window)  # (N, 4)
+            results.append({"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed})
+        return results
+
+    def post_process_keypoint_detection(
+        self, outputs: Any, object_boxes: Any = None, target_sizes: Sizes = None, threshold: float | None = None
+    ) -> list[list[dict[str, Tensor]]]:
+        """Returns the keypoints of every object in every image.
+
+        Args:
+            outputs: Of a model of keypoints, `heatmaps` (sum of N, K, h, w), those of one image after another.
+            object_boxes: The boxes (N, 4) of each image that the image processor was given, `None` where it was none.
+            target_sizes: Height and width of each image in pixels, as it was before the image processor. Only images
+                without boxes need it.
+            threshold: Score above which a keypoint is returned; by default all are.
+
+        Returns:
+            For each image a list with one entry a box, or one of the whole image: `{"keypoints" (K, 2) float32,
+            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x, y in pixels, the centre
+            of pixel i being at i; labels are their numbers; boxes left, top, right and bottom.
+
+        Raises:
+            ValueError: if the outputs are of another model, boxes or sizes do not fit them, or the image processor
+                makes no crops.
+        """
+        outputs = by_name(outputs)
+        check_fields(outputs, {"heatmaps": 4}, "HfViTForKeypointDetection")
+        if not self.do_affine_crop:
+            raise ValueError(
+                "This image processor makes no crops of objects, so it is not known where in an image a heatmap is. "
+                "Set do_affine_crop=True, as in the one that belongs to the model."
+            )
+        heatmaps: Tensor = outputs["heatmaps"]
+        boxes = _boxes_of(object_boxes, target_sizes, len(heatmaps))
+        crop_size = (self.size["height"], self.size["width"])
+        regions = crop_regions(torch.cat(boxes).to(heatmaps.device), crop_size, self.box_padding)  # (sum of N, 4)
+        coordinates, scores = decode_heatmaps(heatmaps)  # (sum of N, K, 2), (sum of N, K)
+        points = out_of_crops(coordinates.float(), regions, (heatmaps.shape[-2], heatmaps.shape[-1]))
+        labels = torch.arange(heatmaps.shape[1], device=heatmaps.device)  # (K,)
+        kept = torch.ones_like(scores, dtype=torch.bool) if threshold is None else scores > threshold
+        objects = iter(zip(points, scores.float(), kept, strict=True))
+        return [
+            [
+                {"keypoints": own[is_kept], "scores": sure[is_kept], "labels": labels[is_kept], "box": box}
+                for box, (own, sure, is_kept) in zip(image, objects, strict=False)
+            ]
+            for image in boxes
+        ]
+
+    def _window(self, height: int, width: int) -> Box:
+        """Returns what a model sees of an image, in units of the image."""
+        return seen_window(
+            height,
+            width,
+            do_resize=self.do_resize,
+            size=self.size,
+            ensure_multiple_of=self.ensure_multiple_of,
+            keep_aspect_ratio=self.keep_aspect_ratio,
+            do_center_crop=self.do_center_crop,
+            crop_size=self.crop_size,
+            crop_rounding=self.crop_rounding,
+            do_pad=self.do_pad,
+            hide_padding=self.hide_padding,
+            pad_size=self.pad_size,
+        )
+
+
+def _boxes_of(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor]:
+    """Returns the boxes (N, 4) of each image, `count` together."""
+    if object_boxes is None:
+        object_boxes = [None] * count
+    images = len(object_boxes)
+    sizes = [None] * images if target_sizes is None else read_sizes(target_sizes, images)
+    boxes = read_object_boxes(object_boxes, sizes)
+    total = sum(map(len, boxes))
+    if total != count:
+        raise ValueError(
+            f"object_boxes has {total} boxes in {images} images, but the outputs are of {count} crops. Give the boxes "
+            "that the image processor was given."
+        )
+    return boxes

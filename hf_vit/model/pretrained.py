@@ -1,0 +1,353 @@
+"""What all models share: initialization, loading, saving and changes of the inputs."""
+
+import copy
+import gc
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES
+from transformers.utils import logging
+
+from .adapt_inputs import ChannelMode, Size, apply_geometry
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .encoder import HfViTAttention, HfViTLayer
+from .layers import HfViTOwnStart
+
+
+GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens")
+# Parts that carry what a model has learned. Others (heads, poolers) may start fresh, and the mask token too.
+BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
+MASK_TOKEN = "embeddings.mask_token"
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Pauses the search for reference cycles.
+
+    The thousands of objects of a new model set it off, it finds nothing, and going through all modules that have been
+    imported takes longer than loading does.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
+    """Returns the config.json of a folder or repository; empty for a file.
+
+    Raises:
+        OSError: if there is no such folder or repository.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return {}
+    if not path.is_dir() and (path.is_absolute() or len(path.parts) > 2):  # names on the Hub have two parts at most
+        raise OSError(f"There is no folder or file {str(name_or_path)!r}, and it is no name on the Hub.")
+    config: dict[str, Any] = PreTrainedConfig.get_config_dict(name_or_path, **kwargs)[0]
+    return config
+
+
+def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Takes out of the arguments of `from_pretrained` what `apply_geometry` changes once the model is loaded.
+
+    Args:
+        kwargs: The arguments. Fields in them, or in the `config` that the Auto classes make of them, are put back to
+            those of the checkpoint.
+        saved: The checkpoint's config.json.
+    """
+    config = kwargs.pop("config", None)
+    if config is not None:
+        kwargs["config"] = config
+    given = kwargs if config is None else vars(config) if isinstance(config, PreTrainedConfig) else {}
+    has_new_token = given.get("use_cls_token") and saved.get("use_cls_token") is not True
+    names = (*GEOMETRY, "pooling") if has_new_token else GEOMETRY  # the pooling may have to wait for the token
+    if config is None:
+        return {name: kwargs.pop(name) for name in names if name in kwargs}
+    changed = {name: given[name] for name in names if name in saved and not is_same(given.get(name), saved[name])}
+    if changed:
+        kwargs["config"] = copy.deepcopy(config)
+        for name in changed:
+            setattr(kwargs["config"], name, saved[name])
+    return changed
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two values of a field say the same; sizes do as a number and as a pair."""
+    sizes = [to_pair(size) if isinstance(size, int | list | tuple) else size for size in (value, other)]
+    return bool(sizes[0] == sizes[1])
+
+
+def check_weights(
+    model: PreTrainedModel, info: Mapping[str, Any], name_or_path: str | os.PathLike[str], has_new_labels: bool
+) -> None:
+    """Refuses a model whose backbone is not the checkpoint's.
+
+    Args:
+        model: As the library loaded it.
+        info: What it reports: missing, unexpected and mismatched keys.
+        name_or_path: The checkpoint, for errors.
+        has_new_labels: Whether heads may have another shape.
+
+    Raises:
+        ValueError: if part of the backbone would be drawn at random, left out, or has another shape.
+    """
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
+    if encoder <= set(info["missing_keys"]):
+        raise ValueError(
+            f"Nothing in {str(name_or_path)!r} fits the encoder of {type(model).__name__}: it would have been drawn "
+            f"at random. The checkpoint holds {some(info['unexpected_keys'], 3)}. Open it with the transformers class "
+            f"it was saved from, or build a new model with {type(model).__name__}(config)."
+        )
+    of_backbone_first = sorted(info["mismatched_keys"], key=lambda entry: (not entry[0].startswith(prefix), entry))
+    shapes = [
+        f"{name} is {tuple(theirs)} there and {tuple(ours)} here"
+        for name, theirs, ours in of_backbone_first
+        if name.startswith(prefix) or not has_new_labels
+    ]
+    missing = [name for name in info["missing_keys"] if is_backbone(name.removeprefix(prefix), model.config)]
+    left_out = [name for name in info["unexpected_keys"] if is_left_out(name, model.config)]
+    problems = {
+        "": "; ".join(shapes[:6]) + ("; …" if shapes[6:] else ""),
+        "drawn at random: ": some(missing),
+        "left out: ": some(left_out),
+    }
+    if found := [problem + names for problem, names in problems.items() if names]:
+        raise ValueError(
+            f"The weights of {str(name_or_path)!r} do not fit: {'. '.join(found)}. Leave out the fields that change "
+            "the architecture, or accept it with ignore_mismatched_sizes=True."
+        )
+
+
+def is_backbone(name: str, config: HfViTConfig) -> bool:
+    """Whether a tensor of the base model carries what it has learned."""
+    is_of_pooling = config.norm_after_pooling and name.startswith("norm.")
+    return name.startswith(BACKBONE) and name != MASK_TOKEN and not is_of_pooling
+
+
+def is_left_out(name: str, config: HfViTConfig) -> bool:
+    """Whether a tensor of a checkpoint is missed in a model that has no place for it; blocks at the end are not."""
+    name = name.removeprefix("model.")
+    number = name.removeprefix("encoder.layers.").partition(".")[0]
+    return is_backbone(name, config) and not (number.isdigit() and int(number) >= config.num_hidden_layers)
+
+
+def some(names: Any, limit: int = 6) -> str:
+    """Lists the first names."""
+    return ", ".join(sorted(names)[:limit]) + (", …" if len(names) > limit else "")
+
+
+# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
+MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
+    "HfViTForSemanticSegmentation",
+    "HfViTForUniversalSegmentation",
+)
+logger = logging.get_logger(__name__)
+
+
+class HfViTPreTrainedModel(PreTrainedModel):
+    """What all models share: initialisation, loading and saving."""
+
+    config: HfViTConfig
+    base_model_prefix = "model"
+    main_input_name = "pixel_values"
+    input_modalities: ClassVar[tuple[str, ...]] = ("image",)
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer"]
+    _input_embed_layer = "patch_embeddings"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
+    # Most losses are means over the batch, which the Trainer has to divide by its accumulation steps. The others take
+    # `num_items_in_batch`, which it adds up by `count_items`.
+    accepts_loss_kwargs = False
+    # Whether linear layers and patches start as those of MAE do.
+    _starts_as_mae = False
+    # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
+    _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None
+
+    def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
+        """Checks the configuration once more: fields may have been set after it was built."""
+        config.check()
+        super().__init__(config, *args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Sets weights before training, as transformers' ViT does.
+
+        | parameter                                           | value                                          |
+        |-----------------------------------------------------|------------------------------------------------|
+        | weights of linear layers and of the patches         | truncated normal of `config.initializer_range` |
+        | the same, under MAE                                 | uniform by fan-in and fan-out (Glorot)         |
+        | their biases                                        | zero                                           |
+        | norms                                               | one, their bias zero                           |
+        | layers of `HfViTOwnStart`: classifier, tokens, …    | see their `initialize`                         |
+
+        Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
+        """
+        if isinstance(module, HfViTOwnStart):
+            module.initialize(self.config.initializer_range)
+        elif isinstance(module, nn.Linear | nn.Conv2d):
+            if self._starts_as_mae:
+                fans = len(module.weight) + module.weight[0].numel()  # of patches as of a linear layer
+                init.uniform_(module.weight, -math.sqrt(6 / fans), math.sqrt(6 / fans))
+            else:
+                init.trunc_normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+    ) -> Self:
+        """Loads a model as `transformers` does, our own from safetensors only.
+
+        Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
+        on the Hub, a folder or a file of weights. The table in the README says which. A file of timm's alone needs its
+        name too: `architecture="vit_base_patch16_224"`.
+
+        Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
+        a fresh head, which is reported. `image_size`, `patch_size`, `num_channels`, `use_cls_token` and
+        `num_register_tokens` are changed after loading, by `apply_geometry`. No other field may change which weights
+        the backbone has, or their shapes.
+
+        Raises:
+            ValueError: if the folder or repository holds a checkpoint that is not known, if its weights do not fit,
+                or on `use_safetensors=False`.
+            OSError: if there is no such folder or repository, no weights in it, or a file is damaged.
+        """
+        name_or_path, new_labels = pretrained_model_name_or_path, {"num_labels", "id2label"} & kwargs.keys()
+        ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
+        wants_info = kwargs.pop("output_loading_info", False)
+        geometry: dict[str, Any] = {}
+        if name_or_path is not None:
+            try:
+                saved = read_config(name_or_path, **kwargs)
+            except OSError:
+                if cls._read_published is None:
+                    raise
+                saved = {}  # of another library, or nothing at all: what opens those tells
+            geometry = take_geometry(kwargs, saved)
+            if saved.get("model_type") != cls.config_class.model_type:
+                with without_collecting():
+                    kwargs, name_or_path = cls._convert(name_or_path, geometry, **kwargs), None
+        if kwargs.get("use_safetensors") is False:
+            raise ValueError(
+                "Weights are only loaded from safetensors, because unpickling can run code. Save the checkpoint again "
+                "as safetensors (model.save_pretrained) and leave use_safetensors alone."
+            )
+        # The library's refusal of other shapes names none of them.
+        kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        with without_collecting():
+            model, info = super().from_pretrained(name_or_path, *args, **kwargs)
+        if pretrained_model_name_or_path is not None:
+            if not ignores_mismatches:
+                check_weights(model, info, pretrained_model_name_or_path, bool(new_labels))
+            model.config._name_or_path = str(pretrained_model_name_or_path)
+        if geometry:
+            apply_geometry(model, **geometry)
+        loaded: Any = (model, info) if wants_info else model  # annotated as the library does
+        return loaded
+
+    @classmethod
+    def _convert(cls, name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Returns the arguments that open a checkpoint of another library, `config` and `state_dict` among them."""
+        if cls._read_published is None:
+            raise ValueError(
+                f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
+                f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
+            )
+        if kwargs.pop("variant", None) is not None:
+            raise ValueError(
+                f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=, and say dtype=torch."
+                "float16 for half precision."
+            )
+        arguments: dict[str, Any] = cls._read_published(name_or_path, geometry, **kwargs)
+        return arguments
+
+    def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
+        """Whether attention weights are asked for, by argument or else by the configuration."""
+        wanted = self.config.output_attentions if output_attentions is None else output_attentions
+        if wanted and self.config._attn_implementation != "eager" and not torch.compiler.is_compiling():
+            logger.warning_once(
+                f"{self.config._attn_implementation!r} attention has no weights to return; eager attention runs where "
+                "output_attentions=True."
+            )
+        return bool(wanted)
+
+    def get_position_embeddings(self) -> Tensor | None:
+        """Returns the position table (1, P + N, D) at the native grid; None where the model has none."""
+        table: Tensor | None = self.base_model.embeddings.position_embeddings
+        return table
+
+    def resize_position_embeddings(self, new_image_size: Size) -> None:
+        """Makes `new_image_size`, in pixels, the native size, and resamples the position table to its grid.
+
+        Other sizes than the native one work without it, by resampling at each call. See `apply_geometry` for more.
+
+        Raises:
+            ValueError: if the size is not a multiple of the patch.
+        """
+        apply_geometry(self, image_size=new_image_size)
+
+    def resize_patch_embeddings(self, new_patch_size: Size) -> None:
+        """Resizes the patches, so that the model sees an image enlarged by the same factor much as it saw the image.
+
+        The image size stays, so the grid and its position table change. `apply_geometry` changes both sizes at once.
+
+        Raises:
+            ValueError: if the image size is not a multiple of `new_patch_size`, in pixels.
+        """
+        apply_geometry(self, patch_size=new_patch_size)
+
+    def resize_input_channels(self, num_channels: int, mode: ChannelMode = "repeat") -> None:
+        """Changes the number of image channels; the image processor's channels, mean and deviation have to follow.
+
+        Args:
+            num_channels: Number of channels wanted.
+            mode: "repeat" or "mean", see `change_input_channels`.
+
+        Raises:
+            ValueError: if there is no such mode or number.
+        """
+        apply_geometry(self, num_channels=num_channels, channel_mode=mode)
+
+    def resize_prefix_tokens(
+        self,
+        use_cls_token: bool | None = None,
+        num_register_tokens: int | None = None,
+        pooling: Literal["cls", "mean"] | None = None,
+    ) -> None:
+        """Adds freshly drawn tokens in front of the patches or drops the last ones; None leaves a field as it is.
+
+        Args:
+            use_cls_token: Whether there is a CLS token.
+            num_register_tokens: Number of registers.
+            pooling: What takes the place of a pooling that needs the CLS token, or of one that does not.
+
+        Raises:
+            ValueError: if the values do not fit together, saying what would.
+        """
+        apply_geometry(self, use_cls_token=use_cls_token, num_register_tokens=num_register_tokens, pooling=pooling)
+
+    @classmethod
+    def is_remote_code(cls) -> bool:
+        """Tells the library not to copy code when saving: `HfViTConfig.save_pretrained` does, also under FSDP2."""
+        return False

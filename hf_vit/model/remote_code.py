@@ -1,0 +1,73 @@
+"""What travels with every checkpoint, and where in it the Auto classes find ours."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+
+# Every Auto class a saved folder opens under when `hf_vit` is not installed.
+AUTO_MAP = {
+    "AutoConfig": "configuration_hf_vit.HfViTConfig",
+    "AutoModel": "modeling_hf_vit.HfViTModel",
+    "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
+    "AutoModelForImageClassification": "task_classification.HfViTForImageClassification",
+    "AutoModelForSemanticSegmentation": "task_segmentation.HfViTForSemanticSegmentation",
+    "AutoModelForUniversalSegmentation": "task_universal_segmentation.HfViTForUniversalSegmentation",
+    "AutoModelForDepthEstimation": "task_depth.HfViTForDepthEstimation",
+    "AutoModelForKeypointDetection": "task_keypoints.HfViTForKeypointDetection",
+    "AutoModelForMaskedImageModeling": "task_mim.HfViTForMaskedImageModeling",
+    "AutoModelForObjectDetection": "task_detection.HfViTForObjectDetection",
+    "AutoModelForZeroShotImageClassification": "task_contrastive.HfViTForZeroShotImageClassification",
+}
+# The pipelines of our own that a saved model of keypoints opens in.
+CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
+    "keypoint-detection": {
+        "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
+        "pt": ["AutoModelForKeypointDetection"],
+        "type": "image",
+    }
+}
+
+
+def copy_code(save_directory: str | os.PathLike[str]) -> None:
+    """Copies the flat source files beside this one into `save_directory`, so that the folder opens anywhere.
+
+    The library's own copier goes by the class of the saved object, which FSDP2 replaces by one of torch's.
+    """
+    target = Path(save_directory)
+    target.mkdir(parents=True, exist_ok=True)
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        if source.name != "__init__.py" and source.parent.resolve() != target.resolve():
+            shutil.copyfile(source, target / source.name)
+
+
+def _travelling_files() -> tuple[Any, ...]:
+    """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
+    from .image_processing_hf_vit import HfViTImageProcessor
+    from .image_processing_pil_hf_vit import HfViTImageProcessorPil
+    from .modeling_hf_vit import HfViTModel
+    from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
+    from .processing_hf_vit import HfViTProcessor
+    from .task_classification import HfViTForImageClassification
+    from .task_contrastive import HfViTForZeroShotImageClassification
+    from .task_depth import HfViTForDepthEstimation
+    from .task_detection import HfViTForObjectDetection
+    from .task_keypoints import HfViTForKeypointDetection
+    from .task_mim import HfViTForMaskedImageModeling
+    from .task_segmentation import HfViTForSemanticSegmentation
+    from .task_universal_segmentation import HfViTForUniversalSegmentation
+
+    processors = (HfViTProcessor, HfViTImageProcessor, HfViTImageProcessorPil)
+    models = (
+        HfViTModel,
+        HfViTForDepthEstimation,
+        HfViTForUniversalSegmentation,
+        HfViTForSemanticSegmentation,
+        HfViTForImageClassification,
+        HfViTForObjectDetection,
+        HfViTForKeypointDetection,
+        HfViTForMaskedImageModeling,
+        HfViTForZeroShotImageClassification,
+    )
+    return *models, HfViTKeypointDetectionPipeline, *processors

@@ -1,0 +1,216 @@
+"""Image classification: head, targets, loss and model.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
+registers), L = P + N, D hidden size, K labels, P prefix tokens, N = h·w, Q queries, s how much finer a head's result
+is than the grid.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.modeling_outputs import (
+    ImageClassifierOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from .configuration_hf_vit import HfViTConfig
+from .layers import HfViTOwnStart
+from .modeling_hf_vit import HfViTModel
+from .pretrained import HfViTPreTrainedModel
+
+
+class HfViTClassifier(HfViTOwnStart, nn.Linear):
+    """A linear layer that starts at zero, as in the code of the ViT paper: at first all classes are equally likely."""
+
+    def initialize(self, std: float) -> None:
+        """Starts at zero."""
+        init.zeros_(self.weight)
+        init.zeros_(self.bias)
+
+
+def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:
+    """Class numbers as the soft labels that mixup mixes and `problem_type="single_label_classification"` takes.
+
+    Args:
+        labels: (B,) int64, in [0, num_labels).
+        num_labels: Number K of labels.
+        label_smoothing: Probability mass spread evenly over all labels, in [0, 1)
+            (https://arxiv.org/abs/1512.00567).
+
+    Returns:
+        (B, K) float32, each row summing to 1.
+
+    Raises:
+        ValueError: if a class number or `label_smoothing` is out of range.
+    """
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 1); 0 switches it off.")
+    check_class_numbers(labels, num_labels)
+    return F.one_hot(labels.long(), num_labels).float() * (1 - label_smoothing) + label_smoothing / num_labels
+
+
+def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tensor:
+    """Mean loss over a batch.
+
+    Args:
+        logits: (B, K).
+        labels: (B,) int64 class numbers, -100 being ignored; or (B, K) floats: probabilities for
+            "single_label_classification" (soft labels), 0 to 1 for "multi_label_classification", any values for
+            "regression"; a regression of one value also takes (B,).
+        problem_type: The three names above, as in `transformers`. None stands for regression where K is 1, else for
+            single-label classification.
+
+    Returns:
+        Scalar: cross-entropy, binary cross-entropy or mean squared error.
+
+    Raises:
+        ValueError: if the labels do not fit the problem.
+    """
+    # A loss in half precision loses the digits that matter, and targets beyond its range become infinite.
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    num_labels = logits.shape[1]
+    if problem_type not in (None, "regression", "single_label_classification", "multi_label_classification"):
+        raise ValueError(
+            f"problem_type={problem_type!r} is unknown. Choose 'single_label_classification', "
+            "'multi_label_classification' or 'regression'."
+        )
+    if problem_type is None and num_labels > 1 and labels.is_floating_point():
+        raise ValueError(
+            f"Labels of dtype {labels.dtype} can be several labels per image, soft labels or values. Set "
+            "config.problem_type to 'multi_label_classification', 'single_label_classification' or 'regression'."
+        )
+    if problem_type == "regression" or (problem_type is None and num_labels == 1):
+        labels = labels.reshape(-1, 1) if num_labels == 1 and labels.ndim == 1 else labels
+        check_label_shape(labels, logits, "regression")
+        return F.mse_loss(logits, labels.to(logits.dtype))
+    if problem_type == "multi_label_classification":
+        check_label_shape(labels, logits, problem_type)
+        check_probabilities(labels)
+        return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+    if labels.is_floating_point():
+        check_label_shape(labels, logits, "single_label_classification with soft labels")
+        check_probabilities(labels)
+        return F.cross_entropy(logits, labels.to(logits.dtype))
+    if labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"Class numbers must be (batch,) = ({len(logits)},), not {tuple(labels.shape)}. Labels per image and "
+            "class are floats, with config.problem_type saying what they mean."
+        )
+    if labels.dtype == torch.bool:
+        raise ValueError("Class numbers must be integers, not bool. Convert them with labels.long().")
+    check_class_numbers(labels, num_labels)
+    return F.cross_entropy(logits, labels.long())
+
+
+def check_label_shape(labels: Tensor, logits: Tensor, problem: str) -> None:
+    """Raises `ValueError` unless `labels` has the shape (B, K) of `logits`."""
+    if labels.shape != logits.shape:
+        raise ValueError(
+            f"Labels for {problem} must be (batch, num_labels) = {tuple(logits.shape)}, not {tuple(labels.shape)}."
+        )
+
+
+def check_probabilities(labels: Tensor) -> None:
+    """Raises `ValueError` where a label lies outside [0, 1]; on the CPU only, as reading one would stall a GPU."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = labels[~((labels >= 0) & (labels <= 1))]  # also true of NaN
+    if len(wrong):
+        raise ValueError(f"Label {float(wrong[0])} is no probability: soft and multi-label targets lie in [0, 1].")
+
+
+def check_class_numbers(labels: Tensor, num_labels: int) -> None:
+    """Raises `ValueError` where a class number is out of range; on the CPU only, as reading one would stall a GPU."""
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= num_labels))]
+    if len(wrong):
+        raise ValueError(
+            f"Label {int(wrong[0])} is out of range: the model has {num_labels} labels, 0 to {num_labels - 1}. "
+            "Load it with num_labels= or id2label= of your data."
+        )
+
+
+@dataclass
+class HfViTImageClassifierOutput(ImageClassifierOutput):
+    """The library's output with the two heads of a distilled model; `logits` is what to use.
+
+    Args:
+        loss: Scalar, if labels were given.
+        logits: (B, num_labels); the mean of the two heads with a distillation token.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+        cls_logits: (B, num_labels) of the head on the pooled image; only with a distillation token.
+        distillation_logits: (B, num_labels) of the head on the distillation token; only with one.
+    """
+
+    cls_logits: Tensor | None = None
+    distillation_logits: Tensor | None = None
+
+
+class HfViTForImageClassification(HfViTPreTrainedModel):
+    """Names what is on an image: one label, several, or values."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        if not config.num_labels:
+            raise ValueError(
+                "num_labels=0 leaves nothing to classify. Set num_labels, or use HfViTModel for features."
+            )
+        self.model = HfViTModel(config)
+        self.classifier = HfViTClassifier(config.pooled_size, config.num_labels)
+        self.distillation_classifier = (
+            HfViTClassifier(config.hidden_size, config.num_labels) if config.use_distillation_token else None
+        )
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTImageClassifierOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: (B,) int64, or (B, num_labels) floats; `config.problem_type` says what they mean (several labels,
+                soft labels or values), see `classification_loss`.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `kept_patches`, see `HfViTModel`; `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTImageClassifierOutput`.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        outputs = self.model(
+            pixel_values,
+            patch_attention_mask=patch_attention_mask,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            return_dict=True,
+            **kwargs,
+        )
+        logits = self.classifier(outputs.pooler_output)
+        cls_logits = distillation_logits = None
+        if self.distillation_classifier is not None:
+            cls_logits, distillation_logits = logits, self.distillation_classifier(outputs.last_hidden_state[:, 1])
+            logits = (cls_logits + distillation_logits) / 2
+        return HfViTImageClassifierOutput(
+            loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cls_logits=cls_logits,
+            distillation_logits=distillation_logits,
+        )

@@ -1,0 +1,648 @@
+"""Options of the tasks, one class each, which `HfViTConfig` holds beside the backbone."""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+
+
+@dataclass
+class HfViTTaskConfig:
+    """What the options of all tasks share."""
+
+    @classmethod
+    def make(cls, options: dict[str, Any]) -> Self:
+        """Returns the options in a dictionary, as config.json holds them.
+
+        Raises:
+            ValueError: if there is no option of a name, or its value does not fit.
+        """
+        names = [field.name for field in fields(cls)]
+        if unknown := sorted(set(options) - set(names)):
+            raise ValueError(f"{cls.__name__} has no option {', '.join(unknown)}. It has: {', '.join(names)}.")
+        return cls(**options)
+
+    @classmethod
+    def of(cls, options: Self | dict[str, Any] | None) -> Self:
+        """Returns the options that a field of `HfViTConfig` holds; `None` means the defaults."""
+        return cls.make(options or {}) if options is None or isinstance(options, dict) else options
+
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with those that are given in their places."""
+        return {**saved, **given}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the options that differ from their defaults, as they come back from JSON: tuples as lists."""
+        given, defaults = (
+            {name: with_lists(value) for name, value in asdict(options).items()} for options in (self, type(self)())
+        )
+        return {name: value for name, value in given.items() if value != defaults[name]}
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        self.check()
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+
+
+def with_lists(value: Any) -> Any:
+    """Returns a value with lists in place of tuples, also within them."""
+    return [with_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def check_positive(values: dict[str, Any]) -> None:
+    """Raises `ValueError` if a number, or one of a list, is not positive and finite."""
+    for name, value in values.items():
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if not numbers or not all(0 < number < math.inf for number in numbers):
+            raise ValueError(f"{name}={value} must be positive.")
+
+
+def check_weights(values: dict[str, Any]) -> None:
+    """Raises `ValueError` if a weight is negative or not finite, or all are 0."""
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value} must not be negative; 0 switches it off.")
+    if not any(values.values()):
+        raise ValueError(f"{', '.join(values)} are all 0, which leaves no loss. One at least must be positive.")
+
+
+def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:
+    """Raises `ValueError` if options differ from their defaults that do nothing for what is chosen.
+
+    Args:
+        options: All options.
+        names: Names of those that do nothing.
+        choice: Name of the option that makes them so, such as "decoder".
+        other: Its value for which they do something.
+    """
+    defaults = {field.name: with_lists(field.default) for field in fields(options)}
+    for name in names:
+        value = with_lists(vars(options)[name])
+        if value != defaults[name]:
+            raise ValueError(
+                f"{name}={value} is an option of {choice}={other!r} and does nothing for {vars(options)[choice]!r}. "
+                f"Leave it out, or set {choice}={other!r}."
+            )
+
+
+# What of detection has a part in one decoder only
+DECODER_OPTIONS = {
+    "queries": ("num_blocks", "use_mid_position_embeddings"),
+    "deformable": (
+        "hidden_size",
+        "num_attention_heads",
+        "num_points",
+        "scale_factors",
+        "out_indices",
+        "projector_norm",
+        "num_groups",
+    ),
+}
+
+
+@strict
+@dataclass
+class HfViTDetectionConfig(HfViTTaskConfig):
+    """Decoder, matching and losses of object detection.
+
+    Args:
+        decoder: "queries": learned queries join the patches in blocks of the encoder (YOLOS,
+            https://arxiv.org/abs/2106.00666) or in blocks behind it; "deformable": a projector makes a small pyramid
+            of several levels of the encoder, whose best places start queries that look around themselves (LW-DETR,
+            https://arxiv.org/abs/2406.03459).
+        num_queries: Number Q of objects that an image can have.
+        num_layers: Number of layers of the decoder, 3 by default for "deformable"; for "queries" of blocks behind the
+            encoder, none by default.
+        num_blocks: Number of blocks at the end of the encoder that queries pass through, all by default; for
+            "queries".
+        use_mid_position_embeddings: Whether positions are added again after each of these blocks but the last, as in
+            some of YOLOS; for "queries".
+        hidden_size: Width of the decoder; for "deformable", as all that follow but the losses.
+        num_attention_heads: Its heads of self-attention; the deformable attention has twice as many.
+        num_points: Number of points that a head looks at on each level.
+        scale_factors: Resolution of each level of the pyramid relative to the patches: 2, 1, 0.5 or 0.25.
+        out_indices: Numbers of the blocks whose tokens the projector sees, spread evenly over the encoder by default.
+            Blocks behind the last of them neither run nor learn.
+        projector_norm: Norm of the projector: "batch" (LW-DETR) or "layer" (RF-DETR,
+            https://github.com/roboflow/rf-detr), which does not look at other images.
+        num_groups: How many sets of queries learn side by side in training (Group DETR,
+            https://arxiv.org/abs/2207.13085).
+        class_loss: "cross_entropy" (DETR; one class more, for no object), "focal" or "iou_aware" (IA-BCE of
+            https://arxiv.org/abs/2406.03459: how sure a class is follows how well the box fits); by default
+            "cross_entropy" for "queries" and "iou_aware" for "deformable".
+        bbox_weight: Weight of the L1 distance of boxes in matching and loss; that of the classes in the loss is 1.
+        giou_weight: Weight of their generalised IoU (https://arxiv.org/abs/1902.09630) in matching and loss.
+    """
+
+    decoder: Literal["queries", "deformable"] = "deformable"
+    num_queries: int = 100
+    num_layers: int | None = None
+    num_blocks: int | None = None
+    use_mid_position_embeddings: bool = False
+    hidden_size: int = 256
+    num_attention_heads: int = 8
+    num_points: int = 2
+    scale_factors: list[float | int] | tuple[float | int, ...] = (1.0,)
+    out_indices: list[int] | tuple[int, ...] | None = None
+    projector_norm: Literal["batch", "layer"] = "layer"
+    num_groups: int = 13
+    class_loss: Literal["cross_entropy", "focal", "iou_aware"] | None = None
+    bbox_weight: float | int = 5.0
+    giou_weight: float | int = 2.0
+
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with given ones in their places; those of another decoder are left behind."""
+        decoder = saved.get("decoder", cls.decoder)
+        return super().merge(saved if given.get("decoder", decoder) == decoder else {}, given)
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        other = "queries" if self.decoder == "deformable" else "deformable"
+        check_defaults(self, DECODER_OPTIONS[other], "decoder", other)
+        counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
+        check_positive({name: vars(self)[name] for name in counts})
+        check_weights({name: vars(self)[name] for name in ("bbox_weight", "giou_weight")})
+        least = 1 if self.decoder == "deformable" else 0
+        if self.num_layers is not None and self.num_layers < least:
+            raise ValueError(f"num_layers={self.num_layers} must be {least} at least for decoder={self.decoder!r}.")
+        if self.num_blocks is not None and self.num_blocks < 0:
+            raise ValueError(f"num_blocks={self.num_blocks} must not be negative; None means all blocks.")
+        if self.decoder == "queries" and self.num_blocks == 0 and not self.num_layers:
+            raise ValueError("num_blocks=0 without num_layers shows queries no image. Set one of them to 1 or more.")
+        if self.hidden_size % (8 * self.num_attention_heads):
+            raise ValueError(
+                f"hidden_size={self.hidden_size} must be a multiple of 8 times num_attention_heads="
+                f"{self.num_attention_heads}. Set hidden_size={8 * self.num_attention_heads}, say."
+            )
+        unknown = [factor for factor in self.scale_factors if factor not in (2, 1, 0.5, 0.25)]
+        if unknown or not self.scale_factors:
+            raise ValueError(f"scale_factors={list(self.scale_factors)} must be one or more of 2, 1, 0.5 and 0.25.")
+        if self.decoder == "deformable" and self.class_loss == "cross_entropy":
+            raise ValueError("decoder='deformable' has no class for no object. Set class_loss 'focal' or 'iou_aware'.")
+
+
+@strict
+@dataclass
+class HfViTKeypointConfig(HfViTTaskConfig):
+    """Head, targets and what is known about the K keypoints, which `id2label` of `HfViTConfig` names.
+
+    Args:
+        head: "classic": transposed convolutions; "simple": bilinear upsampling and one convolution (both ViTPose,
+            https://arxiv.org/abs/2204.12484).
+        hidden_size: Width of the transposed convolutions.
+        scale_factor: How much finer the heatmaps of "simple" are than the patches; those of "classic" are 4 times.
+        sigma: Standard deviation of the Gaussian around a keypoint in the target, in heatmap pixels.
+        keypoint_weights: How much each keypoint counts in the loss, 1 by default.
+        flip_pairs: Pairs of keypoints (numbers) that a mirror image swaps, as the left and the right eye.
+        skeleton: Pairs of keypoints that a line joins in pictures.
+        oks_sigmas: How exactly each keypoint can be placed, relative to the size of the object, for OKS; 0.05 each by
+            default, those of COCO's 17 keypoints where their names are these.
+    """
+
+    head: Literal["classic", "simple"] = "classic"
+    hidden_size: int = 256
+    scale_factor: int = 4
+    sigma: float | int = 2.0
+    keypoint_weights: list[float | int] | tuple[float | int, ...] | None = None
+    flip_pairs: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
+    skeleton: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
+    oks_sigmas: list[float | int] | tuple[float | int, ...] | None = None
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        check_positive({name: vars(self)[name] for name in ("hidden_size", "scale_factor", "sigma")})
+        for name in ("flip_pairs", "skeleton"):
+            wrong = [pair for pair in vars(self)[name] if len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0]
+            if wrong:
+                raise ValueError(f"{name} has {wrong[0]}. Each entry is the numbers of two keypoints, from 0.")
+        flipped = [number for pair in self.flip_pairs for number in pair]
+        if len(set(flipped)) < len(flipped):
+            raise ValueError(f"flip_pairs={list(self.flip_pairs)} names a keypoint twice.")
+        if self.keypoint_weights is not None and not all(0 <= weight < math.inf for weight in self.keypoint_weights):
+            raise ValueError(f"keypoint_weights={list(self.keypoint_weights)} must not be negative; 0 ignores one.")
+        if self.oks_sigmas is not None:
+            check_positive({"oks_sigmas": self.oks_sigmas})
+
+
+@strict
+@dataclass
+class HfViTTextConfig(HfViTTaskConfig):
+    """The tower that reads texts: a small transformer of our own, or any text encoder of the library.
+
+    Fields that `transformers.CLIPTextConfig` has keep its names, and but for the activation its defaults.
+
+    Args:
+        encoder_config: Configuration of a text encoder that `AutoModel` builds, as a dictionary with its `model_type`:
+            `{"model_type": "bert", "num_hidden_layers": 4}`. With it, only `pooling` and `eos_token_id` count beside.
+        vocab_size: Number of tokens that the tokenizer knows.
+        hidden_size: Width of a token.
+        num_hidden_layers: Number of blocks.
+        num_attention_heads: Number of attention heads; divides `hidden_size`.
+        intermediate_size: Width of the hidden layer of the MLP.
+        hidden_act: Activation of the MLP, a name of `transformers.activations.ACT2FN`.
+        layer_norm_eps: Epsilon of the norms.
+        max_position_embeddings: Number of tokens that a text can have.
+        is_causal: Whether a token sees only those before it (CLIP, https://arxiv.org/abs/2103.00020), or all (SigLIP,
+            https://arxiv.org/abs/2303.15343).
+        pooling: The token that sums up a text: "eos", the first `eos_token_id`, or the last token where there is none;
+            "last", the last one that is not hidden by the attention mask; "first"; or the "mean" of those that are not
+            hidden. By default "eos", and "first" for an encoder of the library, whose own pooler is left out.
+        eos_token_id: Number of the token that ends a text.
+        pad_token_id: Token that fills texts up to `max_position_embeddings`, and is seen like all others, whatever the
+            attention mask says (SigLIP). `None` leaves texts as they are.
+    """
+
+    encoder_config: dict[str, Any] | None = None
+    vocab_size: int = 49408
+    hidden_size: int = 512
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 8
+    intermediate_size: int = 2048
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-5
+    max_position_embeddings: int = 77
+    is_causal: bool = True
+    pooling: Literal["eos", "last", "first", "mean"] | None = None
+    eos_token_id: int | None = 49407
+    pad_token_id: int | None = None
+
+    @property
+    def pooled_by(self) -> str:
+        """What sums up a text: `pooling`, or the default of the tower."""
+        return self.pooling or ("eos" if self.encoder_config is None else "first")
+
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with given ones in their places; those of another tower are left behind."""
+        return super().merge({} if "encoder_config" in given else saved, given)
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        if self.encoder_config is not None:
+            self._check_encoder(self.encoder_config)
+            return
+        counts = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        check_positive({name: vars(self)[name] for name in (*counts, "max_position_embeddings", "layer_norm_eps")})
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} of the text tower is not divisible by num_attention_heads="
+                f"{self.num_attention_heads}."
+            )
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act={self.hidden_act!r} is unknown. Choose one of {', '.join(sorted(ACT2FN))}.")
+        numbers = {"eos_token_id": self.eos_token_id} if self.pooled_by == "eos" else {}
+        for name, number in {**numbers, "pad_token_id": self.pad_token_id}.items():
+            if name in numbers and number is None:
+                raise ValueError("pooling='eos' needs an eos_token_id. Set that of the tokenizer, or pooling='last'.")
+            if number is not None and not 0 <= number < self.vocab_size:
+                raise ValueError(
+                    f"{name}={number} is none of the vocab_size={self.vocab_size} tokens. Set both to those of the "
+                    "tokenizer: text_config=processor.text_options()."
+                )
+
+    def _check_encoder(self, encoder_config: dict[str, Any]) -> None:
+        if not isinstance(encoder_config.get("model_type"), str):
+            raise ValueError(
+                f"encoder_config={encoder_config} does not say which model it is of. Add its model_type, such as "
+                '"bert", or give AutoConfig.from_pretrained(...).to_diff_dict().'
+            )
+        if self.pooling == "eos" and self.eos_token_id is None:
+            raise ValueError("pooling='eos' needs an eos_token_id. Set that of the tokenizer, or pooling='last'.")
+        for option in fields(self):
+            value = vars(self)[option.name]
+            if option.name not in ("encoder_config", "pooling", "eos_token_id") and value != option.default:
+                raise ValueError(
+                    f"{option.name}={value} is an option of our own text tower and does nothing for the "
+                    f"{encoder_config['model_type']!r} of encoder_config. Set it in there."
+                )
+
+
+@strict
+@dataclass
+class HfViTContrastiveConfig(HfViTTaskConfig):
+    """How images and texts are compared.
+
+    Args:
+        loss: "sigmoid": each pair of an image and a text is right or wrong by itself (SigLIP,
+            https://arxiv.org/abs/2303.15343); "softmax": of all texts in the batch one is that of an image, and the
+            other way round (CLIP, https://arxiv.org/abs/2103.00020).
+        projection_dim: Width of what is compared. Both towers get a linear layer without bias to it (CLIP); `None`
+            takes the image as its tower sums it up, and the text by a linear layer with bias to that width (SigLIP).
+        logit_scale_init_value: Logarithm of the initial factor of the cosine similarity, the inverse temperature; by
+            default log(10) for "sigmoid", log(1 / 0.07) for "softmax".
+        logit_bias_init_value: What "sigmoid" adds to it at first, by default -10: most pairs are wrong.
+    """
+
+    loss: Literal["sigmoid", "softmax"] = "sigmoid"
+    projection_dim: int | None = 512
+    logit_scale_init_value: float | int | None = None
+    logit_bias_init_value: float | int | None = None
+
+    @property
+    def initial_scale(self) -> float:
+        """The initial logarithm of the factor: `logit_scale_init_value`, or the default of the loss."""
+        if self.logit_scale_init_value is not None:
+            return float(self.logit_scale_init_value)
+        return math.log(10 if self.loss == "sigmoid" else 1 / 0.07)
+
+    @property
+    def initial_bias(self) -> float:
+        """What is added at first: `logit_bias_init_value`, or its default."""
+        return -10.0 if self.logit_bias_init_value is None else float(self.logit_bias_init_value)
+
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with given ones in their places; what another loss started from is left behind."""
+        if given.get("loss", saved.get("loss", cls.loss)) != saved.get("loss", cls.loss):
+            saved = {name: value for name, value in saved.items() if not name.endswith("_init_value")}
+        return super().merge(saved, given)
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        if self.projection_dim is not None:
+            check_positive({"projection_dim": self.projection_dim})
+        if self.loss == "softmax" and self.logit_bias_init_value is not None:
+            raise ValueError(
+                f"logit_bias_init_value={self.logit_bias_init_value} is an option of loss='sigmoid': what is added to "
+                "all logits changes no softmax. Leave it out."
+            )
+        for name in ("logit_scale_init_value", "logit_bias_init_value"):
+            if vars(self)[name] is not None and not math.isfinite(vars(self)[name]):
+                raise ValueError(f"{name}={vars(self)[name]} must be finite.")
+
+
+@strict
+@dataclass
+class HfViTSegmentationConfig(HfViTTaskConfig):
+    """Head and losses of semantic segmentation.
+
+    Args:
+        head: "simple": 3x3 convolution, ReLU, 1x1 convolution; "linear": batch norm and a 1x1 convolution, the linear
+            protocol of DINOv2 (https://arxiv.org/abs/2304.07193); "conv": convolutions with progressive upsampling
+            (SETR-PUP, https://arxiv.org/abs/2012.15840); "mask": class tokens that attend to the patches (Segmenter,
+            https://arxiv.org/abs/2105.05633).
+        hidden_size: Width of the head "conv".
+        num_layers: Number of its stages, each doubling the resolution, or of the transformer blocks of "mask".
+        out_indices: Numbers of the blocks whose tokens the head sees side by side, the last one by default.
+        dropout_prob: Dropout of whole channels before the last layer, in [0, 1).
+        cross_entropy_weight: Weight of the cross-entropy in the loss.
+        dice_weight: Weight of the Dice loss (https://arxiv.org/abs/1606.04797) in the loss.
+        focal_weight: Weight of the focal loss (https://arxiv.org/abs/1708.02002) in the loss.
+        focal_gamma: Its exponent: how much less pixels count that are right already.
+        class_weights: How much the pixels of each class count in cross-entropy and focal loss, 1 by default.
+        semantic_loss_ignore_index: Number of the pixels that do not count.
+        use_auxiliary_head: Whether a "simple" head on an earlier block is trained too; it plays no part in the result.
+        auxiliary_loss_weight: Weight of its cross-entropy.
+        auxiliary_layer: Number of the block that it sees; two thirds of all by default.
+    """
+
+    head: Literal["simple", "linear", "conv", "mask"] = "conv"
+    hidden_size: int = 256
+    num_layers: int = 2
+    out_indices: list[int] | tuple[int, ...] | None = None
+    dropout_prob: float | int = 0.0
+    cross_entropy_weight: float | int = 1.0
+    dice_weight: float | int = 0.0
+    focal_weight: float | int = 0.0
+    focal_gamma: float | int = 2.0
+    class_weights: list[float | int] | tuple[float | int, ...] | None = None
+    semantic_loss_ignore_index: int = 255
+    use_auxiliary_head: bool = False
+    auxiliary_loss_weight: float | int = 0.4
+    auxiliary_layer: int | None = None
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        check_positive({"hidden_size": self.hidden_size, "num_layers": self.num_layers})
+        if not 0 <= self.dropout_prob < 1:
+            raise ValueError(f"dropout_prob={self.dropout_prob} must lie in [0, 1); 0 switches it off.")
+        losses = ("cross_entropy_weight", "dice_weight", "focal_weight")
+        check_weights({name: vars(self)[name] for name in losses})
+        if self.use_auxiliary_head:
+            check_weights({"auxiliary_loss_weight": self.auxiliary_loss_weight})
+        if not 0 <= self.focal_gamma < math.inf:
+            raise ValueError(f"focal_gamma={self.focal_gamma} must not be negative; 0 makes it the cross-entropy.")
+        if self.class_weights is not None and not all(0 <= weight < math.inf for weight in self.class_weights):
+            raise ValueError(f"class_weights={list(self.class_weights)} must not be negative; 0 ignores a class.")
+
+
+@strict
+@dataclass
+class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
+    """Queries, matching and losses of universal segmentation (EoMT, https://arxiv.org/abs/2503.19108).
+
+    Args:
+        num_queries: Number Q of masks that an image can have.
+        num_blocks: Number of blocks at the end of the encoder that the queries pass through.
+        num_upscale_blocks: Number of times the resolution of the patches is doubled for the masks.
+        class_weight: Weight of the classes in matching and loss.
+        mask_weight: Weight of the masks' cross-entropy in matching and loss.
+        dice_weight: Weight of the masks' Dice loss in matching and loss.
+        no_object_weight: How much a query without a mask counts beside one with a mask in the loss of the classes.
+        train_num_points: Number of points that stand for the pixels of a mask.
+        oversample_ratio: How many times as many points the uncertain ones are chosen from.
+        importance_sample_ratio: Share of the points that are uncertain ones; the rest is anywhere.
+    """
+
+    num_queries: int = 200
+    num_blocks: int = 4
+    num_upscale_blocks: int = 2
+    class_weight: float | int = 2.0
+    mask_weight: float | int = 5.0
+    dice_weight: float | int = 5.0
+    no_object_weight: float | int = 0.1
+    train_num_points: int = 12544
+    oversample_ratio: float | int = 3.0
+    importance_sample_ratio: float | int = 0.75
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        counts = ("num_queries", "num_blocks", "train_num_points", "no_object_weight")
+        check_positive({name: vars(self)[name] for name in counts})
+        if self.num_upscale_blocks < 0:
+            raise ValueError(f"num_upscale_blocks={self.num_upscale_blocks} must not be negative.")
+        if not 1 <= self.oversample_ratio < math.inf or not 0 <= self.importance_sample_ratio <= 1:
+            raise ValueError(
+                f"oversample_ratio={self.oversample_ratio} must be at least 1, and importance_sample_ratio="
+                f"{self.importance_sample_ratio} must lie in [0, 1]."
+            )
+        check_weights({name: vars(self)[name] for name in ("class_weight", "mask_weight", "dice_weight")})
+
+
+@strict
+@dataclass
+class HfViTDepthConfig(HfViTTaskConfig):
+    """Head and losses of monocular depth.
+
+    Args:
+        head: "linear": a 1x1 convolution on patch and CLS tokens to the probabilities of depth bins (AdaBins,
+            https://arxiv.org/abs/2011.14141, the linear protocol of DINOv2, https://arxiv.org/abs/2304.07193);
+            "conv": transposed convolutions over the patch grid, D, D/2, D/4, 1; "dpt": levels of the encoder,
+            reassembled at four resolutions and fused (https://arxiv.org/abs/2103.13413).
+        out_indices: Numbers of the blocks that the head sees. By default the last one, for "dpt" as many as
+            `neck_hidden_sizes`, evenly spaced.
+        neck_hidden_sizes: Widths of the levels of "dpt", the finest first.
+        reassemble_factors: Their resolutions relative to the patch grid: 1, 2, 3, … times as fine, or a half, a third,
+            … of it.
+        readout_type: What "dpt" does with the CLS token: "ignore", "add" it to each patch, or "project" both.
+        fusion_hidden_size: Width at which "dpt" fuses.
+        head_hidden_size: Width of its layer before the last.
+        doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as DPT itself: 16 times
+            as fine as the grid, for an odd number of patches a little more. Otherwise it meets the size of each level
+            and of the image, as Depth Anything (https://arxiv.org/abs/2401.10891).
+        depth_estimation_type: "metric", depth in metres, or "relative", inverse depth up to scale and shift.
+        max_depth: Largest metric depth in metres, beyond which labels do not count; `None` leaves it open. Heads of
+            bins need it.
+        min_depth: Depth in metres of the first bin, and the least of a label that counts in logarithms.
+        num_bins: Number of bins of "linear" under metric depth.
+        loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
+            "ssi" (scale- and shift-invariant, https://arxiv.org/abs/1907.01341) for relative. By default the first
+            that fits.
+        silog_lambda: How much of a common factor "silog" forgives: 0 nothing, 1 all.
+        gradient_loss_weight: Weight of the gradient matching that goes with "ssi".
+    """
+
+    head: Literal["linear", "conv", "dpt"] = "dpt"
+    out_indices: list[int] | tuple[int, ...] | None = None
+    neck_hidden_sizes: list[int] | tuple[int, ...] = (96, 192, 384, 768)
+    reassemble_factors: list[float | int] | tuple[float | int, ...] = (4, 2, 1, 0.5)
+    readout_type: Literal["ignore", "add", "project"] = "project"
+    fusion_hidden_size: int = 256
+    head_hidden_size: int = 32
+    doubles_resolution: bool = False
+    depth_estimation_type: Literal["metric", "relative"] = "metric"
+    max_depth: float | int | None = 10.0
+    min_depth: float | int = 1e-3
+    num_bins: int = 256
+    loss: Literal["silog", "l1", "mse", "ssi"] | None = None
+    silog_lambda: float | int = 0.5
+    gradient_loss_weight: float | int = 0.5
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        names = ("neck_hidden_sizes", "reassemble_factors", "fusion_hidden_size", "head_hidden_size", "min_depth")
+        check_positive({name: vars(self)[name] for name in (*names, "num_bins")})
+        if len(self.neck_hidden_sizes) != len(self.reassemble_factors):
+            raise ValueError(
+                f"neck_hidden_sizes={list(self.neck_hidden_sizes)} and reassemble_factors="
+                f"{list(self.reassemble_factors)} must be as many."
+            )
+        steps = [max(factor, 1 / factor) for factor in self.reassemble_factors]
+        if not all(math.isclose(step, round(step)) for step in steps):
+            raise ValueError(
+                f"reassemble_factors={list(self.reassemble_factors)} must be whole numbers, or one over a whole "
+                "number, such as 4, 2, 1 and 0.5."
+            )
+        if self.max_depth is not None and not self.min_depth < self.max_depth < math.inf:
+            raise ValueError(f"max_depth={self.max_depth} must be more than min_depth={self.min_depth}, in metres.")
+        if self.depth_estimation_type == "metric" and self.loss == "ssi":
+            raise ValueError("loss='ssi' leaves scale and shift open, so it needs depth_estimation_type='relative'.")
+        if self.depth_estimation_type == "relative" and self.loss not in (None, "ssi"):
+            raise ValueError(
+                f"loss={self.loss!r} compares metres, but depth_estimation_type='relative' has none. Set loss='ssi'."
+            )
+        if self.head == "linear" and self.depth_estimation_type == "metric" and self.max_depth is None:
+            raise ValueError("The bins of head='linear' need a max_depth in metres, such as 10 indoors, 80 outdoors.")
+        if not 0 <= self.silog_lambda <= 1:
+            raise ValueError(f"silog_lambda={self.silog_lambda} must lie in [0, 1].")
+        if not 0 <= self.gradient_loss_weight < math.inf:
+            raise ValueError(f"gradient_loss_weight={self.gradient_loss_weight} must not be negative.")
+
+
+# What of masked image modelling has a part in MAE only
+MAE_OPTIONS = (
+    "norm_pix_loss",
+    "decoder_hidden_size",
+    "decoder_num_hidden_layers",
+    "decoder_num_attention_heads",
+    "decoder_intermediate_size",
+)
+
+
+@strict
+@dataclass
+class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
+    """Masks, decoder and loss of masked image modelling.
+
+    Args:
+        objective: "mae": the encoder sees the patches that are not masked, a decoder says the others (MAE,
+            https://arxiv.org/abs/2111.06377); "simmim": a mask token takes the place of masked patches, and one linear
+            layer says their pixels (SimMIM, https://arxiv.org/abs/2111.09886). It needs `use_mask_token`.
+        mask_ratio: Share of the patches that is masked, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
+        mask_type: "random", or "blockwise": rectangles (BEiT, https://arxiv.org/abs/2106.08254).
+        mask_unit: How many patches a side the squares have that "random" masks as one; SimMIM takes 2 of 16 pixels.
+        norm_pix_loss: Whether the pixels of each patch are normalised by their mean and deviation before they are
+            compared; for "mae", as all that follow.
+        decoder_hidden_size: Width of the decoder.
+        decoder_num_hidden_layers: Number of its blocks.
+        decoder_num_attention_heads: Number of its attention heads.
+        decoder_intermediate_size: Width of the hidden layer of its MLPs.
+    """
+
+    objective: Literal["mae", "simmim"] = "mae"
+    mask_ratio: float | None = None
+    mask_type: Literal["random", "blockwise"] = "random"
+    mask_unit: int = 1
+    norm_pix_loss: bool = True
+    decoder_hidden_size: int = 512
+    decoder_num_hidden_layers: int = 8
+    decoder_num_attention_heads: int = 16
+    decoder_intermediate_size: int = 2048
+
+    @property
+    def masked_share(self) -> float:
+        """The share of the patches that is masked: `mask_ratio`, or the default of the objective."""
+        if self.mask_ratio is not None:
+            return self.mask_ratio
+        return 0.75 if self.objective == "mae" else 0.6
+
+    @property
+    def normalizes_patches(self) -> bool:
+        """Whether the pixels of each patch are compared without their mean and deviation."""
+        return self.objective == "mae" and self.norm_pix_loss
+
+    @classmethod
+    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """Returns saved options with given ones in their places; those of "mae" alone do not go over to "simmim"."""
+        if given.get("objective") == "simmim":
+            saved = {name: value for name, value in saved.items() if name not in MAE_OPTIONS}
+        return super().merge(saved, given)
+
+    def check(self) -> None:
+        """Raises `ValueError` where the values do not fit together."""
+        if self.objective != "mae":
+            check_defaults(self, MAE_OPTIONS, "objective", "mae")
+        if self.mask_ratio is not None and not 0 < self.mask_ratio < 1:
+            raise ValueError(
+                f"mask_ratio={self.mask_ratio} must lie in (0, 1): some patches are masked, some are seen."
+            )
+        counts = ("mask_unit", *(name for name in MAE_OPTIONS if name != "norm_pix_loss"))
+        check_positive({name: vars(self)[name] for name in counts})
+        if self.mask_type == "blockwise" and self.mask_unit != 1:
+            raise ValueError(
+                f"mask_unit={self.mask_unit} is for mask_type='random'; blocks have sizes of their own. Leave it out."
+            )
+        if self.decoder_hidden_size % 4 or self.decoder_hidden_size % self.decoder_num_attention_heads:
+            raise ValueError(
+                f"decoder_hidden_size={self.decoder_hidden_size} must be a multiple of 4, for its positions, and of "
+                f"decoder_num_attention_heads={self.decoder_num_attention_heads}."
+            )
+
+
+# The fields of `HfViTConfig` that hold them
+TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
+    "segmentation_config": HfViTSegmentationConfig,
+    "universal_segmentation_config": HfViTUniversalSegmentationConfig,
+    "depth_config": HfViTDepthConfig,
+    "detection_config": HfViTDetectionConfig,
+    "keypoint_config": HfViTKeypointConfig,
+    "masked_image_modeling_config": HfViTMaskedImageModelingConfig,
+    "text_config": HfViTTextConfig,
+    "contrastive_config": HfViTContrastiveConfig,
+}

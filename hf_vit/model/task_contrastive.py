@@ -1,0 +1,380 @@
+"""Images beside texts: how both are compared, the losses over the batch of all processes, and the model.
+
+Shapes: B images or texts of a process, N of all processes, S tokens, D hidden size, E width of what is compared, B
+images, T texts, S tokens of a text, C channels, H W pixels, h w patch grid.
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.clip.modeling_clip import CLIPOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from .configuration_hf_vit import HfViTConfig
+from .layers import HfViTOwnStart, in_full_precision, sum_over_processes
+from .modeling_hf_vit import HfViTModel
+from .pretrained import HfViTPreTrainedModel
+from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
+from .text_tower import build_text_tower, pool_tokens, without_pooler
+
+
+# How many logits of a loss are there at once: 16 MiB in float32
+MAX_LOGITS = 2**22
+
+
+class HfViTContrastiveHead(HfViTOwnStart):
+    """Brings what sums up images and texts to one width, and says how alike they are."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTContrastiveConfig, text_size: int) -> None:
+        """Builds the layers.
+
+        Args:
+            config: The configuration, which tells the width of pooled images.
+            options: Those of the comparison.
+            text_size: Width D of pooled texts.
+        """
+        super().__init__()
+        self.options = options
+        size = options.projection_dim
+        self.image_projection = nn.Identity() if size is None else nn.Linear(config.pooled_size, size, bias=False)
+        self.text_projection = nn.Linear(text_size, size or config.pooled_size, bias=size is None)
+        # Of one dimension: FSDP2 takes no parameter without.
+        self.logit_scale = nn.Parameter(torch.full((1,), options.initial_scale))
+        has_bias = options.loss == "sigmoid"
+        self.logit_bias = nn.Parameter(torch.full((1,), options.initial_bias)) if has_bias else None
+
+    def initialize(self, std: float) -> None:
+        """Sets the numbers that the comparison starts from."""
+        init.constant_(self.logit_scale, self.options.initial_scale)
+        if self.logit_bias is not None:
+            init.constant_(self.logit_bias, self.options.initial_bias)
+
+    def forward(self, image_embeds: Tensor, text_embeds: Tensor) -> Tensor:
+        """Compares each image (B, E) with each text (B', E), both of length 1; returns the logits (B, B')."""
+        logits = image_embeds @ text_embeds.T * self.logit_scale.exp()
+        return logits if self.logit_bias is None else logits + self.logit_bias
+
+
+@in_full_precision
+def contrastive_loss(
+    image_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: Tensor,
+    logit_bias: Tensor | None = None,
+    max_logits: int = MAX_LOGITS,
+) -> Tensor:
+    """How wrong it is which images and texts are alike, of the pairs of all processes.
+
+    With a bias it is the loss of SigLIP: the cross-entropy of each of the N·N pairs, summed and divided by N. Without,
+    it is that of CLIP: the mean cross-entropy of the text of an image among all texts, and of the image of a text
+    among all images. It is the same on all processes, which must all call it. DDP, which takes the mean of gradients
+    over the processes, then has those of one process with all pairs. At no time are there more logits than
+    `max_logits`, or those of one row: they are computed in rows, and once more in the backward pass.
+
+    Args:
+        image_embeds: (B, E) of length 1; processes may have another number of them each, but one at least.
+        text_embeds: (B, E) of length 1, that of each image.
+        logit_scale: (1,), the logarithm of the factor.
+        logit_bias: (1,) or None.
+        max_logits: The most logits at once.
+
+    Returns:
+        Scalar in float32 at least.
+
+    Raises:
+        ValueError: if there are not as many images as texts, or a process has none.
+
+    Source: https://arxiv.org/abs/2303.15343 and https://arxiv.org/abs/2103.00020.
+    """
+    if image_embeds.shape != text_embeds.shape:
+        raise ValueError(
+            f"The loss needs a text for each image, but there are {len(image_embeds)} images and {len(text_embeds)} "
+            "texts. Give as many, or leave return_loss out."
+        )
+    precision = torch.promote_types(image_embeds.dtype, torch.float32)
+    images, texts = image_embeds.to(precision), text_embeds.to(precision)
+    everything = gather_pairs(images, texts)
+    total = share_of_loss(images, texts, *everything, logit_scale, logit_bias, max_logits)
+    return sum_over_processes(total) / len(everything[0])
+
+
+@in_full_precision
+def loss_of_pairs(
+    image_embeds: Tensor,
+    text_embeds: Tensor,
+    logit_scale: Tensor,
+    logit_bias: Tensor | None = None,
+    max_logits: int = MAX_LOGITS,
+) -> Tensor:
+    """The loss of pairs that this process has all of, whatever others have; otherwise as `contrastive_loss`."""
+    pairs = image_embeds, text_embeds
+    return share_of_loss(*pairs, *pairs, 0, logit_scale, logit_bias, max_logits) / len(image_embeds)
+
+
+def share_of_loss(
+    images: Tensor,
+    texts: Tensor,
+    all_images: Tensor,
+    all_texts: Tensor,
+    start: int,
+    logit_scale: Tensor,
+    logit_bias: Tensor | None,
+    max_logits: int,
+) -> Tensor:
+    """Returns what images and texts (B, E), of which the first is number `start` of all (N, E), add to the loss."""
+    scale = logit_scale.to(images.dtype).exp()
+    if logit_bias is None:
+        rows = partial(sum_over_rows, softmax_rows, start=start, max_logits=max_logits)
+        return (rows(images * scale, all_texts) + rows(texts * scale, all_images)) / 2
+    bias = logit_bias.to(images.dtype)
+    return sum_over_rows(sigmoid_rows, images * scale, all_texts, bias, start=start, max_logits=max_logits)
+
+
+def gather_pairs(images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Returns images and texts (N, E) of all processes, with their gradients, and where those of this one start."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        check_counts([len(images)])
+        return images, texts, 0
+    counts = torch.zeros(dist.get_world_size(), dtype=torch.long, device=images.device)
+    counts[dist.get_rank()] = len(images)
+    dist.all_reduce(counts)
+    shares = counts.tolist()
+    check_counts(shares)
+    start = sum(shares[: dist.get_rank()])
+    own = torch.cat((images, texts), dim=1)  # (B, 2·E)
+    others = (0, 0, start, sum(shares) - start - len(own))
+    all_images, all_texts = sum_over_processes(F.pad(own, others)).chunk(2, dim=1)
+    return all_images, all_texts, start
+
+
+def check_counts(shares: list[int]) -> None:
+    """Raises `ValueError` if a process has nothing; `shares` is how many pairs each has, the same for all of them."""
+    if min(shares) == 0:
+        raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
+
+
+def sum_over_rows(
+    loss_of: Callable[..., Tensor], own: Tensor, others: Tensor, *args: Tensor, start: int, max_logits: int
+) -> Tensor:
+    """Adds up the losses of rows, a few at a time, of which nothing is kept for the backward pass.
+
+    Args:
+        loss_of: Takes rows of `own`, `others`, where its partner is among them for each row, and `args`.
+        own: (B, E).
+        others: (N, E), of which number `start` belongs to the first row, and so on.
+        *args: What it takes beside.
+        start: See `others`.
+        max_logits: The most logits at once.
+    """
+    partners = torch.arange(start, start + len(own), device=own.device)
+    size = max(1, max_logits // len(others))
+    parts = [
+        checkpoint(loss_of, rows, others, index, *args, use_reentrant=False, preserve_rng_state=False)
+        for rows, index in zip(own.split(size), partners.split(size), strict=True)
+    ]
+    return torch.stack(parts).sum()
+
+
+def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
+    """Sum over rows (b, E) of the cross-entropy of their partner, a number (b,), among the others (N, E)."""
+    return F.cross_entropy(own @ others.T, partners, reduction="sum")
+
+
+def sigmoid_rows(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
+    """Sum over all pairs of rows (b, E) and others (N, E) of their cross-entropy; `partners` (b,) are right."""
+    logits = own @ others.T + bias  # (b, N)
+    signs = torch.full_like(logits, -1).scatter_(1, partners[:, None], 1)
+    return -F.logsigmoid(signs * logits).sum()
+
+
+class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
+    """Says how alike images and texts are: it finds texts for images, images for texts, and classes by their names.
+
+    It learns from pairs of an image and a text, with `return_loss=True`, by the loss of SigLIP
+    (https://arxiv.org/abs/2303.15343) or CLIP (https://arxiv.org/abs/2103.00020).
+    """
+
+    input_modalities = ("image", "text")
+    _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer", "HfViTContrastiveHead"]
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        self.text_options = HfViTTextConfig.of(config.text_config)
+        self.options = HfViTContrastiveConfig.of(config.contrastive_config)
+        self.model = HfViTModel(config)
+        self.text_model = build_text_tower(config, self.text_options)
+        own = self.text_options.encoder_config is None
+        text_size = self.text_options.hidden_size if own else self.text_model.config.hidden_size
+        self.contrastive_head = HfViTContrastiveHead(config, self.options, text_size)
+        self.post_init()
+
+    @classmethod
+    def from_vision_text_pretrained(
+        cls,
+        vision_model_name_or_path: str | os.PathLike[str],
+        text_model_name_or_path: str | os.PathLike[str],
+        **kwargs: Any,
+    ) -> Self:
+        """Joins an image tower and a text encoder that have been trained apart; what compares them starts fresh.
+
+        Args:
+            vision_model_name_or_path: What `from_pretrained` opens.
+            text_model_name_or_path: What `AutoModel` opens: a text encoder of the library.
+            **kwargs: Arguments of `from_pretrained`; of `text_config` only `pooling` and `eos_token_id` make sense.
+
+        Raises:
+            ValueError: as `from_pretrained`.
+            OSError: if one of them is not there.
+        """
+        encoder_config = AutoConfig.from_pretrained(text_model_name_or_path).to_diff_dict()
+        kwargs["text_config"] = {**kwargs.get("text_config", {}), "encoder_config": encoder_config}
+        model = cls.from_pretrained(vision_model_name_or_path, **kwargs)
+        model.load_text_weights(text_model_name_or_path)
+        return model
+
+    def load_text_weights(self, name_or_path: str | os.PathLike[str]) -> None:
+        """Gives the text tower the weights of a text encoder of the library whose configuration it has.
+
+        Args:
+            name_or_path: What `AutoModel` opens.
+
+        Raises:
+            OSError: if there is no such model.
+        """
+        trained = AutoModel.from_pretrained(name_or_path, dtype=self.dtype)
+        self.text_model.load_state_dict(without_pooler(trained).state_dict())
+
+    def freeze_vision(self) -> None:
+        """Keeps the image tower as it is, so that only the text learns to fit it (https://arxiv.org/abs/2111.07991).
+
+        Its projection, if there is one, still learns. Call it before the optimizer is built; it is not saved.
+        """
+        self.model.requires_grad_(False)
+
+    @can_return_tuple
+    def get_image_features(
+        self,
+        pixel_values: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """Returns the outputs of the image tower, of which `pooler_output` (B, E) is projected, of any length.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+        """
+        outputs = self.model(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs)
+        outputs.pooler_output = self.contrastive_head.image_projection(outputs.pooler_output)
+        return outputs
+
+    @can_return_tuple
+    def get_text_features(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """Returns the outputs of the text tower, of which `pooler_output` (T, E) is projected, of any length.
+
+        Args:
+            input_ids: (T, S) int64.
+            attention_mask: (T, S), 0 where a token is padding.
+            position_ids: (T, S) int64.
+            token_type_ids: (T, S) int64, for text encoders of the library that take them.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Raises:
+            ValueError: if there are no texts, or one is too long.
+        """
+        if input_ids is None:
+            raise ValueError("input_ids is missing: pass the tokens of the texts that the tokenizer returns.")
+        options = self.text_options
+        if options.pad_token_id is not None:  # padding is seen
+            missing = options.max_position_embeddings - input_ids.shape[1]
+            input_ids, attention_mask = F.pad(input_ids, (0, max(missing, 0)), value=options.pad_token_id), None
+        given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}
+        given = {name: value for name, value in given.items() if value is not None}
+        outputs = self.text_model(input_ids=input_ids, return_dict=True, **given, **kwargs)
+        pooled = pool_tokens(
+            outputs.last_hidden_state, input_ids, attention_mask, options.pooled_by, options.eos_token_id
+        )
+        return BaseModelOutputWithPooling(
+            last_hidden_state=outputs.last_hidden_state,
+            pooler_output=self.contrastive_head.text_projection(pooled),
+            hidden_states=outputs.get("hidden_states"),
+            attentions=outputs.get("attentions"),
+        )
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        return_loss: bool | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CLIPOutput:
+        """Compares each image with each text.
+
+        Args:
+            input_ids: (T, S) int64.
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            attention_mask: (T, S), 0 where a token is padding.
+            position_ids: (T, S) int64.
+            token_type_ids: (T, S) int64, for text encoders of the library that take them.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            return_loss: Whether the texts belong to the images, one to each, and the loss is wanted.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            The library's output: `image_embeds` (B, E) and `text_embeds` (T, E) of length 1, `logits_per_image` (B, T)
+            and `logits_per_text` (T, B), the outputs of both towers, and `loss`, see `contrastive_loss`. In training
+            with a loss there are no logits, whose number grows with the square of the batch.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        images = self.get_image_features(
+            pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True, **kwargs
+        )
+        texts = self.get_text_features(
+            input_ids, attention_mask, position_ids, token_type_ids, return_dict=True, **kwargs
+        )
+        image_embeds, text_embeds = (F.normalize(part.pooler_output, dim=-1) for part in (images, texts))
+        head = self.contrastive_head
+        loss = None
+        if return_loss:
+            loss = contrastive_loss(image_embeds, text_embeds, head.logit_scale, head.logit_bias)
+        logits = None if self.training and return_loss else head(image_embeds, text_embeds)  # (B, T)
+        return CLIPOutput(
+            loss=loss,
+            logits_per_image=logits,
+            logits_per_text=None if logits is None else logits.T,
+            text_embeds=text_embeds,
+            image_embeds=image_embeds,
+            text_model_output=texts,
+            vision_model_output=images,
+        )

@@ -1,0 +1,378 @@
+"""Monocular depth: heads, losses and model.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
+registers), L = P + N, D hidden size, P prefix tokens, s how much finer a head's result is than the grid, K bins.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import (
+    DepthEstimatorOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from .adapt_inputs import HfViTInputSized
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .layers import (
+    Head,
+    HfViTFusion,
+    HfViTHeadConv2d,
+    HfViTHeadConvTranspose2d,
+    HfViTReassemble,
+    each_image_alone,
+    in_full_precision,
+    last_or,
+)
+from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
+from .task_configurations import HfViTDepthConfig
+
+
+NUM_SCALES = 4  # of the gradient matching
+SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts as 0
+LEAST_PREDICTION = 1e-6  # metres, for the logarithm
+
+
+class HfViTDepthPredictor(HfViTHeadConv2d):
+    """The last layer of a head, which starts where the activation behind it passes a gradient.
+
+    At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
+    """
+
+    def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
+        """Builds the layer."""
+        super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
+        self.initial_bias = 1.0 if options.depth_estimation_type == "relative" else 0.0
+
+    @property
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start."""
+        return 0.1 * super().initial_limit
+
+
+class HfViTLinearDepthHead(nn.Module):
+    """A linear layer on each patch and the CLS token, to the probabilities of bins of depth."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
+        """Builds the layer for `num_levels` levels of the encoder."""
+        super().__init__()
+        width = config.hidden_size * (2 if config.use_cls_token else 1)
+        is_metric = options.depth_estimation_type == "metric"
+        largest = options.max_depth if is_metric else None
+        self.has_cls = config.use_cls_token
+        self.limits = None if largest is None else (options.min_depth, largest)
+        self.num_bins = 1 if largest is None else options.num_bins
+        self.classifier = HfViTDepthPredictor(options, width * num_levels, self.num_bins)
+
+    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+        """Maps (B, D, h, w) and tokens (B, P, D) to depth (B, 1, 4·h, 4·w)."""
+        parts = list(levels)
+        if self.has_cls:
+            parts += [
+                prefix[:, 0, :, None, None].expand_as(level) for level, prefix in zip(levels, prefixes, strict=True)
+            ]
+        # The layer acts on each position alone, so it may come before the resizing of the protocol: four times less.
+        scores = self.classifier(torch.cat(parts, dim=1))  # (B, K, h, w)
+        scores = F.interpolate(scores, scale_factor=4, mode="bilinear", align_corners=False)
+        if self.limits is None:
+            return scores.relu()
+        # Half precision has fewer numbers than there are bins.
+        weights = scores.relu().to(torch.promote_types(scores.dtype, torch.float32)) + 0.1  # all bins count a little
+        lowest, highest = self.limits
+        bins = torch.linspace(lowest, highest, self.num_bins, device=scores.device, dtype=weights.dtype)
+        depth = (weights * bins[:, None, None]).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
+        return depth.to(scores.dtype)
+
+
+class HfViTConvDepthHead(nn.Module):
+    """Transposed convolutions over the patch grid: D, D/2, D/4, 1, four times as fine."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
+        """Builds the layers for `num_levels` levels of the encoder side by side."""
+        super().__init__()
+        width = config.hidden_size
+        self.up1 = HfViTHeadConvTranspose2d(width * num_levels, width // 2, kernel_size=4, stride=2, padding=1)
+        self.up2 = HfViTHeadConvTranspose2d(width // 2, width // 4, kernel_size=4, stride=2, padding=1)
+        self.predictor = HfViTDepthPredictor(options, width // 4, kernel_size=3)
+        self.activation = make_activation(options)
+
+    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+        """Maps (B, D, h, w) to depth (B, 1, 4·h, 4·w)."""
+        maps = self.up1(torch.cat(levels, dim=1)).relu()  # (B, D/2, 2·h, 2·w)
+        return self.activation(self.predictor(self.up2(maps).relu()))
+
+
+class HfViTDPTDepthHead(nn.Module):
+    """Levels of the encoder, reassembled at several resolutions and fused (https://arxiv.org/abs/2103.13413)."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
+        """Builds the layers for `num_levels` levels of the encoder."""
+        super().__init__()
+        sizes, fused = options.neck_hidden_sizes, options.fusion_hidden_size
+        if num_levels != len(sizes):
+            raise ValueError(
+                f"head='dpt' has {len(sizes)} levels by its neck_hidden_sizes={list(sizes)}, but out_indices names "
+                f"{num_levels} blocks. Make them as many."
+            )
+        self.config = config
+        self.doubles_resolution = options.doubles_resolution
+        self.scale = round(2 ** (num_levels + 1) * options.reassemble_factors[-1])
+        self.reassemble = nn.ModuleList(
+            HfViTReassemble(config, size, factor, options.readout_type)
+            for size, factor in zip(sizes, options.reassemble_factors, strict=True)
+        )
+        self.convs = nn.ModuleList(
+            HfViTHeadConv2d(size, fused, kernel_size=3, padding=1, bias=False) for size in sizes
+        )
+        self.fusions = nn.ModuleList(HfViTFusion(fused, is_first=index == 0) for index in range(num_levels))
+        self.conv1 = HfViTHeadConv2d(fused, fused // 2, kernel_size=3, padding=1)
+        self.conv2 = HfViTHeadConv2d(fused // 2, options.head_hidden_size, kernel_size=3, padding=1)
+        self.predictor = HfViTDepthPredictor(options, options.head_hidden_size)
+        self.activation = make_activation(options)
+
+    def forward(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+        """Maps (B, D, h, w) and tokens (B, P, D), the finest level first, to depth (B, 1, H, W) or so."""
+        maps = [
+            conv(reassemble(level, prefix))
+            for conv, reassemble, level, prefix in zip(self.convs, self.reassemble, levels, prefixes, strict=True)
+        ]
+        maps.reverse()  # the coarsest first
+        fused = maps[0]
+        for index, fusion in enumerate(self.fusions):
+            is_last = index == len(maps) - 1
+            size = double_size(fused) if self.doubles_resolution or is_last else maps[index + 1].shape[-2:]
+            fused = fusion(fused, maps[index] if index else None, size)
+        size = double_size(fused)
+        if not self.doubles_resolution:
+            patch = to_pair(self.config.patch_size)
+            size = levels[0].shape[-2] * patch[0], levels[0].shape[-1] * patch[1]
+        fused = F.interpolate(self.conv1(fused), size=size, mode="bilinear", align_corners=True)
+        return self.activation(self.predictor(self.conv2(fused).relu()))
+
+    def in_scale(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
+        """The same, as many times as fine as the grid whatever that is: the images of a batch must go together."""
+        height, width = (side * self.scale for side in levels[0].shape[-2:])
+        return F.interpolate(self(levels, prefixes), size=(height, width), mode="bilinear", align_corners=True)
+
+
+def double_size(maps: Tensor) -> tuple[int, int]:
+    """Twice the height and width of maps (B, C, h, w)."""
+    return 2 * maps.shape[-2], 2 * maps.shape[-1]
+
+
+class HfViTBoundedDepth(nn.Module):
+    """Any number to a depth in metres between 0 and a largest one."""
+
+    def __init__(self, max_depth: float) -> None:
+        """`max_depth` is in metres."""
+        super().__init__()
+        self.max_depth = max_depth
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Values of any shape to depths of the same."""
+        return values.sigmoid() * self.max_depth
+
+
+def make_activation(options: HfViTDepthConfig) -> nn.Module:
+    """Returns what makes depths of the last layer's numbers."""
+    if options.depth_estimation_type == "relative":
+        return nn.ReLU()
+    return nn.Softplus() if options.max_depth is None else HfViTBoundedDepth(options.max_depth)
+
+
+HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfViTDPTDepthHead}
+
+
+class HfViTDepthHead(HfViTInputSized):
+    """The head that the options name, on the blocks that they name."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
+        """Builds the head.
+
+        Raises:
+            ValueError: if there is no such block, or the options do not fit the backbone.
+        """
+        super().__init__()
+        indices = options.out_indices
+        if indices is None and options.head == "dpt":
+            num_levels = len(options.neck_hidden_sizes)
+            indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
+        self.out_indices = last_or(indices, config)
+        self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
+        # By its name, so that the weights of one head are never taken for those of another.
+        self.name = options.head
+        self.add_module(self.name, HEADS[self.name](config, options, len(self.out_indices)))
+
+    def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
+        """Refuses to lose or gain a CLS token that the head has weights for."""
+        if self.reads_cls_token and new.use_cls_token != old.use_cls_token:
+            raise ValueError(
+                f"use_cls_token={new.use_cls_token} does not fit the depth head, which was built for use_cls_token="
+                f"{old.use_cls_token}. Change the backbone (HfViTModel), save it, and open it as HfViTForDepth"
+                "Estimation: it gets a new head."
+            )
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The head itself."""
+        return self.get_submodule(self.name)
+
+    def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
+        """Runs the head.
+
+        Args:
+            levels: Maps of the blocks, each (B, D, h, w).
+            prefixes: Their prefix tokens, each (B, P, D).
+            mask: (B, h, w) bool, False for padding; None if there is none.
+
+        Returns:
+            (B, s·h, s·w): depth in metres, or relative inverse depth.
+        """
+        decoder = self.decoder
+        head: Head = decoder
+        if mask is not None and isinstance(decoder, HfViTDPTDepthHead) and decoder.doubles_resolution:
+            head = decoder.in_scale
+        return each_image_alone(head, levels, prefixes, mask).squeeze(1)
+
+
+@in_full_precision
+def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
+    """Mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
+
+    Args:
+        predicted: (B, h, w), metres or relative inverse depth, resized to the labels.
+        labels: (B, H, W) metres; 0, negative, NaN and infinite mean that a pixel is not valid, and so does more than
+            the `max_depth` of metric depth.
+        options: Which loss.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: if the labels have another shape or hold whole numbers.
+    """
+    if labels.ndim != 3 or len(labels) != len(predicted) or not labels.is_floating_point():
+        raise ValueError(
+            f"labels must be floats (batch, height, width) in metres with batch {len(predicted)}, not {labels.dtype} "
+            f"of shape {tuple(labels.shape)}. The image processor makes them from depth_maps."
+        )
+    precision = torch.promote_types(predicted.dtype, torch.float32)
+    predicted, labels = predicted.to(precision), labels.to(precision)
+    if predicted.shape[-2:] != labels.shape[-2:]:
+        predicted = F.interpolate(predicted[:, None], size=labels.shape[-2:], mode="bilinear", align_corners=False)[
+            :, 0
+        ]
+    valid = labels.isfinite() & (labels > 0)  # (B, H, W)
+    if options.depth_estimation_type == "metric" and options.max_depth is not None:
+        valid &= labels <= options.max_depth  # beyond which nothing can be predicted
+    labels = labels.where(valid, 1)  # no NaN may reach a product, whose gradient it would spoil
+    if options.depth_estimation_type == "relative":
+        return torch.stack(
+            [
+                ssi_loss(*image, options.gradient_loss_weight)
+                for image in zip(predicted, 1 / labels, valid, strict=True)
+            ]
+        ).mean()
+    count = valid.sum(dim=(1, 2)).clamp_min(1)  # (B,)
+
+    def mean(values: Tensor) -> Tensor:
+        return (values * valid).sum(dim=(1, 2)) / count
+
+    if options.loss == "l1":
+        return mean((predicted - labels).abs()).mean()
+    if options.loss == "mse":
+        return mean((predicted - labels).square()).mean()
+    # Not at `min_depth`, below which a prediction that has run away from all depths would have no way back.
+    ratio = predicted.clamp_min(LEAST_PREDICTION).log() - labels.clamp_min(options.min_depth).log()
+    squares = mean(ratio.square()) - options.silog_lambda * mean(ratio).square()  # (B,)
+    counts = squares > SILOG_EPS
+    return squares.where(counts, 1).sqrt().where(counts, 0).mean()
+
+
+def ssi_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
+    """Scale- and shift-invariant loss of one image, with gradient matching (https://arxiv.org/abs/1907.01341).
+
+    Both maps are brought to median 0 and mean absolute deviation 1; the loss is their mean absolute difference, and
+    that of its slopes at four resolutions.
+
+    Args:
+        predicted: (H, W) relative inverse depth.
+        target: (H, W) inverse depth.
+        valid: (H, W) bool.
+        gradient_weight: Weight of the slopes.
+
+    Returns:
+        Scalar, exactly 0 where nothing is valid.
+    """
+    if not valid.any():
+        return (predicted * 0).sum()
+    difference = (normalized(predicted, valid) - normalized(target, valid)) * valid  # (H, W)
+    loss = difference.abs().sum() / valid.sum()
+    for scale in range(NUM_SCALES if gradient_weight else 0):
+        step = 2**scale
+        loss = loss + gradient_weight * slope(difference[::step, ::step], valid[::step, ::step])
+    return loss
+
+
+def normalized(values: Tensor, valid: Tensor) -> Tensor:
+    """Values (H, W) with median 0 and mean absolute deviation 1 over the valid pixels."""
+    chosen = values[valid]
+    median = chosen.median()
+    deviation = (chosen - median).abs().mean()
+    return (values - median) / deviation.clamp_min(1e-6)
+
+
+def slope(difference: Tensor, valid: Tensor) -> Tensor:
+    """Sum of the mean absolute slopes down and across between valid pixels."""
+    down = (difference[1:] - difference[:-1]).abs() * (valid[1:] & valid[:-1])
+    across = (difference[:, 1:] - difference[:, :-1]).abs() * (valid[:, 1:] & valid[:, :-1])
+    return (down.sum() + across.sum()) / valid.sum().clamp_min(1)
+
+
+class HfViTForDepthEstimation(HfViTForDensePrediction):
+    """Says how far away every pixel is."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        self.options = HfViTDepthConfig.of(config.depth_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.depth_head = HfViTDepthHead(config, self.options)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> DepthEstimatorOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: (B, H, W) floats in metres; 0, NaN and more than `max_depth` mean that a pixel is not valid.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            `predicted_depth` (B, s·h, s·w), metres or relative inverse depth; `post_process_depth_estimation` resizes
+            it. `loss` if labels were given, see `depth_loss`.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        outputs, levels, prefixes = self.run_encoder(
+            pixel_values, self.depth_head.out_indices, patch_attention_mask=patch_attention_mask, **kwargs
+        )
+        predicted = self.depth_head(levels, prefixes, patch_attention_mask)
+        return DepthEstimatorOutput(
+            loss=None if labels is None else depth_loss(predicted, labels, self.options),
+            predicted_depth=predicted,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

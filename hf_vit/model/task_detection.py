@@ -1,0 +1,553 @@
+"""Object detection: queries in the encoder that become boxes with a class, the losses of every decoder, and the model.
+
+Shapes: B batch, h w patch grid, N = h·w, P prefix tokens, Q queries, L = P + N + Q, D hidden size, K classes, M
+objects of an image, G groups of queries, C channels, H W pixels, L tokens, L = P + N, s how much finer a head's result
+is than the grid.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.image_transforms import center_to_corners_format
+from transformers.models.auto.modeling_auto import MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES
+from transformers.processing_utils import Unpack
+from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.utils.output_capturing import capture_outputs
+
+from .adapt_inputs import ChannelMode, HfViTInputSized, as_parameter, resampled
+from .configuration_hf_vit import HfViTConfig
+from .deformable_decoder import DetectionPrediction, HfViTDeformableDecoder
+from .embeddings import Grid, lay_out, resample_position_embeddings
+from .encoder import HfViTEncoder
+from .layers import PRIOR_BIAS, HfViTOwnStart, HfViTPredictionHead, HfViTQueries, in_full_precision, to_maps
+from .matching import match
+from .modeling_hf_vit import HfViTModel
+from .pretrained import HfViTPreTrainedModel
+from .task_configurations import HfViTDetectionConfig
+
+
+NO_OBJECT_WEIGHT = 0.1  # of a query without an object in the cross-entropy (https://arxiv.org/abs/2005.12872)
+FOCAL_ALPHA, FOCAL_GAMMA = 0.25, 2.0
+MIN_QUALITY = 0.01  # what a matched query is taught at least, however badly its box fits
+# Of the classes in the matching, beside the weights of the boxes: as in DETR, and in its descendants without softmax
+CLASS_COSTS = {"cross_entropy": 1.0, "focal": 2.0, "iou_aware": 2.0}
+
+
+def class_loss_of(options: HfViTDetectionConfig) -> str:
+    """Returns the name of the loss of the classes, which has a default for each decoder."""
+    return options.class_loss or ("cross_entropy" if options.decoder == "queries" else "iou_aware")
+
+
+class HfViTQueryDecoder(HfViTOwnStart, HfViTInputSized):
+    """Learned queries that join the patches, and what makes boxes and classes of them.
+
+    Sources: YOLOS (https://arxiv.org/abs/2106.00666), DETR (https://arxiv.org/abs/2005.12872).
+    """
+
+    def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
+        """Builds the decoder.
+
+        Raises:
+            ValueError: if the encoder has fewer blocks than the queries shall pass through.
+        """
+        super().__init__()
+        self.config = config
+        self.num_blocks = config.num_hidden_layers if options.num_blocks is None else options.num_blocks
+        if self.num_blocks > config.num_hidden_layers:
+            raise ValueError(
+                f"num_blocks={self.num_blocks} blocks for the queries are more than the encoder has, "
+                f"num_hidden_layers={config.num_hidden_layers}. Lower num_blocks in detection_config."
+            )
+        width = config.hidden_size
+        self.queries = HfViTQueries(options.num_queries, width)
+        self.layers = HfViTEncoder(config, options.num_layers or 0)
+        num_mid = max(0, self.num_blocks - 1) if options.use_mid_position_embeddings else 0
+        num_places = config.num_prefix_tokens + config.grid_size[0] * config.grid_size[1]
+        self.mid_position_embeddings = nn.Parameter(torch.zeros(num_mid, num_places, width)) if num_mid else None
+        self.mid_query_embeddings = nn.Parameter(torch.zeros(num_mid, options.num_queries, width)) if num_mid else None
+        has_no_object = class_loss_of(options) == "cross_entropy"
+        self.classifier = HfViTPredictionHead(
+            width, config.num_labels + has_no_object, initial_bias=0.0 if has_no_object else PRIOR_BIAS
+        )
+        self.box_predictor = HfViTPredictionHead(width, 4)
+
+    def initialize(self, std: float) -> None:
+        """Draws the positions between the blocks, as those before them."""
+        for positions in (self.mid_position_embeddings, self.mid_query_embeddings):
+            if positions is not None:
+                init.trunc_normal_(positions, mean=0.0, std=std)
+
+    def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
+        """Refuses another number of prefix tokens where positions between the blocks count them."""
+        if self.mid_position_embeddings is not None and new.num_prefix_tokens != old.num_prefix_tokens:
+            raise ValueError(
+                f"use_cls_token={new.use_cls_token} and num_register_tokens={new.num_register_tokens} do not fit the "
+                f"positions between the blocks, which were built for {old.num_prefix_tokens} tokens before the "
+                "patches. Change the backbone (HfViTModel), save it, and open it as HfViTForObjectDetection."
+            )
+
+    @torch.no_grad()
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+        """Resamples the positions that queries and patches get between blocks to another grid."""
+        table = self.mid_position_embeddings
+        if table is not None:
+            table = as_parameter(resampled(table, old, new, num_prefix=old.num_prefix_tokens), table)
+            self.mid_position_embeddings = table
+
+    def join_queries(self, hidden_states: Tensor) -> Tensor:
+        """(B, P + N, D) to (B, L, D), with the queries at the end."""
+        # Not `queries.weight`, which may lie on a disk: only a call fetches it.
+        queries = self.queries(torch.arange(self.queries.num_embeddings, device=hidden_states.device))
+        queries = queries.to(hidden_states.device).expand(len(hidden_states), -1, -1)
+        return torch.cat((hidden_states, queries), dim=1)
+
+    def mid_positions(self, grid: Grid, patch_attention_mask: Tensor | None) -> list[Tensor | None]:
+        """What is added to all tokens after each block that queries pass through: (1 or B, L, D) or nothing.
+
+        Args:
+            grid: Rows h and columns w of patches.
+            patch_attention_mask: (B, h, w) bool, False for padding; None if there is none.
+        """
+        table, queries = self.mid_position_embeddings, self.mid_query_embeddings
+        if table is None or queries is None:
+            return [None] * self.num_blocks
+
+        def resample(own_grid: Grid) -> Tensor:
+            config = self.config
+            return resample_position_embeddings(
+                table,
+                config.grid_size,
+                own_grid,
+                num_prefix=config.num_prefix_tokens,
+                mode=config.position_interpolation,
+                antialias=config.position_antialias,
+            )
+
+        places = lay_out(resample, grid, patch_attention_mask, self.config.num_prefix_tokens)
+        places = places.reshape(-1, *places.shape[-3:])  # (1 or B, blocks, P + N, D)
+        places = torch.cat((places, queries.expand(len(places), -1, -1, -1)), dim=2)  # (1 or B, blocks, L, D)
+        return [*places.unbind(1), None]
+
+    def forward(self, tokens: Tensor) -> DetectionPrediction:
+        """Tokens (B, L, D) after the final norm to logits (B, Q, K or K + 1) and boxes (B, Q, 4) in [0, 1]."""
+        queries = tokens[:, -self.queries.num_embeddings :]
+        return DetectionPrediction(self.classifier(queries), self.box_predictor(queries).sigmoid())
+
+
+def class_probabilities(logits: Tensor, class_loss: str) -> Tensor:
+    """Returns how likely each query is an object of each class, (B, Q, K), from logits as they were trained."""
+    return logits.softmax(dim=-1)[..., :-1] if class_loss == "cross_entropy" else logits.sigmoid()
+
+
+def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Intersection over union of boxes, and the generalised one (https://arxiv.org/abs/1902.09630).
+
+    Args:
+        boxes: (..., 4) as x1, y1, x2, y2.
+        others: The same; both are broadcast.
+
+    Returns:
+        Two times (...). Boxes without area overlap nothing.
+    """
+    tiny = torch.finfo(boxes.dtype).tiny
+
+    def area(corners: Tensor) -> Tensor:
+        width, height = (corners[..., 2:] - corners[..., :2]).clamp_min(0).unbind(-1)
+        return width * height
+
+    def between(low: Tensor, high: Tensor) -> Tensor:
+        return area(torch.cat((low, high), dim=-1))
+
+    common = between(torch.maximum(boxes[..., :2], others[..., :2]), torch.minimum(boxes[..., 2:], others[..., 2:]))
+    hull = between(torch.minimum(boxes[..., :2], others[..., :2]), torch.maximum(boxes[..., 2:], others[..., 2:]))
+    union = area(boxes) + area(others) - common
+    iou = common / union.clamp_min(tiny)
+    return iou, iou - (hull - union) / hull.clamp_min(tiny)
+
+
+def count_boxes(labels: Sequence[Mapping[str, Tensor]], is_training: bool) -> float:
+    """Returns by what the losses of a batch are divided: its number of boxes, at least 1.
+
+    In training it is the mean over processes, whose gradients are averaged: their sum is then divided by all boxes.
+    """
+    count = sum(len(target["class_labels"]) for target in labels)
+    if is_training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        total = torch.tensor(float(count), device=labels[0]["boxes"].device)
+        dist.all_reduce(total)
+        return max(float(total), 1.0) / dist.get_world_size()
+    return max(count, 1)
+
+
+def detection_loss(
+    predictions: Sequence[DetectionPrediction],
+    labels: Sequence[Mapping[str, Tensor]],
+    options: HfViTDetectionConfig,
+    num_boxes: float | Tensor,
+    num_groups: int = 1,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of the result and of all that was predicted on the way to it.
+
+    Each is a sum over images, so with `num_boxes` of a global batch the sum over its parts does not depend on how it
+    is split.
+
+    Args:
+        predictions: The last one is the result.
+        labels: For each image `class_labels` (M,) and `boxes` (M, 4), cx, cy, w, h relative to the image.
+        options: Weights and losses.
+        num_boxes: What the sums are divided by.
+        num_groups: Number G of groups of queries, each of which finds all objects by itself.
+
+    Returns:
+        The loss and its parts, detached: `loss_ce`, `loss_bbox` and `loss_giou` of the result, before weights; of the
+        others the same with their numbers behind.
+    """
+    weights = {"loss_ce": 1.0, "loss_bbox": options.bbox_weight, "loss_giou": options.giou_weight}
+    losses, parts = [], {}
+    for number, (logits, boxes) in enumerate(predictions):
+        sums = prediction_losses(logits, boxes, labels, options, num_groups)
+        suffix = "" if number == len(predictions) - 1 else f"_{number}"
+        for name, value in zip(weights, sums, strict=True):
+            value = value / (num_boxes * num_groups)
+            losses.append(weights[name] * value)
+            parts[name + suffix] = value.detach()
+    return torch.stack(losses).sum(), parts
+
+
+@in_full_precision
+def prediction_losses(
+    logits: Tensor,
+    boxes: Tensor,
+    labels: Sequence[Mapping[str, Tensor]],
+    options: HfViTDetectionConfig,
+    num_groups: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums over all images of the losses of classes, of the L1 distance of boxes and of 1 - their generalised IoU.
+
+    Args:
+        logits: (B, G·Q, K or K + 1).
+        boxes: (B, G·Q, 4) as cx, cy, w, h.
+        labels: See `detection_loss`.
+        options: Weights and losses.
+        num_groups: Number G of groups of queries.
+    """
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    logits, boxes = logits.to(precision), boxes.to(precision)
+    class_loss = class_loss_of(options)
+    sums = []
+    for own_logits, own_boxes, target in zip(logits, boxes, labels, strict=True):
+        classes = target["class_labels"].to(logits.device, torch.int64)
+        truth = target["boxes"].to(logits.device, precision)
+        queries, objects = match_objects(own_logits, own_boxes, classes, truth, options, num_groups)
+        chosen, wanted = own_boxes[queries], truth[objects]
+        iou, generalized = box_overlaps(center_to_corners_format(chosen), center_to_corners_format(wanted))
+        if class_loss == "cross_entropy":
+            own_class_loss = cross_entropy_loss(own_logits, queries, classes[objects])
+        elif class_loss == "focal":
+            own_class_loss = focal_loss(own_logits, queries, classes[objects])
+        else:
+            own_class_loss = iou_aware_loss(own_logits, queries, classes[objects], iou.detach())
+        sums.append(torch.stack((own_class_loss, (chosen - wanted).abs().sum(), (1 - generalized).sum())))
+    # A sum over no box has no gradient; this one is zero, for every weight to have one, however far off a box is.
+    nothing = (boxes * 0).nan_to_num().sum()
+    class_sum, box_sum, giou_sum = torch.stack(sums).sum(dim=0)
+    return class_sum, box_sum + nothing, giou_sum
+
+
+@torch.no_grad()
+def match_objects(
+    logits: Tensor,
+    boxes: Tensor,
+    classes: Tensor,
+    truth: Tensor,
+    options: HfViTDetectionConfig,
+    num_groups: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Pairs the queries of one image with its objects, in each group of queries anew (Hungarian algorithm).
+
+    Args:
+        logits: (G·Q, K or K + 1).
+        boxes: (G·Q, 4) as cx, cy, w, h.
+        classes: (M,) int64.
+        truth: (M, 4).
+        options: Weights and losses.
+        num_groups: Number G of groups.
+
+    Returns:
+        Numbers of the queries and of their objects, each (G·min(Q, M),).
+    """
+    if not len(classes):
+        nothing = classes.new_zeros(0)
+        return nothing, nothing
+    class_loss = class_loss_of(options)
+    probabilities = class_probabilities(logits, class_loss)
+    if class_loss == "cross_entropy":
+        class_cost = -probabilities
+    else:
+        positive = FOCAL_ALPHA * (1 - probabilities) ** FOCAL_GAMMA * -(probabilities + 1e-8).log()
+        negative = (1 - FOCAL_ALPHA) * probabilities**FOCAL_GAMMA * -(1 - probabilities + 1e-8).log()
+        class_cost = positive - negative
+    distances = torch.cdist(boxes, truth, p=1)
+    _, generalized = box_overlaps(
+        center_to_corners_format(boxes)[:, None], center_to_corners_format(truth)[None]
+    )  # (G·Q, M)
+    cost = CLASS_COSTS[class_loss] * class_cost[:, classes]
+    cost = (cost + options.bbox_weight * distances - options.giou_weight * generalized).cpu()
+    size = len(cost) // num_groups
+    pairs = [match(group) for group in cost.split(size)]
+    queries = torch.cat([own + number * size for number, (own, _) in enumerate(pairs)])
+    objects = torch.cat([own for _, own in pairs])
+    return queries.to(logits.device), objects.to(logits.device)
+
+
+def cross_entropy_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
+    """Sum over all queries, of which those without an object count less.
+
+    Args:
+        logits: (Q, K + 1), the last one standing for no object.
+        queries: Numbers of the queries that have an object.
+        classes: Their classes.
+    """
+    wanted = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
+    wanted[queries] = classes
+    weights = logits.new_ones(logits.shape[1])
+    weights[-1] = NO_OBJECT_WEIGHT
+    return F.cross_entropy(logits, wanted, weights, reduction="sum")
+
+
+def focal_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
+    """Sum of the focal loss over all queries (Q, K); see `cross_entropy_loss` (https://arxiv.org/abs/1708.02002)."""
+    wanted = torch.zeros_like(logits)
+    wanted[queries, classes] = 1
+    probabilities = logits.sigmoid()
+    missing = (wanted - probabilities).abs()  # how far from right
+    weights = FOCAL_ALPHA * wanted + (1 - FOCAL_ALPHA) * (1 - wanted)
+    cross_entropy = F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+    return (weights * missing**FOCAL_GAMMA * cross_entropy).sum()
+
+
+def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor) -> Tensor:
+    """Sum over all queries of a cross-entropy that teaches a matched one how well its box fits, and the others 0.
+
+    Args:
+        logits: (Q, K).
+        queries: Numbers of the queries that have an object.
+        classes: Their classes.
+        iou: Of their boxes.
+
+    Source: IA-BCE of LW-DETR (https://arxiv.org/abs/2406.03459), section 3.2, after
+    https://github.com/Atten4Vis/LW-DETR.
+    """
+    probabilities = logits.sigmoid()
+    quality = probabilities[queries, classes].detach() ** FOCAL_ALPHA * iou ** (1 - FOCAL_ALPHA)
+    quality = quality.clamp_min(MIN_QUALITY)
+    positive = torch.zeros_like(logits).index_put((queries, classes), quality)
+    negative = (probabilities**FOCAL_GAMMA).index_put((queries, classes), 1 - quality)
+    return -(positive * F.logsigmoid(logits) + negative * F.logsigmoid(-logits)).sum()
+
+
+def check_labels(batch: int, num_classes: int, labels: Any) -> None:
+    """Raises `ValueError` unless every image has boxes with classes; values are read on the CPU only."""
+    if not isinstance(labels, list | tuple) or len(labels) != batch:
+        given = len(labels) if isinstance(labels, list | tuple) else type(labels).__name__
+        raise ValueError(
+            f"labels must be a list with a dictionary for each of the {batch} images, not {given}. The image "
+            "processor makes it."
+        )
+    for index, target in enumerate(labels):
+        if not isinstance(target, Mapping) or not {"class_labels", "boxes"} <= target.keys():
+            raise ValueError(f"labels[{index}] must be a dictionary with class_labels and boxes.")
+        classes, boxes = target["class_labels"], target["boxes"]
+        if classes.ndim != 1 or boxes.shape != (len(classes), 4):
+            raise ValueError(
+                f"labels[{index}] must have class_labels (objects,) and boxes (objects, 4), not "
+                f"{tuple(classes.shape)} and {tuple(boxes.shape)}."
+            )
+        if classes.device.type == boxes.device.type == "cpu" and not torch.compiler.is_compiling():
+            _check_values(index, num_classes, classes, boxes)
+
+
+def _check_values(index: int, num_classes: int, classes: Tensor, boxes: Tensor) -> None:
+    wrong = classes[(classes < 0) | (classes >= num_classes)]
+    if len(wrong):
+        raise ValueError(
+            f"Class {int(wrong[0])} in labels[{index}] is out of range: the model has {num_classes}, 0 to "
+            f"{num_classes - 1}. Load it with num_labels= or id2label= of your data."
+        )
+    strange = boxes[~((boxes >= 0) & (boxes <= 1)).all(dim=1)]
+    if len(strange):
+        raise ValueError(
+            f"labels[{index}] has the box {strange[0].tolist()}, but boxes are centre x, centre y, width and height "
+            "relative to the image, in [0, 1]. The image processor makes them from pixels."
+        )
+
+
+@dataclass
+class HfViTObjectDetectionOutput(ModelOutput):
+    """What `post_process_object_detection` takes.
+
+    Args:
+        loss: Scalar, if labels were given.
+        loss_dict: Its parts before their weights, see `detection_loss`.
+        logits: (B, Q, num_labels), or with `class_loss="cross_entropy"` (B, Q, num_labels + 1), the last one standing
+            for no object.
+        pred_boxes: (B, Q, 4), centre x, centre y, width and height relative to the image without its padding.
+        probabilities: (B, Q, num_labels), how likely each query is an object of each class.
+        auxiliary_outputs: In training what earlier layers say, dictionaries of `logits` and `pred_boxes`.
+        last_hidden_state: (B, L, D) after the final norm; of the deformable decoder what it sees of the last of its
+            blocks, under `config.apply_layernorm`.
+        hidden_states: On request, before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+    """
+
+    loss: Tensor | None = None
+    loss_dict: dict[str, Tensor] | None = None
+    logits: Tensor | None = None
+    pred_boxes: Tensor | None = None
+    probabilities: Tensor | None = None
+    auxiliary_outputs: list[dict[str, Tensor]] | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class HfViTForObjectDetection(HfViTPreTrainedModel):
+    """Finds objects: boxes, each with a class.
+
+    Its losses are sums over boxes, divided by the number of boxes of the whole global batch where the Trainer says it.
+    """
+
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        if not config.num_labels:
+            raise ValueError("num_labels=0 leaves the objects no class. Set num_labels.")
+        self.options = HfViTDetectionConfig.of(config.detection_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        is_deformable = self.options.decoder == "deformable"
+        self.detection_head = (HfViTDeformableDecoder if is_deformable else HfViTQueryDecoder)(config, self.options)
+        self.post_init()
+        self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
+
+    @staticmethod
+    def count_items(labels: list[dict[str, Tensor]]) -> int:
+        """Returns the number of boxes in labels."""
+        return sum(len(target["class_labels"]) for target in labels)
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: list[dict[str, Tensor]] | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTObjectDetectionOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: For each image a dictionary of `class_labels` (objects,) and `boxes` (objects, 4): centre x, centre
+                y, width and height relative to the image without its padding. There may be no object.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            num_items_in_batch: Number of boxes that the loss is divided by, such as those of all batches of a step on
+                all processes; by default those of this batch, in training averaged over processes.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTObjectDetectionOutput`; for the loss `detection_loss`. In training it counts what all layers with
+            queries predict; otherwise the result alone.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        if labels is not None and pixel_values is not None:
+            check_labels(len(pixel_values), self.config.num_labels, labels)
+        predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, labels, **kwargs)
+        loss = loss_dict = None
+        if labels is not None:
+            num_boxes = count_boxes(labels, self.training) if num_items_in_batch is None else num_items_in_batch
+            num_groups = self.options.num_groups if self.training and self.options.decoder == "deformable" else 1
+            loss, loss_dict = detection_loss(predictions, labels, self.options, num_boxes, num_groups)
+        *earlier, result = predictions
+        return HfViTObjectDetectionOutput(
+            loss=loss,
+            loss_dict=loss_dict,
+            logits=result.logits,
+            pred_boxes=result.boxes,
+            probabilities=class_probabilities(result.logits, class_loss_of(self.options)),
+            auxiliary_outputs=[{"logits": logits, "pred_boxes": boxes} for logits, boxes in earlier] or None,
+            last_hidden_state=last_hidden_state,
+        )
+
+    def _predict(
+        self,
+        pixel_values: Tensor | None,
+        patch_attention_mask: Tensor | None,
+        labels: list[dict[str, Tensor]] | None,
+        **kwargs: Any,
+    ) -> tuple[list[DetectionPrediction], Tensor]:
+        """Returns what is predicted after the last block, before that in training only, and the last tokens."""
+        model = self.model
+        head: Any = self.detection_head  # not to be known by its class, for which peft may stand in
+        if self.options.decoder == "deformable":
+            return self._predict_from_levels(head, pixel_values, patch_attention_mask, labels, **kwargs)
+        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
+        start = self.config.num_hidden_layers - head.num_blocks
+        hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
+        hidden_states = head.join_queries(hidden_states)  # (B, L, D)
+        masks = blocks.masks(hidden_states)
+        states = []
+        for block, positions in enumerate(head.mid_positions(blocks.grid, patch_attention_mask), start=start):
+            hidden_states = blocks.run(hidden_states, block, block + 1, **masks)
+            states.append(hidden_states)
+            hidden_states = hidden_states if positions is None else hidden_states + positions
+        whole = {"attention_mask": masks["attention_mask"]}
+        for layer in range(len(head.layers.layers)):
+            hidden_states = blocks.run(hidden_states, layer, layer + 1, head.layers, **whole)
+            states.append(hidden_states)
+        hidden_states = model.norm(hidden_states)
+        earlier = [head(model.norm(state)) for state in states[:-1]] if self.training else []
+        return [*earlier, head(hidden_states)], hidden_states
+
+    def _predict_from_levels(
+        self,
+        head: HfViTDeformableDecoder,
+        pixel_values: Tensor | None,
+        patch_attention_mask: Tensor | None,
+        labels: list[dict[str, Tensor]] | None,
+        **kwargs: Any,
+    ) -> tuple[list[DetectionPrediction], Tensor]:
+        """The same of a decoder behind the encoder, which sees the patches of several blocks.
+
+        Blocks that it does not see run only for what is asked of them, and no result depends on them: under DDP a
+        weight with a part in the outputs has to have one in the loss.
+        """
+        model, config = self.model, self.config
+        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
+        masks = blocks.masks(hidden_states)
+        wants_states = kwargs.get("output_hidden_states")
+        wants_states = config.output_hidden_states if wants_states is None else wants_states
+        num_blocks = config.num_hidden_layers if wants_states or blocks.output_attentions else max(head.out_indices)
+        states = [hidden_states]
+        for block in range(num_blocks):
+            states.append(blocks.run(states[-1], block, block + 1, **masks))
+        seen = {number: states[number] for number in head.out_indices}
+        if config.apply_layernorm:
+            seen = {number: model.norm(state) for number, state in seen.items()}
+        maps = [to_maps(seen[number][:, config.num_prefix_tokens :], blocks.grid) for number in head.out_indices]
+        predictions = head(maps, patch_attention_mask, labels)
+        return predictions if self.training else predictions[-1:], seen[max(seen)]
+
+
+# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
+MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES["hf_vit"] = HfViTForObjectDetection.__name__

@@ -1,0 +1,455 @@
+"""Keypoint detection: heads, heatmaps from points and back, loss and model.
+
+Shapes: B batch, H W pixels, h w patch grid, s how much finer a heatmap is than the grid, h' = s·h, w' = s·w, K
+keypoints, D hidden size, C channels, s how much finer heatmaps are than the grid, P prefix tokens, N = h·w, L = P + N,
+Q queries, s how much finer a head's result is than the grid.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.processing_utils import Unpack
+from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
+
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .embeddings import own_grids
+from .layers import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTHeadConvTranspose2d, each_image_alone, in_full_precision
+from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
+from .task_configurations import HfViTKeypointConfig
+
+
+# Of decoding, as in https://arxiv.org/abs/1910.06278
+BLUR_SIGMA, BLUR_RADIUS = 0.8, 5
+LOWEST, HIGHEST = 0.001, 50.0  # values of a heatmap whose logarithm is taken
+BORDER = 3  # how far from the border the blur still meets what is beyond it
+FARTHEST = 2.0  # how many pixels of the heatmap the place may be from the largest value
+REACH = 3  # standard deviations beyond which nothing is left of a Gaussian
+
+
+class HfViTKeypointPredictor(HfViTHeadConv2d):
+    """The last layer of a head, which starts near zero, as heatmaps are almost everywhere.
+
+    At the scale of its inputs, training is still busy with forgetting it after a few hundred steps.
+    """
+
+    @property
+    def initial_limit(self) -> float:
+        """How far from zero a weight may start: the deviation is 0.001, as in ViTPose."""
+        return 0.001 * math.sqrt(3)
+
+
+class HfViTSimpleKeypointHead(nn.Module):
+    """Bilinear upsampling and one convolution."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
+        """Builds the layer."""
+        super().__init__()
+        self.scale_factor = options.scale_factor
+        self.predictor = HfViTKeypointPredictor(config.hidden_size, config.num_labels, kernel_size=3, padding=1)
+
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, D, h, w) to (B, K, s·h, s·w); `mask` is (B, h, w) bool, False for padding, or None."""
+        return each_image_alone(lambda own, _: self.predict(own[0]), [maps], [], mask)
+
+    def predict(self, maps: Tensor) -> Tensor:
+        """The same without padding."""
+        maps = F.interpolate(maps.relu(), scale_factor=self.scale_factor, mode="bilinear", align_corners=False)
+        return self.predictor(maps)
+
+
+class HfViTDeconvolution(nn.Module):
+    """Doubles the resolution of maps by a transposed convolution, with batch norm."""
+
+    def __init__(self, in_size: int, out_size: int) -> None:
+        """Builds the layers, from `in_size` to `out_size` channels."""
+        super().__init__()
+        self.conv = HfViTHeadConvTranspose2d(in_size, out_size, kernel_size=4, stride=2, padding=1, bias=False)
+        self.norm = HfViTBatchNorm2d(out_size)
+
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, C, h, w) to (B, C', 2·h, 2·w); `mask` is (B, h, w) bool, False for padding, or None."""
+        maps = each_image_alone(lambda own, _: self.conv(own[0]), [maps], [], mask)
+        return self.norm(maps, None if mask is None else double_mask(mask)).relu()
+
+
+class HfViTClassicKeypointHead(nn.Module):
+    """Two transposed convolutions, each doubling the resolution."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
+        """Builds the layers."""
+        super().__init__()
+        self.up1 = HfViTDeconvolution(config.hidden_size, options.hidden_size)
+        self.up2 = HfViTDeconvolution(options.hidden_size, options.hidden_size)
+        self.predictor = HfViTKeypointPredictor(options.hidden_size, config.num_labels, kernel_size=1)
+
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, D, h, w) to (B, K, 4·h, 4·w); `mask` is (B, h, w) bool, False for padding, or None."""
+        maps = self.up1(maps, mask)  # (B, C, 2·h, 2·w)
+        return self.predictor(self.up2(maps, None if mask is None else double_mask(mask)))
+
+
+def double_mask(mask: Tensor) -> Tensor:
+    """A mask (B, h, w) at twice the resolution."""
+    return mask.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+
+
+HEADS = {"classic": HfViTClassicKeypointHead, "simple": HfViTSimpleKeypointHead}
+
+
+class HfViTKeypointHead(nn.Module):
+    """The head that the options name."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
+        """Builds the head.
+
+        Raises:
+            ValueError: if an option is about other keypoints than there are.
+        """
+        super().__init__()
+        check_numbers(config.num_labels, options)
+        # By its name, so that the weights of one head are never taken for those of another.
+        self.name = options.head
+        self.add_module(self.name, HEADS[self.name](config, options))
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The head itself."""
+        return self.get_submodule(self.name)
+
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, D, h, w) to heatmaps (B, K, s·h, s·w); `mask` is (B, h, w) bool, False for padding, or None."""
+        heatmaps: Tensor = self.decoder(maps, mask)
+        return heatmaps
+
+
+def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
+    """Raises `ValueError` if an option names a keypoint that is not there, or has another count of them."""
+    for name in ("flip_pairs", "skeleton"):
+        unknown = [list(pair) for pair in vars(options)[name] if max(pair) >= num_keypoints]
+        if unknown:
+            raise ValueError(
+                f"{name} has {unknown[0]}, but num_labels={num_keypoints} keypoints have the numbers 0 to "
+                f"{num_keypoints - 1}. Change {name} in keypoint_config, or num_labels."
+            )
+    for name in ("keypoint_weights", "oks_sigmas"):
+        values = vars(options)[name]
+        if values is not None and len(values) != num_keypoints:
+            raise ValueError(
+                f"{name} has {len(values)} numbers, but there are num_labels={num_keypoints} keypoints. Give one "
+                "number for each."
+            )
+
+
+def encode_keypoints(
+    keypoints: Tensor, image_size: tuple[int, int], heatmap_size: tuple[int, int], sigma: float
+) -> tuple[Tensor, Tensor]:
+    """Makes the heatmaps that are to be learned: Gaussians whose largest value, 1, may lie between pixels.
+
+    Args:
+        keypoints: (B, K, 3): x, y in pixels of the image, visibility, 0 where a keypoint is not labelled.
+        image_size: Height and width of the images in pixels.
+        heatmap_size: Height and width of the heatmaps.
+        sigma: Standard deviation of the Gaussians in pixels of the heatmap.
+
+    Returns:
+        Heatmaps (B, K, *heatmap_size); and (B, K) bool, whether a keypoint counts: it is labelled, and within reach of
+        the image.
+    """
+    sizes = [heatmap_size[1], heatmap_size[0]]  # as x and y
+    scales = [(there - 1) / max(here - 1, 1) for there, here in zip(sizes, reversed(image_size), strict=True)]
+    places = keypoints[..., :2] * keypoints.new_tensor(scales)  # (B, K, 2)
+    last = places.new_tensor(sizes) - 1
+    reach = REACH * sigma
+    counts = (keypoints[..., 2] > 0) & ((places >= -reach) & (places <= last + reach)).all(dim=-1)  # (B, K)
+    x, y = (
+        torch.exp(-((torch.arange(size, device=places.device) - place[..., None]) ** 2) / (2 * sigma**2))
+        for size, place in zip(sizes, places.where(counts[..., None], 0).unbind(dim=-1), strict=True)
+    )  # (B, K, w'), (B, K, h')
+    return y[..., :, None] * x[..., None, :] * counts[..., None, None], counts
+
+
+@torch.no_grad()
+def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds the place of each keypoint between the pixels of its heatmap (DARK, https://arxiv.org/abs/1910.06278).
+
+    From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
+    is a parabola, leads to its centre. Where the blur would meet what is beyond the border, the heatmap is taken as it
+    is, and slopes are those one pixel further in. Where there is no peak, or far away, the largest value stands.
+
+    Args:
+        heatmaps: (B, K, h', w').
+
+    Returns:
+        Places (B, K, 2), x and y in pixels of the heatmap, and scores (B, K), the largest values; in float32 at least.
+    """
+    heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
+    height, width = heatmaps.shape[-2:]
+    scores, index = heatmaps.flatten(2).max(dim=2)  # (B, K)
+    peak = torch.stack((index % width, index // width), dim=-1)  # (B, K, 2)
+    size = torch.tensor([width, height], device=peak.device)
+    is_inside = ((peak >= BORDER) & (peak < size - BORDER)).all(dim=-1)  # (B, K)
+    logarithms = blur(heatmaps).where(is_inside[..., None, None], heatmaps).clamp(LOWEST, HIGHEST).log()
+    centre = peak.clamp_min(1).minimum(size - 2)
+    step, is_peak = newton_step(around(logarithms, centre))
+    places = centre + step
+    is_peak &= ((places - peak).abs() <= FARTHEST).all(dim=-1)
+    return places.where(is_peak[..., None], peak.to(places.dtype)), scores
+
+
+def blur(heatmaps: Tensor) -> Tensor:
+    """Heatmaps (B, K, h', w') smoothed by a Gaussian."""
+    distances = torch.arange(-BLUR_RADIUS, BLUR_RADIUS + 1, device=heatmaps.device, dtype=heatmaps.dtype)
+    kernel = torch.exp(-(distances**2) / (2 * BLUR_SIGMA**2))
+    kernel = kernel / kernel.sum()
+    maps = F.pad(heatmaps.flatten(0, 1)[:, None], [BLUR_RADIUS] * 4, mode="replicate")  # (B·K, 1, ., .)
+    maps = F.conv2d(F.conv2d(maps, kernel[None, None, None]), kernel[None, None, :, None])
+    return maps.view_as(heatmaps)
+
+
+def around(maps: Tensor, centre: Tensor) -> Tensor:
+    """Values of maps (B, K, h', w') at places (B, K, 2) and the eight beside, (B, K, 3, 3); the border is repeated."""
+    height, width = maps.shape[-2:]
+    steps = torch.arange(-1, 2, device=centre.device)
+    columns = (centre[..., 0, None] + steps).clamp(0, width - 1)  # (B, K, 3)
+    rows = (centre[..., 1, None] + steps).clamp(0, height - 1)
+    index = rows[..., :, None] * width + columns[..., None, :]  # (B, K, 3, 3)
+    return maps.flatten(2).gather(2, index.flatten(2)).view_as(index)
+
+
+def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The way from the middle of values (..., 3, 3) to their peak, (..., 2) as x and y; and if there is one."""
+    (up_left, up, _), (left, middle, right), (_, down, down_right) = (
+        row.unbind(dim=-1) for row in values.unbind(dim=-2)
+    )
+    slope_x, slope_y = (right - left) / 2, (down - up) / 2
+    eps = torch.finfo(torch.float32).eps  # that of the published code
+    bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
+    bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
+    determinant = bend_x * bend_y - bend_xy**2
+    is_peak = (bend_x < 0) & (determinant > 0)
+    step = torch.stack((bend_xy * slope_y - bend_y * slope_x, bend_xy * slope_x - bend_x * slope_y), dim=-1)
+    return step / determinant.where(is_peak, 1)[..., None], is_peak
+
+
+def flip_heatmaps(heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
+    """Returns the heatmaps (B, K, h', w') of mirror images as those of the images: mirrored, and the pairs swapped.
+
+    Args:
+        heatmaps: Of the mirror images.
+        flip_pairs: Pairs of keypoints (numbers) that a mirror image swaps.
+    """
+    return heatmaps[:, mirrored_order(heatmaps.shape[1], flip_pairs)].flip(-1)
+
+
+def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> list[int]:
+    """Returns which keypoint takes the place of each in a mirror image, which swaps pairs of them (numbers)."""
+    order = list(range(num_keypoints))
+    for first, second in flip_pairs:
+        order[first], order[second] = second, first
+    return order
+
+
+@in_full_precision
+def keypoint_loss(
+    heatmaps: Tensor,
+    labels: Tensor,
+    image_size: tuple[int, int],
+    options: HfViTKeypointConfig,
+    mask: Tensor | None = None,
+    num_images: Tensor | int | None = None,
+) -> Tensor:
+    """Sum over images of their losses, divided by their number.
+
+    So with `num_images` of a global batch the sum over its parts does not depend on how it is split.
+
+    The loss of an image is the mean over its keypoints of the mean squared difference of the heatmaps, times the
+    weight of the keypoint; 0 for those that are not labelled or out of reach.
+
+    Args:
+        heatmaps: (B, K, h', w').
+        labels: (B, K, 3): x, y in pixels of the image, visibility (0 not labelled, 1 hidden, 2 visible).
+        image_size: Height and width of the batch in pixels.
+        options: Width of the Gaussians and weights of the keypoints.
+        mask: (B, h, w) bool, False for padding; None if there is none.
+        num_images: What the sum is divided by, by default B.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: if the labels have another shape, or values that make no sense (looked at on the CPU only).
+    """
+    check_labels(heatmaps, labels)
+    heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
+    labels = labels.to(heatmaps.dtype)
+    num_images = len(labels) if num_images is None else num_images
+    if mask is None:
+        return image_losses(heatmaps, labels, image_size, options).sum() / num_images
+    finer, patch = heatmaps.shape[-2] // mask.shape[1], [image_size[i] // mask.shape[1 + i] for i in range(2)]
+    losses = [
+        image_losses(
+            own[None, :, : finer * rows, : finer * columns],
+            label[None],
+            (rows * patch[0], columns * patch[1]),
+            options,
+        )
+        for own, label, (rows, columns) in zip(heatmaps, labels, own_grids(mask), strict=True)
+    ]
+    return torch.cat(losses).sum() / num_images
+
+
+def image_losses(
+    heatmaps: Tensor, labels: Tensor, image_size: tuple[int, int], options: HfViTKeypointConfig
+) -> Tensor:
+    """Losses (B,) of images without padding; see `keypoint_loss`."""
+    targets, counts = encode_keypoints(labels, image_size, (heatmaps.shape[-2], heatmaps.shape[-1]), options.sigma)
+    weights = counts.to(heatmaps.dtype)  # (B, K)
+    if options.keypoint_weights is not None:
+        weights = weights * weights.new_tensor(list(options.keypoint_weights))
+    return ((heatmaps - targets).square().mean(dim=(2, 3)) * weights).mean(dim=1)
+
+
+def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
+    """Raises `ValueError` unless labels are (B, K, 3) floats that make sense; values are read on the CPU only."""
+    expected = (*heatmaps.shape[:2], 3)
+    if labels.shape != expected or not labels.is_floating_point():
+        raise ValueError(
+            f"labels must be floats (batch, keypoints, 3) = {expected}, x, y and visibility, not {labels.dtype} of "
+            f"shape {tuple(labels.shape)}. The image processor makes them from keypoints; num_labels is their number."
+        )
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    is_labelled = labels[..., 2] > 0
+    is_wrong = (is_labelled & ~labels.isfinite().all(dim=-1)) | ~torch.isin(
+        labels[..., 2], labels.new_tensor([0, 1, 2])
+    )
+    if is_wrong.any():
+        image, keypoint = is_wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"Keypoint {keypoint} of image {image} is {labels[image, keypoint].tolist()}. It must be x, y in pixels "
+            "and visibility: 0 (not labelled), 1 (hidden) or 2 (visible)."
+        )
+
+
+@dataclass
+class HfViTKeypointDetectionOutput(ModelOutput):
+    """What `post_process_keypoint_detection` takes.
+
+    Args:
+        loss: Scalar, if labels were given.
+        heatmaps: (B, K, s·h, s·w), how sure it is of each keypoint at each place, about 1 where it is.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+    """
+
+    loss: Tensor | None = None
+    heatmaps: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class HfViTForKeypointDetection(HfViTForDensePrediction):
+    """Says where the keypoints of the one object on an image are, which `config.id2label` names.
+
+    The design is that of ViTPose, https://arxiv.org/abs/2204.12484. Its loss is a sum over images, divided by their
+    number in the whole global batch where the Trainer says it.
+    """
+
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        if not config.num_labels:
+            raise ValueError("num_labels=0 leaves no keypoint to find. Set num_labels or id2label.")
+        self.options = HfViTKeypointConfig.of(config.keypoint_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.keypoint_head = HfViTKeypointHead(config, self.options)
+        self.post_init()
+
+    @staticmethod
+    def count_items(labels: Tensor) -> int:
+        """Returns the number of images in labels."""
+        return len(labels)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTKeypointDetectionOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: (B, K, 3) floats: x, y in pixels from the centre of the first one, and visibility, which is 0 (not
+                labelled), 1 (hidden) or 2 (visible).
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            num_items_in_batch: Number of images that the loss is divided by, such as those of all batches of a step on
+                all processes; by default those of this batch.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTKeypointDetectionOutput`; for the loss `keypoint_loss`.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        outputs, (maps,), _ = self.run_encoder(
+            pixel_values, [self.config.num_hidden_layers], patch_attention_mask=patch_attention_mask, **kwargs
+        )
+        assert pixel_values is not None  # refused above
+        heatmaps = self.keypoint_head(maps, patch_attention_mask)
+        loss = None
+        if labels is not None:
+            size = (pixel_values.shape[-2], pixel_values.shape[-1])
+            loss = keypoint_loss(heatmaps, labels, size, self.options, patch_attention_mask, num_items_in_batch)
+        return HfViTKeypointDetectionOutput(
+            loss=loss,
+            heatmaps=heatmaps,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    @torch.no_grad()
+    def predict_flipped(
+        self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None
+    ) -> HfViTKeypointDetectionOutput:
+        """Looks at images and their mirror images, which takes twice as long and is a little more exact.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Each image is then
+                looked at alone.
+
+        Returns:
+            `heatmaps` (B, K, s·h, s·w), the mean of both.
+
+        Raises:
+            ValueError: if the model is in training mode.
+        """
+        if self.training:
+            raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
+
+        def look(images: Tensor) -> Tensor:
+            return (self(images, return_dict=True).heatmaps + self.mirrored_heatmaps(images)) / 2
+
+        mask, patch = patch_attention_mask, to_pair(self.config.patch_size)
+        if mask is not None:
+            mask = mask.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)  # (B, H, W)
+        heatmaps = each_image_alone(lambda own, _: look(own[0]), [pixel_values], [], mask)
+        return HfViTKeypointDetectionOutput(heatmaps=heatmaps)
+
+    def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
+        """Returns what the mirror images of images (B, C, H, W) say of them, (B, K, s·h, s·w)."""
+        mirrored: Tensor = self(pixel_values.flip(-1), return_dict=True).heatmaps
+        return flip_heatmaps(mirrored, self.options.flip_pairs)

@@ -1,0 +1,498 @@
+"""Semantic segmentation: heads, losses, model, and inference on windows and on scaled and mirrored copies.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
+registers), L = P + N, D hidden size, N = h·w, P prefix tokens, K classes, s how much finer a head's result is than the
+grid, Q queries.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.modeling_outputs import (
+    SemanticSegmenterOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from .configuration_hf_vit import HfViTConfig, to_pair
+from .encoder import (
+    HfViTLayer,
+    make_norm,
+)
+from .layers import (
+    HfViTBatchNorm2d,
+    HfViTHeadConv2d,
+    HfViTLayerNorm2d,
+    HfViTOwnStart,
+    check_blocks,
+    each_image_alone,
+    in_full_precision,
+    last_or,
+    to_maps,
+)
+from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
+from .task_configurations import HfViTSegmentationConfig
+
+
+class HfViTSimpleSegmentationHead(nn.Module):
+    """A 3x3 and a 1x1 convolution with a ReLU between."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
+        """Builds the layers for maps of `in_size` channels."""
+        super().__init__()
+        self.conv = HfViTHeadConv2d(in_size, config.hidden_size, kernel_size=3, padding=1)
+        self.dropout = nn.Dropout2d(options.dropout_prob)
+        self.classifier = HfViTHeadConv2d(config.hidden_size, config.num_labels, kernel_size=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, K, h, w)."""
+        return self.classifier(self.dropout(self.conv(maps).relu()))
+
+
+class HfViTConvSegmentationHead(nn.Module):
+    """Convolutions, each followed by a doubling of the resolution (SETR-PUP, https://arxiv.org/abs/2012.15840)."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
+        """Builds the layers for maps of `in_size` channels."""
+        super().__init__()
+        sizes = [in_size, *[options.hidden_size] * options.num_layers]
+        self.stages = nn.ModuleList(
+            nn.Sequential(HfViTHeadConv2d(before, after, kernel_size=3, padding=1), HfViTLayerNorm2d(after), nn.ReLU())
+            for before, after in pairwise(sizes)
+        )
+        self.dropout = nn.Dropout2d(options.dropout_prob)
+        self.classifier = HfViTHeadConv2d(sizes[-1], config.num_labels, kernel_size=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, K, s·h, s·w)."""
+        for stage in self.stages:
+            maps = F.interpolate(stage(maps), scale_factor=2, mode="bilinear", align_corners=False)
+        return self.classifier(self.dropout(maps))
+
+
+class HfViTMaskSegmentationHead(HfViTOwnStart):
+    """Class tokens that attend to the patches and are compared with them (https://arxiv.org/abs/2105.05633)."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
+        """Builds the layers for maps of `in_size` channels."""
+        super().__init__()
+        width = config.hidden_size
+        self.projection = nn.Linear(in_size, width)
+        self.class_tokens = nn.Parameter(torch.zeros(1, config.num_labels, width))
+        self.layers = nn.ModuleList(HfViTLayer(config, index) for index in range(options.num_layers))
+        self.norm = make_norm(config, width)
+        self.patch_projection = nn.Linear(width, width, bias=False)
+        self.class_projection = nn.Linear(width, width, bias=False)
+        self.dropout = nn.Dropout(options.dropout_prob)
+        self.mask_norm = make_norm(config, config.num_labels)
+
+    def initialize(self, std: float) -> None:
+        """Draws the class tokens, as the CLS token."""
+        init.trunc_normal_(self.class_tokens, mean=0.0, std=std)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, K, h, w)."""
+        patches = self.projection(maps.flatten(2).transpose(1, 2))  # (B, N, D)
+        tokens = torch.cat((patches, self.class_tokens.expand(len(patches), -1, -1)), dim=1)  # (B, N + K, D)
+        for layer in self.layers:
+            tokens = layer(tokens)
+        patches, classes = self.norm(tokens).split([patches.shape[1], self.class_tokens.shape[1]], dim=1)
+        patches = F.normalize(self.patch_projection(self.dropout(patches)), dim=-1)  # (B, N, D)
+        classes = F.normalize(self.class_projection(classes), dim=-1)  # (B, K, D)
+        masks = self.mask_norm(patches @ classes.transpose(1, 2))  # (B, N, K)
+        return to_maps(masks, (maps.shape[-2], maps.shape[-1]))
+
+
+class HfViTLinearSegmentationHead(nn.Module):
+    """Batch norm and one linear layer a patch."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
+        """Builds the layers for maps of `in_size` channels."""
+        super().__init__()
+        self.norm = HfViTBatchNorm2d(in_size)
+        self.dropout = nn.Dropout2d(options.dropout_prob)
+        self.classifier = HfViTHeadConv2d(in_size, config.num_labels, kernel_size=1)
+
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, C, h, w) to (B, K, h, w); `mask` (B, h, w) leaves padding out of the norm's mean and variance."""
+        return self.classifier(self.dropout(self.norm(maps, mask)))
+
+
+HEADS = {
+    "simple": HfViTSimpleSegmentationHead,
+    "conv": HfViTConvSegmentationHead,
+    "mask": HfViTMaskSegmentationHead,
+    "linear": HfViTLinearSegmentationHead,
+}
+
+
+class HfViTSegmentationHead(nn.Module):
+    """The head that the options name, on the blocks that they name."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig) -> None:
+        """Builds the head.
+
+        Raises:
+            ValueError: if there is no such block, or the number of class weights is not that of the classes.
+        """
+        super().__init__()
+        if options.class_weights is not None and len(options.class_weights) != config.num_labels:
+            raise ValueError(
+                f"class_weights has {len(options.class_weights)} numbers, but there are num_labels="
+                f"{config.num_labels} classes. Give one number for each."
+            )
+        self.out_indices = last_or(options.out_indices, config)
+        # By its name, so that the weights of one head are never taken for those of another.
+        self.name = options.head
+        self.add_module(self.name, HEADS[self.name](config, options, config.hidden_size * len(self.out_indices)))
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The head itself."""
+        return self.get_submodule(self.name)
+
+    def forward(self, levels: list[Tensor], mask: Tensor | None = None) -> Tensor:
+        """Maps of the blocks, each (B, D, h, w), to logits (B, K, s·h, s·w); `mask` is (B, h, w) bool or None."""
+        maps, decoder = torch.cat(levels, dim=1), self.decoder
+        if not isinstance(decoder, HfViTLinearSegmentationHead):
+            return each_image_alone(lambda own, _: decoder(own[0]), [maps], [], mask)
+        logits = decoder(maps, mask)  # sees each patch alone
+        return logits if mask is None else each_image_alone(lambda own, _: own[0], [logits], [], mask)
+
+
+@in_full_precision
+def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
+    """Mean over the images of a batch of their losses.
+
+    The loss of an image is a mean over its pixels, so that the loss of a batch does not depend on how it is split over
+    processes and accumulation steps. An image without a pixel that counts adds nothing.
+
+    Args:
+        logits: (B, K, h, w), resized to the labels.
+        labels: (B, H, W) class numbers, `options.semantic_loss_ignore_index` for pixels that do not count.
+        options: Weights of the losses and of the classes.
+
+    Returns:
+        Scalar.
+
+    Raises:
+        ValueError: if the labels have another shape, or one is out of range (looked at on the CPU only).
+    """
+    check_labels(logits, labels, options.semantic_loss_ignore_index)
+    logits = resize_logits(logits, labels.shape[-2:])  # (B, K, H, W)
+    counted = labels != options.semantic_loss_ignore_index  # (B, H, W)
+    labels = labels.long().where(counted, 0)
+    weights = None if options.class_weights is None else logits.new_tensor(list(options.class_weights))
+    pixel_weights = (counted if weights is None else counted * weights[labels]).to(logits.dtype)  # (B, H, W)
+    total = logits.new_zeros(len(logits))  # (B,)
+    if options.cross_entropy_weight or options.focal_weight:
+        losses = F.cross_entropy(logits, labels, reduction="none")  # (B, H, W)
+        if options.cross_entropy_weight:
+            total = total + options.cross_entropy_weight * mean_of_image(losses, pixel_weights)
+        if options.focal_weight:
+            # Above 0, where a power below 1 has no gradient.
+            hardness = (-torch.expm1(-losses)).clamp_min(torch.finfo(losses.dtype).tiny) ** options.focal_gamma
+            total = total + options.focal_weight * mean_of_image(hardness * losses, pixel_weights)
+    if options.dice_weight:
+        total = total + options.dice_weight * dice_losses(logits.softmax(dim=1), labels, counted)
+    return total.mean()
+
+
+def resize_logits(logits: Tensor, size: Sequence[int]) -> Tensor:
+    """Logits (B, K, h, w) as (B, K, *size), in float32 at least."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.interpolate(logits, size=list(size), mode="bilinear", align_corners=False)
+
+
+def mean_of_image(values: Tensor, weights: Tensor) -> Tensor:
+    """Weighted mean over the pixels of each image, (B, H, W) to (B,); 0 where nothing has weight."""
+    total = weights.sum(dim=(1, 2))
+    return (values * weights).sum(dim=(1, 2)) / total.where(total > 0, 1)
+
+
+def dice_losses(probabilities: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    """Soft Dice loss of each image: the mean over the classes that occur in it (https://arxiv.org/abs/1606.04797).
+
+    Args:
+        probabilities: (B, K, H, W).
+        labels: (B, H, W) class numbers.
+        counted: (B, H, W) bool.
+
+    Returns:
+        (B,), each in [0, 1]; 0 for an image without a pixel that counts.
+    """
+    classes = torch.arange(probabilities.shape[1], device=labels.device)[:, None, None]
+    truth = (labels[:, None] == classes) & counted[:, None]  # (B, K, H, W)
+    overlap = (probabilities * truth).sum(dim=(2, 3))  # (B, K)
+    size = (probabilities * counted[:, None]).sum(dim=(2, 3)) + truth.sum(dim=(2, 3))
+    occurs = truth.any(dim=3).any(dim=2)  # (B, K)
+    losses = (1 - 2 * overlap / size.where(occurs, 1)) * occurs
+    return losses.sum(dim=1) / occurs.sum(dim=1).clamp_min(1)
+
+
+def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
+    """Raises `ValueError` unless labels are (B, H, W) class numbers; values are read on the CPU only."""
+    if labels.ndim != 3 or len(labels) != len(logits) or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be class numbers (batch, height, width) with batch {len(logits)}, not {labels.dtype} of "
+            f"shape {tuple(labels.shape)}. The image processor makes them from segmentation_maps."
+        )
+    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    num_labels = logits.shape[1]
+    wrong = labels[(labels != ignore_index) & ((labels < 0) | (labels >= num_labels))]
+    if len(wrong):
+        raise ValueError(
+            f"Label {int(wrong[0])} is out of range: the model has {num_labels} classes, 0 to {num_labels - 1}, and "
+            f"{ignore_index} for pixels that do not count. Load it with num_labels= or id2label= of your data."
+        )
+
+
+Forward = Callable[[Tensor], Tensor]
+Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
+
+
+def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+    """Segments a large image window by window and takes the mean where windows overlap.
+
+    Args:
+        forward: From images (B, C, H', W') to logits (B, K, ., .) of any resolution.
+        pixel_values: (B, C, H, W).
+        window: Height and width of a window in pixels, whole patches; at the end of the image windows move back.
+        stride: How far apart windows are, at most as far as they are large.
+
+    Returns:
+        Logits (B, K, H, W).
+
+    Raises:
+        ValueError: if the stride leaves gaps.
+    """
+    if not (0 < stride[0] <= window[0] and 0 < stride[1] <= window[1]):
+        raise ValueError(f"window_stride={stride} must be positive and at most window_size={window}, or gaps remain.")
+    height, width = pixel_values.shape[-2:]
+    window = min(window[0], height), min(window[1], width)
+    total = count = pixel_values.new_zeros(())
+    for top in window_starts(height, window[0], stride[0]):
+        for left in window_starts(width, window[1], stride[1]):
+            logits = forward(pixel_values[:, :, top : top + window[0], left : left + window[1]])
+            logits = resize_logits(logits, window)
+            if total.ndim == 0:
+                total, count = logits.new_zeros(*logits.shape[:2], height, width), logits.new_zeros(height, width)
+            total[:, :, top : top + window[0], left : left + window[1]] += logits
+            count[top : top + window[0], left : left + window[1]] += 1
+    return total / count
+
+
+def overlapping_stride(window: tuple[int, int], patch_size: tuple[int, int]) -> tuple[int, int]:
+    """Returns two thirds of a window in whole patches."""
+    rows, columns = (max(side * 2 // 3 // patch, 1) * patch for side, patch in zip(window, patch_size, strict=True))
+    return rows, columns
+
+
+def window_starts(size: int, window: int, stride: int) -> list[int]:
+    """Returns where windows start along one side, so that the last one ends with the image."""
+    return [*range(0, size - window, stride), size - window]
+
+
+def segment_copies(
+    forward: Forward, pixel_values: Tensor, patch_size: tuple[int, int], scales: Sequence[float], flip: bool
+) -> Tensor:
+    """Segments several copies of an image and takes the mean of the probabilities (test-time augmentation).
+
+    Args:
+        forward: From images (B, C, H', W') to logits (B, K, ., .) of any resolution.
+        pixel_values: (B, C, H, W).
+        patch_size: Height and width of a patch; scaled copies are rounded to whole patches.
+        scales: Sizes of the copies relative to the image.
+        flip: Whether each copy is also taken as its mirror image.
+
+    Returns:
+        (B, K, H, W) logarithms of the probabilities, which serve as logits.
+
+    Raises:
+        ValueError: if a scale is not positive.
+    """
+    if not scales or min(scales) <= 0:
+        raise ValueError(f"scales={list(scales)} must be positive, and one at least: 1.0 is the image itself.")
+    height, width = pixel_values.shape[-2:]
+    probabilities = []
+    for scale in scales:
+        size = [
+            max(1, round(side * scale / patch)) * patch
+            for side, patch in zip((height, width), patch_size, strict=True)
+        ]
+        copy = pixel_values
+        if size != [height, width]:
+            # CPUs cannot do this in half precision.
+            wide = pixel_values.to(torch.promote_types(pixel_values.dtype, torch.float32))
+            copy = F.interpolate(wide, size=size, mode="bilinear", align_corners=False, antialias=True)
+            copy = copy.to(pixel_values.dtype)
+        for is_mirrored in (False, True) if flip else (False,):
+            logits = forward(copy.flip(-1) if is_mirrored else copy)
+            logits = logits.flip(-1) if is_mirrored else logits
+            probabilities.append(resize_logits(logits, (height, width)).softmax(dim=1))
+    return torch.stack(probabilities).mean(dim=0).clamp_min(torch.finfo(torch.float32).tiny).log()
+
+
+def window_of(size: Size, patch_size: Size, name: str) -> tuple[int, int]:
+    """Returns a size in pixels as (height, width).
+
+    Raises:
+        ValueError: if it is no multiple of the patch size.
+    """
+    pair, patch = to_pair(size), to_pair(patch_size)
+    if pair[0] % patch[0] or pair[1] % patch[1] or min(pair) < 1:
+        raise ValueError(f"{name}={size} must be a positive multiple of the patch size {patch} in pixels.")
+    return pair
+
+
+@dataclass
+class HfViTSemanticSegmenterOutput(SemanticSegmenterOutput):
+    """The library's output, and what an auxiliary head gave.
+
+    Args:
+        loss: Scalar, if labels were given.
+        logits: (B, num_labels, s·h, s·w); `post_process_semantic_segmentation` resizes them.
+        hidden_states: On request, (B, L, D) before the first block and after each one.
+        attentions: On request, (B, heads, L, L) of each block.
+        auxiliary_logits: (B, num_labels, h, w), in training with `use_auxiliary_head`.
+    """
+
+    auxiliary_logits: Tensor | None = None
+
+
+class HfViTForSemanticSegmentation(HfViTForDensePrediction):
+    """Gives every pixel a class."""
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        self.options = HfViTSegmentationConfig.of(config.segmentation_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.segmentation_head = HfViTSegmentationHead(config, self.options)
+        if config.num_labels < 2:
+            raise ValueError(
+                f"num_labels={config.num_labels} leaves nothing to tell apart. Set num_labels to 2 at least: what is "
+                "none of your classes is one too, unless it is ignored."
+            )
+        layer = self.options.auxiliary_layer
+        self.auxiliary_layer = max(1, config.num_hidden_layers * 2 // 3) if layer is None else layer
+        check_blocks("auxiliary_layer", [self.auxiliary_layer], config)
+        self.auxiliary_head = (
+            HfViTSimpleSegmentationHead(config, self.options, config.hidden_size)
+            if self.options.use_auxiliary_head
+            else None
+        )
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTSemanticSegmenterOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            labels: (B, H, W) int64, `semantic_loss_ignore_index` (255) for pixels that do not count.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTSemanticSegmenterOutput`; for the loss `segmentation_loss`.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        indices = self.segmentation_head.out_indices
+        auxiliary_head = self.auxiliary_head if self.training else None
+        outputs, levels, _ = self.run_encoder(
+            pixel_values,
+            indices if auxiliary_head is None else [*indices, self.auxiliary_layer],
+            patch_attention_mask=patch_attention_mask,
+            **kwargs,
+        )
+        logits = self.segmentation_head(levels[: len(indices)], patch_attention_mask)
+        auxiliary_logits = None
+        if auxiliary_head is not None:
+            auxiliary_logits = each_image_alone(
+                lambda own, _: auxiliary_head(own[0]), levels[-1:], [], patch_attention_mask
+            )
+        loss = None
+        if labels is not None:
+            loss = segmentation_loss(logits, labels, self.options)
+            if auxiliary_logits is not None:
+                auxiliary_loss = segmentation_loss(auxiliary_logits, labels, self.options)
+                loss = loss + self.options.auxiliary_loss_weight * auxiliary_loss
+        return HfViTSemanticSegmenterOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            auxiliary_logits=auxiliary_logits,
+        )
+
+    @torch.no_grad()
+    def segment(
+        self,
+        pixel_values: Tensor,
+        window_size: int | tuple[int, int] | None = None,
+        window_stride: int | tuple[int, int] | None = None,
+        scales: tuple[float, ...] = (1.0,),
+        flip: bool = False,
+        patch_attention_mask: Tensor | None = None,
+    ) -> SemanticSegmenterOutput:
+        """Segments images in ways that take longer and get more right; `forward` is one look at the whole image.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            window_size: Height and width in pixels of windows that slide over images larger than the model was
+                trained on; None looks at the whole image.
+            window_stride: How far apart the windows are, two thirds of their size by default.
+            scales: Sizes, relative to the image, of copies whose probabilities are averaged.
+            flip: Whether the mirror image of each copy counts too.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Each image is then
+                segmented alone.
+
+        Returns:
+            `logits` (B, num_labels, H, W), which `post_process_semantic_segmentation` takes.
+
+        Raises:
+            ValueError: if a size does not fit, or the model is in training mode.
+        """
+        if self.training:
+            raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
+        patch = to_pair(self.config.patch_size)
+
+        def forward(images: Tensor) -> Tensor:
+            return self(images, return_dict=True).logits
+
+        look = forward
+        if window_size is not None:
+            window = window_of(window_size, patch, "window_size")
+            stride = (
+                overlapping_stride(window, patch)
+                if window_stride is None
+                else window_of(window_stride, patch, "window_stride")
+            )
+
+            def look(images: Tensor) -> Tensor:
+                return slide(forward, images, window, stride)
+
+        mask = patch_attention_mask
+        if mask is not None:
+            mask = mask.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)  # (B, H, W)
+        logits = each_image_alone(
+            lambda own, _: segment_copies(look, own[0], patch, scales, flip), [pixel_values], [], mask
+        )
+        return SemanticSegmenterOutput(logits=logits)

@@ -1,0 +1,426 @@
+"""Universal segmentation: queries that become masks with a class, their losses, and the model.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
+registers), L = P + N, D hidden size, N = h·w, P prefix tokens, Q queries, L = P + N + Q, K classes, s = 2 **
+num_upscale_blocks, M target masks of an image, s how much finer a head's result is than the grid.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.processing_utils import Unpack
+from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_hf_vit import HfViTConfig
+from .layers import (
+    HfViTOwnStart,
+    HfViTQueries,
+    HfViTUpscale,
+    each_image_alone,
+    in_full_precision,
+    to_maps,
+)
+from .matching import lattice, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
+from .modeling_hf_vit import HfViTModel
+from .pretrained import HfViTPreTrainedModel
+from .task_configurations import HfViTUniversalSegmentationConfig
+
+
+class HfViTMaskEmbedding(nn.Module):
+    """Three linear layers, from a query to what is compared with the pixels."""
+
+    def __init__(self, size: int) -> None:
+        """Builds layers of width `size`."""
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = (nn.Linear(size, size) for _ in range(3))
+
+    def forward(self, queries: Tensor) -> Tensor:
+        """(B, Q, D) to (B, Q, D)."""
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(queries)))))
+
+
+def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
+    """Returns how likely masked attention is in each block at a point of the training, https://arxiv.org/abs/2503.19108.
+
+    One block after the other goes from always to never, the first one first, by a polynomial of degree 0.9.
+
+    Args:
+        progress: Share of the training that is over, from 0 to 1.
+        num_blocks: Number of blocks.
+    """
+    total = 1.5 * num_blocks + 1
+    shares = [min(max(progress * total - 1 - 1.5 * block, 0.0), 1.0) for block in range(num_blocks)]
+    return [(1 - share) ** 0.9 for share in shares]
+
+
+class HfViTUniversalSegmentationHead(HfViTOwnStart):
+    """Queries, and what makes masks and classes of them."""
+
+    mask_probabilities: Tensor
+
+    def __init__(self, config: HfViTConfig, options: HfViTUniversalSegmentationConfig) -> None:
+        """Builds the head.
+
+        Raises:
+            ValueError: if the encoder has fewer blocks than the queries shall pass through.
+        """
+        super().__init__()
+        if options.num_blocks > config.num_hidden_layers:
+            raise ValueError(
+                f"num_blocks={options.num_blocks} blocks for the queries are more than the encoder has, "
+                f"num_hidden_layers={config.num_hidden_layers}. Lower num_blocks in universal_segmentation_config."
+            )
+        width = config.hidden_size
+        self.queries = HfViTQueries(options.num_queries, width)
+        self.mask_embedding = HfViTMaskEmbedding(width)
+        self.upscale = nn.Sequential(*(HfViTUpscale(width) for _ in range(options.num_upscale_blocks)))
+        self.classifier = nn.Linear(width, config.num_labels + 1)
+        # How likely the queries of each of these blocks attend to their own mask alone
+        self.register_buffer("mask_probabilities", torch.ones(options.num_blocks))
+        self.masked_blocks = [True] * options.num_blocks  # which do so now, see `settle_masks`
+
+    def initialize(self, std: float) -> None:
+        """Starts with masks in all blocks."""
+        init.ones_(self.mask_probabilities)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.settle_masks()
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches between training and inference, where a block has masks or not, whatever chance says."""
+        super().train(mode)
+        self.settle_masks()
+        return self
+
+    def settle_masks(self) -> None:
+        """Looks up in which blocks masks play a part, so that no forward waits for the device to say it."""
+        if not self.mask_probabilities.is_meta:  # while the library builds the model, it has no values
+            self.masked_blocks = (self.mask_probabilities > (0.0 if self.training else 0.5)).tolist()
+
+    def anneal_masks(self, progress: float) -> None:
+        """Sets how likely masked attention is at a point of the training, from 0 to 1; see `mask_probabilities`."""
+        self.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, len(self.masked_blocks))))
+        self.settle_masks()
+
+    def join_queries(self, hidden_states: Tensor) -> Tensor:
+        """(B, P + N, D) to (B, L, D), with the queries at the end."""
+        # Not `queries.weight`, which may lie on a disk: only a call fetches it.
+        queries = self.queries(torch.arange(self.queries.num_embeddings, device=hidden_states.device))
+        queries = queries.to(hidden_states.device).expand(len(hidden_states), -1, -1)
+        return torch.cat((hidden_states, queries), dim=1)
+
+    def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Predicts from tokens after the final norm.
+
+        Args:
+            tokens: (B, L, D): prefix, patches, queries.
+            grid: Rows h and columns w of patches.
+            mask: (B, h, w) bool, False for padding; None if there is none.
+
+        Returns:
+            Logits of masks (B, Q, s·h, s·w) and of classes (B, Q, K + 1), the last one standing for no object.
+        """
+        num_queries = self.queries.num_embeddings
+        patches, queries = tokens[:, -num_queries - grid[0] * grid[1] : -num_queries], tokens[:, -num_queries:]
+        pixels = each_image_alone(lambda own, _: self.upscale(own[0]), [to_maps(patches, grid)], [], mask)
+        masks = torch.einsum("bqd,bdhw->bqhw", self.mask_embedding(queries), pixels)
+        return masks, self.classifier(queries)
+
+    def attention_mask(
+        self, masks: Tensor, block: int, grid: tuple[int, int], num_prefix: int, visible: Tensor | None
+    ) -> Tensor:
+        """Lets each query see the patches of its own mask only, or all where chance says so.
+
+        Args:
+            masks: Logits (B, Q, s·h, s·w).
+            block: Which of the blocks that queries pass through.
+            grid: Rows h and columns w of patches.
+            num_prefix: Number P of prefix tokens.
+            visible: (B, h, w) bool, False for padding; None if there is none.
+
+        Returns:
+            (B, 1, L, L) bool, True where a token may look.
+        """
+        batch, num_queries = masks.shape[:2]
+        coarse = F.interpolate(masks.detach(), size=grid, mode="bilinear", align_corners=False)
+        own = coarse.flatten(2) > 0  # (B, Q, N)
+        if self.training:
+            is_free = torch.rand(batch, num_queries, 1, device=masks.device) > self.mask_probabilities[block]
+            own = own | is_free
+        length = num_prefix + own.shape[2] + num_queries
+        allowed = own.new_ones(batch, length, length)
+        allowed[:, -num_queries:, num_prefix:-num_queries] = own
+        if visible is not None:
+            allowed[:, :, num_prefix:-num_queries] &= visible.flatten(1)[:, None].bool()
+        return allowed[:, None]
+
+
+@in_full_precision
+def universal_segmentation_loss(
+    masks: Tensor,
+    classes: Tensor,
+    mask_labels: Sequence[Tensor],
+    class_labels: Sequence[Tensor],
+    options: HfViTUniversalSegmentationConfig,
+    is_training: bool,
+    patch_attention_mask: Tensor | None = None,
+) -> Tensor:
+    """Mean over the images of a batch of their losses, so that it does not depend on how the batch is split.
+
+    In training that holds in the mean only: where masks are compared is drawn by torch's own generator, as dropout is,
+    which gives an image other points in another batch or process.
+
+    Args:
+        masks: Logits (B, Q, h, w).
+        classes: Logits (B, Q, K + 1).
+        mask_labels: For each image (M, H, W), 0 or 1, of any size.
+        class_labels: For each image (M,) class numbers.
+        options: Weights and points.
+        is_training: Whether the points are drawn at random; otherwise they lie on a lattice.
+        patch_attention_mask: (B, h, w) bool, False for padding, where no point lies; None if there is none.
+
+    Returns:
+        Scalar.
+    """
+    precision = torch.promote_types(masks.dtype, torch.float32)
+    losses = []
+    for index, (targets, labels) in enumerate(zip(mask_labels, class_labels, strict=True)):
+        targets, labels = targets.to(masks.device, precision), labels.to(masks.device, torch.int64)
+        own = masks[index].to(precision)
+        if patch_attention_mask is not None:
+            own, targets = (without_padding(values, patch_attention_mask[index]) for values in (own, targets))
+        losses.append(image_loss(own, classes[index].to(precision), targets, labels, options, is_training))
+    return torch.stack(losses).mean()
+
+
+def without_padding(values: Tensor, visible: Tensor) -> Tensor:
+    """Cuts the padding off maps (., H, W) of an image, of whose patches (h, w) `visible` is False for padding."""
+    rows, columns = visible.any(dim=1).sum(), visible.any(dim=0).sum()
+    height, width = (
+        round(side * float(own) / total)
+        for side, own, total in zip(values.shape[-2:], (rows, columns), visible.shape, strict=True)
+    )
+    return values[:, :height, :width]
+
+
+def image_loss(
+    masks: Tensor,
+    classes: Tensor,
+    mask_labels: Tensor,
+    class_labels: Tensor,
+    options: HfViTUniversalSegmentationConfig,
+    is_training: bool,
+) -> Tensor:
+    """Loss of one image: matches its queries with the targets, then compares each pair.
+
+    Args:
+        masks: Logits (Q, h, w).
+        classes: Logits (Q, K + 1).
+        mask_labels: (M, H, W) floats.
+        class_labels: (M,) int64.
+        options: Weights and points.
+        is_training: Whether the points are drawn at random.
+    """
+    num_classes = classes.shape[1] - 1
+    wanted = torch.full((len(classes),), num_classes, device=classes.device)
+    loss = masks.sum() * 0 if not len(class_labels) else masks.new_zeros(())  # every weight gets a gradient
+    if len(class_labels):
+        queries, targets = match(matching_costs(masks, classes, mask_labels, class_labels, options, is_training))
+        wanted[queries] = class_labels[targets]
+        chosen, truth = masks[queries], mask_labels[targets]
+        if is_training:
+            points = uncertain_points(
+                chosen, options.train_num_points, options.oversample_ratio, options.importance_sample_ratio
+            )
+        else:
+            points = lattice(options.train_num_points, masks).expand(len(chosen), -1, -1)
+        cross_entropy, dice = mask_losses(sample_points(chosen, points), sample_points(truth, points))
+        loss = (options.mask_weight * cross_entropy + options.dice_weight * dice).sum() / len(class_labels)
+    weights = classes.new_ones(num_classes + 1)
+    weights[-1] = options.no_object_weight
+    return loss + options.class_weight * F.cross_entropy(classes, wanted, weights)
+
+
+@torch.no_grad()
+def matching_costs(
+    masks: Tensor,
+    classes: Tensor,
+    mask_labels: Tensor,
+    class_labels: Tensor,
+    options: HfViTUniversalSegmentationConfig,
+    is_training: bool,
+) -> Tensor:
+    """What it would cost to pair each query with each target, (Q, M); see `image_loss`."""
+    num_points = options.train_num_points
+    points = (
+        torch.rand(num_points, 2, device=masks.device).to(masks.dtype) if is_training else lattice(num_points, masks)
+    )
+    logits = sample_points(masks, points.expand(len(masks), -1, -1))  # (Q, T)
+    truth = sample_points(mask_labels, points.expand(len(mask_labels), -1, -1))  # (M, T)
+    cross_entropy, dice = pairwise_mask_costs(logits, truth)
+    probabilities = classes.softmax(dim=1)[:, class_labels]  # (Q, M)
+    return options.mask_weight * cross_entropy + options.dice_weight * dice - options.class_weight * probabilities
+
+
+def check_targets(
+    batch: int, num_classes: int, mask_labels: Sequence[Tensor] | None, class_labels: Sequence[Tensor] | None
+) -> None:
+    """Raises `ValueError` unless every image has masks and as many classes; values are read on the CPU only."""
+    if mask_labels is None or class_labels is None or len(mask_labels) != batch or len(class_labels) != batch:
+        counts = [None if labels is None else len(labels) for labels in (mask_labels, class_labels)]
+        raise ValueError(
+            f"mask_labels and class_labels must be lists with an entry for each of the {batch} images, not {counts}. "
+            "The image processor makes both."
+        )
+    for index, (masks, classes) in enumerate(zip(mask_labels, class_labels, strict=True)):
+        if masks.ndim != 3 or classes.ndim != 1 or len(masks) != len(classes):
+            raise ValueError(
+                f"mask_labels[{index}] must be (masks, height, width) and class_labels[{index}] (masks,), not "
+                f"{tuple(masks.shape)} and {tuple(classes.shape)}."
+            )
+        if masks.device.type == classes.device.type == "cpu" and not torch.compiler.is_compiling():
+            if masks.dtype != torch.bool and not ((masks == 0) | (masks == 1)).all():
+                raise ValueError(
+                    f"mask_labels[{index}] has values other than 0 and 1. Pass masks such as ids == number."
+                )
+            wrong = classes[(classes < 0) | (classes >= num_classes)]
+            if len(wrong):
+                raise ValueError(
+                    f"Class {int(wrong[0])} in class_labels[{index}] is out of range: the model has {num_classes}, 0 "
+                    f"to {num_classes - 1}. Load it with num_labels= or id2label= of your data."
+                )
+
+
+@dataclass
+class HfViTForUniversalSegmentationOutput(ModelOutput):
+    """What `post_process_{semantic,instance,panoptic}_segmentation` take.
+
+    Args:
+        loss: Scalar, if targets were given.
+        class_queries_logits: (B, Q, num_labels + 1), the last one standing for no object.
+        masks_queries_logits: (B, Q, s·h, s·w).
+        last_hidden_state: (B, P + N + Q, D) after the final norm.
+        hidden_states: On request, before the first block and after each one; the last blocks have queries too.
+        attentions: On request, (B, heads, L, L) of each block.
+    """
+
+    loss: Tensor | None = None
+    class_queries_logits: Tensor | None = None
+    masks_queries_logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
+    """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
+
+    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Blocks that queries pass through look at the whole
+    image, whatever `window_size` says: each query has a mask of its own there. Chance has a part in its training, and
+    none outside: it decides which queries attend to their own mask alone, and where masks are compared.
+    """
+
+    def __init__(self, config: HfViTConfig) -> None:
+        """Builds a model with fresh weights."""
+        super().__init__(config)
+        if not config.num_labels:
+            raise ValueError("num_labels=0 leaves the masks no class. Set num_labels.")
+        self.options = HfViTUniversalSegmentationConfig.of(config.universal_segmentation_config)
+        self.model = HfViTModel(config, add_pooling_layer=False)
+        self.universal_segmentation_head = HfViTUniversalSegmentationHead(config, self.options)
+        self.post_init()
+        self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
+
+    def anneal_masks(self, progress: float) -> None:
+        """Sets how likely masked attention is at a point of the training, from 0 to 1; see `mask_probabilities`."""
+        self.universal_segmentation_head.anneal_masks(progress)
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        mask_labels: list[Tensor] | None = None,
+        class_labels: list[Tensor] | None = None,
+        patch_attention_mask: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HfViTForUniversalSegmentationOutput:
+        """Runs the model.
+
+        Args:
+            pixel_values: (B, C, H, W), H and W multiples of the patch size.
+            mask_labels: For each image its masks (M, H, W), 0 or 1.
+            class_labels: For each image the class numbers (M,) of its masks.
+            patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
+            interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
+
+        Returns:
+            See `HfViTForUniversalSegmentationOutput`; for the loss `universal_segmentation_loss`. In training it is
+            the sum of the losses of what is predicted before each block with queries and after the last one; otherwise
+            that of the result alone, so that it can be compared at all times of the training.
+
+        Raises:
+            ValueError: if an input does not fit the model, saying what would.
+        """
+        has_targets = mask_labels is not None or class_labels is not None
+        if has_targets and pixel_values is not None:
+            check_targets(len(pixel_values), self.config.num_labels, mask_labels, class_labels)
+        predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, **kwargs)
+        loss = None
+        if mask_labels is not None and class_labels is not None:
+            losses = [
+                universal_segmentation_loss(
+                    masks, classes, mask_labels, class_labels, self.options, self.training, patch_attention_mask
+                )
+                for masks, classes in (predictions if self.training else predictions[-1:])
+            ]
+            loss = torch.stack(losses).sum()
+        masks, classes = predictions[-1]
+        return HfViTForUniversalSegmentationOutput(
+            loss=loss,
+            class_queries_logits=classes,
+            masks_queries_logits=masks,
+            last_hidden_state=last_hidden_state,
+        )
+
+    def _predict(
+        self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Returns masks and classes after the last block, before that those that are needed, and the last tokens."""
+        head, model, num_blocks = self.universal_segmentation_head, self.model, self.options.num_blocks
+        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
+        start = self.config.num_hidden_layers - num_blocks
+        hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
+        hidden_states = head.join_queries(hidden_states)  # (B, L, D)
+        unmasked = blocks.attention_mask(hidden_states)
+        predictions = []
+        for block, is_masked in enumerate(head.masked_blocks):
+            attention_mask = unmasked
+            if is_masked or self.training:
+                predictions.append(head(model.norm(hidden_states), blocks.grid, patch_attention_mask))
+            if is_masked:
+                self._check_attention(blocks.output_attentions)
+                attention_mask = head.attention_mask(
+                    predictions[-1][0], block, blocks.grid, self.config.num_prefix_tokens, patch_attention_mask
+                )
+            number = start + block
+            hidden_states = blocks.run(hidden_states, number, number + 1, attention_mask=attention_mask)
+        hidden_states = model.norm(hidden_states)
+        return [*predictions, head(hidden_states, blocks.grid, patch_attention_mask)], hidden_states
+
+    def _check_attention(self, output_attentions: bool) -> None:
+        """Raises `ValueError` if the attention implementation takes no mask for each query."""
+        implementation = self.config._attn_implementation
+        if implementation not in ("eager", "sdpa") and not output_attentions:  # for which eager attention runs
+            raise ValueError(
+                f"Masked attention needs attn_implementation='sdpa' or 'eager', not {implementation!r}. A model whose "
+                "training has annealed it away runs with any."
+            )

@@ -1,0 +1,265 @@
+"""Transforms of whole batches on the device: mixtures of images, other sizes.
+
+Shapes: B batch, C channels, H W pixels, K labels, h w patch grid.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ..data.augmentation.datasets import seeded
+from ..data.augmentation.inputs import size_of_height
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.task_classification import soften_labels
+from ..model.task_detection import HfViTForObjectDetection
+from ..model.task_keypoints import HfViTForKeypointDetection
+from ..model.task_mim import HfViTForMaskedImageModeling
+
+
+class BatchChange(Protocol):
+    """Changes a batch of a training."""
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        """Returns the changed batch.
+
+        Args:
+            batch: What the model takes, on its device.
+            progress: Share of the training's steps that are done, in [0, 1).
+
+        Draws its randomness from torch's default generator.
+        """
+
+
+class BatchChanges:
+    """Changes the batches of a training one after the other, and in one that is taken up again as it would have.
+
+    What is drawn depends on the seed, the step and the place of the batch in the step alone. So all processes draw the
+    same for their batches of one step, which keeps these at one size.
+    """
+
+    def __init__(self, changes: Sequence[BatchChange], seed: int) -> None:
+        """Begins.
+
+        Args:
+            changes: What to do, in this order.
+            seed: Another seed draws other changes.
+        """
+        self.changes = changes
+        self.seed = seed
+        self._last = (-1, 0)
+
+    def __call__(self, batch: dict[str, Any], step: int, num_steps: int) -> dict[str, Any]:
+        """Returns the changed batch of a step out of `num_steps`; those of one step come in their order."""
+        last_step, place = self._last
+        place = place + 1 if step == last_step else 0
+        self._last = step, place
+        with seeded(self.seed, step, place):
+            for change in self.changes:
+                batch = change(batch, step / num_steps)
+        return batch
+
+
+class Mixing:
+    """A `BatchChange`: mixes images of a batch, and makes its class numbers probabilities of all classes.
+
+    MixUp (https://arxiv.org/abs/1710.09412) blends each image with its neighbour in the batch, CutMix
+    (https://arxiv.org/abs/1905.04899) puts a rectangle of the neighbour into it; one share is drawn for a whole batch.
+    Where both are on, either is drawn equally often, as in DeiT. Neighbours are images of one process.
+    """
+
+    def __init__(
+        self,
+        num_labels: int,
+        mixup_alpha: float = 0.0,
+        cutmix_alpha: float = 0.0,
+        probability: float = 1.0,
+        off_share: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        """Begins.
+
+        Args:
+            num_labels: Number K of classes.
+            mixup_alpha: Both parameters of the beta distribution that MixUp draws the share from; 0 for no MixUp.
+            cutmix_alpha: Those of CutMix; 0 for no CutMix.
+            probability: Share of the batches that are mixed, in [0, 1].
+            off_share: Share of the training at its end in which none is, in [0, 1].
+            label_smoothing: Probability mass spread evenly over all classes, in [0, 1); always.
+        """
+        from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+        kinds = ((v2.MixUp, mixup_alpha), (v2.CutMix, cutmix_alpha))
+        mixers = [kind(alpha=alpha, num_classes=num_labels) for kind, alpha in kinds if alpha]
+        self.mix = v2.RandomChoice(mixers) if mixers else None
+        self.num_labels = num_labels
+        self.probability = probability
+        self.off_share = off_share
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        """Returns the batch with `pixel_values` (B, C, H, W) mixed and `labels` (B,) int64 as (B, K) float32.
+
+        Raises:
+            ValueError: if a class number is out of range.
+        """
+        images = batch["pixel_values"]
+        labels = soften_labels(batch["labels"], self.num_labels, self.label_smoothing)  # (B, K)
+        if self.mix is not None and progress < 1 - self.off_share and float(torch.rand(())) < self.probability:
+            images, labels = self.mix(images, labels)
+        return {**batch, "pixel_values": images, "labels": labels}
+
+
+@dataclass
+class SizeArguments:
+    """How large the images of training batches are; those of evaluations have the size of the model."""
+
+    progressive_sizes: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Heights in pixels that training images have over equal shares of the steps, the last one that of "
+            "image_size: 16 24 32. Small images train several times as fast."
+        },
+    )
+    multi_scale_sizes: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Heights in pixels of which one is drawn for every training batch: 24 32 40. Larger ones than "
+            "image_size enlarge the images."
+        },
+    )
+
+    def check_sizes(self) -> None:
+        """Raises `ValueError` for what can be found out without the model."""
+        if self.progressive_sizes and self.multi_scale_sizes:
+            raise ValueError(
+                f"progressive_sizes={self.progressive_sizes} and multi_scale_sizes={self.multi_scale_sizes} both say "
+                "how large training images are. Give one of the two."
+            )
+
+    def describe_sizes(self) -> dict[str, str]:
+        """Returns what a model card shall say."""
+        if self.progressive_sizes:
+            heights = ", ".join(map(str, self.progressive_sizes))
+            return {"image heights": f"{heights} pixels, for equal shares of the steps"}
+        if self.multi_scale_sizes:
+            return {"image heights": f"{', '.join(map(str, self.multi_scale_sizes))} pixels, one drawn for each batch"}
+        return {}
+
+
+Size = tuple[int, int]
+# Models whose batches cannot be resized in this way -> why, and what to do
+REFUSED = {
+    HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
+    HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
+    HfViTForMaskedImageModeling: "whose masks are drawn for the patches of the images: choose another --image_size",
+}
+
+
+@dataclass(frozen=True)
+class ProgressiveSizes:
+    """Images grow while a model trains, as in EfficientNetV2 (https://arxiv.org/abs/2104.00298).
+
+    Args:
+        sizes: Heights and widths in pixels, each for an equal share of the steps.
+    """
+
+    sizes: tuple[Size, ...]
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        """Returns the batch at the size whose turn it is."""
+        return resize_batch(batch, self.sizes[int(progress * len(self.sizes))])
+
+
+@dataclass(frozen=True)
+class MultiScaleSizes:
+    """Every batch has a size that is drawn for it, so that a model learns to see at all of them.
+
+    Args:
+        sizes: Heights and widths in pixels, all as likely.
+    """
+
+    sizes: tuple[Size, ...]
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        """Returns the batch at a size of chance."""
+        return resize_batch(batch, self.sizes[int(torch.randint(len(self.sizes), ()))])
+
+
+def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
+    """Resizes the images of a batch, bilinear and antialiased.
+
+    Args:
+        batch: `pixel_values` (B, C, H, W), maybe `patch_attention_mask` (B, h, w) bool, and what stays as it is.
+        size: Height and width wanted, in pixels.
+
+    Returns:
+        The batch with images of that size. A patch is padding if all of it is.
+    """
+    images, mask = batch["pixel_values"], batch.get("patch_attention_mask")
+    if images.shape[-2:] == size:
+        return batch
+    resized = F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
+    if mask is None:
+        return {**batch, "pixel_values": resized}
+    grid = [new * count // old for new, count, old in zip(size, mask.shape[-2:], images.shape[-2:], strict=True)]
+    return {
+        **batch,
+        "pixel_values": resized,
+        "patch_attention_mask": F.adaptive_max_pool2d(mask.float(), grid).bool(),
+    }
+
+
+def size_changes(args: SizeArguments, model: nn.Module) -> list[BatchChange]:
+    """Returns what gives training batches the sizes that are asked for, nothing where none are.
+
+    Args:
+        args: Which sizes.
+        model: What trains on them, maybe with adapters around it.
+
+    Raises:
+        ValueError: if the model cannot train on them.
+    """
+    if not args.progressive_sizes and not args.multi_scale_sizes:
+        return []
+    name = "progressive_sizes" if args.progressive_sizes else "multi_scale_sizes"
+    vit = next((part for part in model.modules() if isinstance(part, HfViTPreTrainedModel)), None)
+    if vit is None:
+        raise ValueError(f"{name} needs a model of hf_vit, whose positions follow the images: leave it out.")
+    for refused, reason in REFUSED.items():
+        if isinstance(vit, refused):
+            raise ValueError(f"{name} does not go with {refused.__name__}, {reason}.")
+    if args.multi_scale_sizes:
+        return [MultiScaleSizes(sizes_of(name, args.multi_scale_sizes, vit.config))]
+    assert args.progressive_sizes is not None
+    sizes = sizes_of(name, args.progressive_sizes, vit.config)
+    last = to_pair(vit.config.image_size)
+    if sizes[-1] != last:
+        raise ValueError(
+            f"progressive_sizes={args.progressive_sizes} must end at {last[0]}, the height of the images that the "
+            f"model is for (image_size={vit.config.image_size}). Add it, or set --image_size "
+            f"{args.progressive_sizes[-1]}."
+        )
+    return [ProgressiveSizes(sizes)]
+
+
+def sizes_of(name: str, heights: list[int], config: HfViTConfig) -> tuple[Size, ...]:
+    """Returns the sizes of images of these heights, in the proportions of `config.image_size`.
+
+    Raises:
+        ValueError: if a height is no multiple of that of a patch; `name` is what it was given as.
+    """
+    patch = to_pair(config.patch_size)
+    for height in heights:
+        if height < 1 or height % patch[0]:
+            below, above = height // patch[0] * patch[0], (height // patch[0] + 1) * patch[0]
+            fitting = f"{below} or {above}" if below > 0 else f"{patch[0]}"
+            raise ValueError(
+                f"{name}={heights}: {height} is not a multiple of the patch height {patch[0]} (patch_size="
+                f"{config.patch_size}). The nearest that fit: {fitting}."
+            )
+    return tuple(size_of_height(height, to_pair(config.image_size), patch) for height in heights)

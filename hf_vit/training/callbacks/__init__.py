@@ -1,0 +1,1 @@
+"""Concerns of a training that hang on its events."""

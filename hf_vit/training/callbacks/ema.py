@@ -1,0 +1,143 @@
+"""An exponential moving average of the weights of a model in training (EMA)."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+@dataclass
+class AveragingArguments:
+    """Whether weights are averaged."""
+
+    ema_decay: float | None = field(
+        default=None,
+        metadata={
+            "help": "Also keep, score and save an exponential moving average of the weights, of about the last "
+            "1 / (1 - decay) steps: 0.9999 for long trainings, 0.99 for a few hundred steps."
+        },
+    )
+
+    def check_averaging(self, optimizer: str) -> None:
+        """Raises `ValueError` if the weights cannot be averaged like that, given the name of the optimizer."""
+        if self.ema_decay is None:
+            return
+        if not 0 < self.ema_decay < 1:
+            raise ValueError(f"ema_decay={self.ema_decay} must lie between 0 and 1. 0.999 averages about 1000 steps.")
+        if "schedule_free" in optimizer.lower():
+            raise ValueError(
+                f"The weights of optim={optimizer} are an average already, so that ema_decay={self.ema_decay} would "
+                "average twice. Leave one of the two out."
+            )
+
+
+AVERAGE_FOLDER = "ema"  # of the model with averaged weights, beside the model
+
+
+class WeightAverage:
+    """Average of all weights of a model that train, in float32 even where these are of lower precision.
+
+    What the model has beside them, frozen weights and buffers such as the statistics of batch norms, is its own. Under
+    FSDP2 each process averages the part of the weights that it has.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        """Begins with the weights as they are.
+
+        Args:
+            model: In training, on its device.
+            decay: What is left of the average at a step; the rest comes from the weights.
+        """
+        self.model = model
+        self.decay = decay
+        # By the state, which does not have what trains beside the model.
+        weights = dict.fromkeys(weight for weight in self._state().values() if weight.requires_grad)
+        self.averages = {
+            weight: weight.detach().clone().to(torch.promote_types(weight.dtype, torch.float32)) for weight in weights
+        }
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Moves the average towards the weights that the optimizer has left after its step number `step`, from 1."""
+        averages = [_own_part(average) for average in self.averages.values()]
+        weights = [
+            _own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)
+        ]
+        torch._foreach_lerp_(averages, weights, 1 - decay_at(step, self.decay))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Gives the model the averaged weights as long as this lasts."""
+        with torch.no_grad():
+            weights = [_own_part(weight).clone() for weight in self.averages]
+            self._set(map(_own_part, self.averages.values()))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self._set(weights)
+
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the state of the model with averaged weights by name, whole also where the model is spread.
+
+        All processes have to go through it together.
+        """
+        for name, value in self._state().items():
+            averaged = self.averages.get(value, value.detach())
+            yield name, averaged.full_tensor().cpu() if isinstance(averaged, DTensor) else averaged
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Reads the average that was saved as a model into `folder`.
+
+        Raises:
+            ValueError: if the folder does not have all of it.
+        """
+        saved: dict[str, Tensor] = {}
+        for file in folder.glob("*.safetensors"):
+            saved |= load_file(file)
+        found = {
+            weight: saved[name] for name, weight in self._state().items() if weight in self.averages and name in saved
+        }
+        if len(found) < len(self.averages):
+            raise ValueError(
+                f"{folder} has no average of {len(self.averages) - len(found)} of {len(self.averages)} weights. A "
+                "training that was begun without --ema_decay goes on without it; or begin another one in another "
+                "--output_dir."
+            )
+        for weight, value in found.items():
+            average = self.averages[weight]
+            if isinstance(average, DTensor):
+                value = distribute_tensor(value.to(average.device), average.device_mesh, average.placements)
+            average.copy_(value)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Returns the tensors that the model has in files, weights as the very objects that train."""
+        return self.model.state_dict(keep_vars=True)
+
+    def _set(self, values: Iterable[Tensor]) -> None:
+        """Writes into the weights, in their order."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # or it would go on with weights that it has gathered before
+        for weight, value in zip(self.averages, values, strict=True):
+            _own_part(weight).copy_(value)
+
+
+def decay_at(step: int, decay: float) -> float:
+    """Returns the decay of a step, less for the first ones, so that the average forgets where the training began.
+
+    Source: `num_updates` of TensorFlow's `tf.train.ExponentialMovingAverage`.
+    """
+    return min(decay, (1 + step) / (10 + step))
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    """Returns what this process has of a tensor, to read or to write."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,207 @@
+"""Opens the model that another one learns from, of whatever library it is."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    BaseImageProcessor,
+    PreTrainedModel,
+)
+from transformers.utils import CONFIG_NAME
+
+from ...convert import load_image_processor
+from ...convert.image_processor import timm_image_processor_options
+from ...convert.loading import find_configured
+from ...convert.source import find_file, read_json
+from ...model.configuration_hf_vit import HfViTConfig
+from ...model.image_processing_hf_vit import HfViTImageProcessor
+from ...model.modeling_hf_vit import HfViTModel
+from ...model.pretrained import HfViTPreTrainedModel
+from ...model.task_classification import HfViTForImageClassification
+from ..models import load_with_info, shorten
+from .teacher import Teacher, TeacherView, check_colours
+
+
+FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type features."
+# How timm calls those of its models that our converter reads.
+TIMM_VITS = ("vit_", "deit", "flexivit_")
+
+
+def open_classifier(
+    name: str,
+    student: PreTrainedModel,
+    processor: BaseImageProcessor,
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+) -> tuple[Teacher, list[int]]:
+    """Opens a teacher of classes.
+
+    Args:
+        name: Folder, file of published weights, or name on the Hub of any image classifier.
+        student: Its classes are the teacher's, in any order.
+        processor: The student's image processor.
+        dtype: Precision of the teacher.
+        trust_remote_code: Whether the code may run that the teacher's repository brings.
+
+    Returns:
+        The teacher, and the number that it gives to each of the student's classes.
+
+    Raises:
+        OSError: if there is no such model, or it has no image processor.
+        ValueError: if it is no classifier, or one of other classes or channels.
+    """
+    classes = HfViTForImageClassification, AutoModelForImageClassification
+    model, missing = open_model(name, *classes, dtype, trust_remote_code)
+    if missing:
+        raise ValueError(
+            f"The teacher {name!r} holds no weights for {shorten(missing, 3)} of {type(model).__name__}: it has not "
+            f"learned to classify. {FEATURES_INSTEAD}"
+        )
+    teacher = with_view(name, model, student, processor, trust_remote_code)
+    return teacher, match_classes(names_of(model), names_of(student), name)
+
+
+def open_encoder(
+    name: str,
+    student: PreTrainedModel,
+    processor: BaseImageProcessor,
+    dtype: torch.dtype = torch.float32,
+    trust_remote_code: bool = False,
+) -> Teacher:
+    """Opens a teacher of features, any encoder of images; see `open_classifier`.
+
+    Raises:
+        OSError: if there is no such model, or it has no image processor.
+        ValueError: if it is no encoder, or one of images of other channels.
+    """
+    model, missing = open_model(name, HfViTModel, AutoModel, dtype, trust_remote_code)
+    if untrained := [weight for weight in missing if "pool" not in weight]:  # tokens do not go through it
+        raise ValueError(
+            f"The teacher {name!r} holds no weights for {shorten(untrained, 3)} of {type(model).__name__}: it would "
+            "teach what is drawn at random. Give a model that was trained."
+        )
+    return with_view(name, model, student, processor, trust_remote_code)
+
+
+def open_model(
+    name: str, our_class: type[HfViTPreTrainedModel], auto_class: Any, dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[PreTrainedModel, list[str]]:
+    """Opens a plain ViT by `our_class` and all else by `auto_class`.
+
+    Returns:
+        The model, and the names of weights that its checkpoint lacks.
+    """
+    config = config_of_others(name)
+    if config is None:
+        model, info = load_with_info(our_class, name, {})
+        return model.to(dtype), sorted(info["missing_keys"])
+    return open_auto(auto_class, name, config, dtype, trust_remote_code)
+
+
+def config_of_others(name: str) -> dict[str, Any] | None:
+    """Returns the config.json of a model that only its own library opens, and None for those that we open too."""
+    if Path(name).is_file():
+        return None
+    try:
+        file = find_file(name, CONFIG_NAME)
+    except OSError:
+        return None  # there is no such model: what opens ours tells
+    config = {} if file is None else read_json(file)
+    is_other_timm = not str(config.get("architecture", TIMM_VITS[0])).startswith(TIMM_VITS)
+    is_known = config.get("model_type") == HfViTConfig.model_type or find_configured(config) is not None
+    return config if config and (is_other_timm or not is_known) else None
+
+
+def open_auto(
+    auto_class: Any, name: str, config: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
+) -> tuple[PreTrainedModel, list[str]]:
+    """Opens a model by an Auto class; returns it with the names of weights that the checkpoint lacks."""
+    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING and not trust_remote_code:
+        raise ValueError(
+            f"The teacher {name!r} brings code of its own. Read it, and say --teacher_trust_remote_code true."
+        )
+    try:
+        model, info = auto_class.from_pretrained(
+            name, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
+    except ValueError as error:
+        cure = FEATURES_INSTEAD if auto_class is AutoModelForImageClassification else "Choose another one."
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"The teacher {name!r} does not open as {auto_class.__name__} ({reason}). {cure}") from error
+    return model, sorted(info["missing_keys"])
+
+
+def with_view(
+    name: str,
+    model: PreTrainedModel,
+    student: PreTrainedModel,
+    processor: BaseImageProcessor,
+    trust_remote_code: bool,
+) -> Teacher:
+    """Returns a teacher that sees the images of a student.
+
+    Raises:
+        OSError: if it has no image processor.
+        ValueError: if its images have other channels or colours.
+    """
+    wanted = student.config.num_channels
+    channels = model.config.to_dict().get("num_channels", wanted)
+    if channels != wanted:
+        raise ValueError(
+            f"The teacher {name!r} takes images of {channels} channels, the student of {wanted}. Give the student as "
+            f"many: --config_overrides '{{\"num_channels\": {channels}}}'."
+        )
+    own_processor = open_image_processor(name, model, wanted, trust_remote_code)
+    return Teacher(name, model, TeacherView(processor, own_processor, wanted))
+
+
+def open_image_processor(
+    name: str, model: PreTrainedModel, num_channels: int, trust_remote_code: bool
+) -> BaseImageProcessor:
+    """Returns the image processor that belongs to a teacher of images of so many channels.
+
+    Raises:
+        OSError: if there is none.
+        ValueError: if it does to colours what its student's pixels cannot follow.
+    """
+    if isinstance(model.config, HfViTConfig):
+        return load_image_processor(name, patch_size=model.config.patch_size)
+    if model.config.model_type == "timm_wrapper":  # whose own is a function of timm
+        return HfViTImageProcessor(**timm_image_processor_options(model.config.to_dict().get("pretrained_cfg", {})))
+    try:
+        processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except OSError as error:
+        raise OSError(
+            f"The teacher {name!r} has no image processor, which tells how it sees images. Save one in its folder: "
+            "image_processor.save_pretrained."
+        ) from error
+    check_colours(processor, num_channels)
+    return processor
+
+
+def names_of(model: PreTrainedModel) -> list[str]:
+    """Returns the names of a model's classes."""
+    return [model.config.id2label[index] for index in range(len(model.config.id2label))]
+
+
+def match_classes(known: Sequence[str], names: Sequence[str], teacher: str) -> list[int]:
+    """Returns the place of each of `names` among those that a teacher knows.
+
+    Raises:
+        ValueError: unless these are the same, in any order.
+    """
+    if list(known) == list(names):  # among which there may be twins
+        return list(range(len(names)))
+    if len(set(known)) < len(known) or set(known) != set(names):
+        extra, lacking = (shorten(sorted(alone), 6) or "none" for alone in ({*known} - {*names}, {*names} - {*known}))
+        raise ValueError(
+            f"The teacher {teacher!r} has other classes than the data. Of the teacher alone: {extra}; of the data "
+            f"alone: {lacking}. {FEATURES_INSTEAD}"
+        )
+    return [list(known).index(name) for name in names]

@@ -1,0 +1,205 @@
+"""A trained model that another one learns from, and how it sees what its student sees.
+
+Shapes: B batch, C channels, H W pixels of the student's images, L tokens, D width, h w patch grid.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BaseImageProcessor, PreTrainedModel
+
+from ...model.configuration_hf_vit import to_pair
+from ...model.modeling_hf_vit import HfViTModel
+
+
+class Features(NamedTuple):
+    """What an encoder says of images.
+
+    Args:
+        cls: (B, D) of the CLS token, if it has one.
+        patches: (B, D, h, w).
+    """
+
+    cls: Tensor | None
+    patches: Tensor
+
+
+class TeacherView(nn.Module):
+    """Makes the student's pixels those that the teacher knows: its colours at its size.
+
+    Between the two lie [0, 1] and a bilinear resampling with antialiasing. As its weights sum up to 1, what is done to
+    the colours before and after it is done at once.
+    """
+
+    gain: Tensor
+    offset: Tensor
+
+    def __init__(self, student: BaseImageProcessor, teacher: BaseImageProcessor, num_channels: int) -> None:
+        """Reads off two image processors how they scale colours, and of the teacher's the size it resizes to.
+
+        Args:
+            student: What has made the pixels.
+            teacher: What the teacher's images are made by.
+            num_channels: Number C of channels of both.
+
+        Raises:
+            ValueError: if one of them normalises other channels, or the teacher's makes images of no known size.
+        """
+        super().__init__()
+        (own_scale, own_mean, own_std), (scale, mean, std) = (
+            read_colours(processor.to_dict(), num_channels) for processor in (student, teacher)
+        )
+        gain, offset = own_std * scale / (own_scale * std), (own_mean * scale / own_scale - mean) / std
+        self.register_buffer("gain", gain[:, None, None], persistent=False)
+        self.register_buffer("offset", offset[:, None, None], persistent=False)
+        self.size = read_size(teacher.to_dict())
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, C, H, W) images of the student to those of the teacher, (B, C, *size)."""
+        if self.size is not None and pixel_values.shape[-2:] != self.size:
+            pixel_values = F.interpolate(pixel_values, self.size, mode="bilinear", align_corners=False, antialias=True)
+        return pixel_values * self.gain + self.offset
+
+
+def read_colours(options: dict[str, Any], num_channels: int) -> tuple[float, Tensor, Tensor]:
+    """Returns what an image processor multiplies colours in [0, 1] by, and then their mean (C,) and deviation (C,)."""
+    scale = 255 * (options["rescale_factor"] if options.get("do_rescale") else 1.0)
+    if not options.get("do_normalize"):
+        return scale, torch.zeros(num_channels), torch.ones(num_channels)
+    mean, std = (torch.tensor(options[name], dtype=torch.float32).reshape(-1) for name in ("image_mean", "image_std"))
+    if {len(mean), len(std)} - {1, num_channels}:
+        raise ValueError(
+            f"An image processor normalises {len(mean)} channels (image_mean={options['image_mean']}), and the images "
+            f"of student and teacher have {num_channels}. Save the teacher with an image processor of as many."
+        )
+    return scale, mean.expand(num_channels), std.expand(num_channels)
+
+
+def check_colours(processor: BaseImageProcessor, num_channels: int) -> None:
+    """Looks what an image processor makes of a picture of one colour, which no resizing changes.
+
+    Raises:
+        ValueError: if that is not what `read_colours` reads off its options, as where it turns RGB into BGR.
+    """
+    options = processor.to_dict()
+    scale, mean, std = read_colours(options, num_channels)
+    levels = torch.linspace(40, 220, num_channels).round()
+    expected = (levels / 255 * scale - mean) / std  # (C,)
+    picture = levels[:, None, None].expand(-1, *(read_size(options) or (64, 64)))  # (C, H, W)
+    images = processor(picture.byte().numpy(), return_tensors="pt", input_data_format="channels_first")["pixel_values"]
+    made = images[0, :, images.shape[-2] // 2, images.shape[-1] // 2].float()  # (C,), not of a padded border
+    if ((made - expected).abs() > 0.01 * scale / std).any():
+        raise ValueError(
+            f"The teacher's {type(processor).__name__} makes {made.tolist()} of the colour {levels.tolist()}, and not "
+            f"{expected.tolist()}: it does not only rescale and normalise, and the teacher would see wrong colours. "
+            "Save the teacher with an image processor that does the same by these two alone, or choose another one."
+        )
+
+
+def read_size(options: dict[str, Any]) -> tuple[int, int] | None:
+    """Returns height and width of the images that an image processor makes; None if it leaves their size alone."""
+    if options.get("do_center_crop"):
+        size = options["crop_size"]
+    elif options.get("do_resize") or options.get("do_affine_crop"):
+        size = options["size"]
+    else:
+        return None
+    height, width = (size.get(side, size.get("shortest_edge")) for side in ("height", "width"))
+    if height is None or width is None:
+        raise ValueError(
+            f"The teacher's image processor resizes to {size}, which is not one size for all images. "
+            'Save the teacher with one whose size is {"height": …, "width": …}.'
+        )
+    return height, width
+
+
+class Teacher(nn.Module):
+    """A trained model that does not learn any more, and takes the pixels of its student.
+
+    It is never a part of the student, so that nobody trains, wraps or saves it.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, view: TeacherView) -> None:
+        """Puts a model into evaluation mode for good.
+
+        Args:
+            name: What it was opened from.
+            model: The model. None of its weights gets a gradient from now on.
+            view: Makes its images.
+        """
+        super().__init__()
+        self.name = name
+        self.model = model.requires_grad_(False)
+        self.view = view
+        self.eval()
+
+    @torch.no_grad()
+    def forward(self, pixel_values: Tensor) -> tuple[Any, Tensor]:
+        """(B, C, H, W) images of the student to the model's outputs, and the images that it has seen."""
+        images = self.view(pixel_values).to(self.model.dtype)
+        return self.model(pixel_values=images), images
+
+    def logits(self, pixel_values: Tensor) -> Tensor:
+        """Returns what it says of the classes of images (B, C, H, W), (B, its classes)."""
+        outputs, _ = self(pixel_values)
+        return outputs.logits
+
+    def features(self, pixel_values: Tensor) -> Features:
+        """Returns the tokens of images (B, C, H, W)."""
+        outputs, images = self(pixel_values)
+        return read_features(self.model, outputs.last_hidden_state, images)
+
+
+def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Features:
+    """Tells CLS and patches apart.
+
+    Args:
+        model: Any encoder.
+        tokens: Its `last_hidden_state`: (B, D, h, w), or (B, L, D) with the patches row by row, in front of which are
+            prefix tokens, the CLS token first, and behind which may be queries.
+        images: (B, C, H', W') that it has seen.
+
+    Raises:
+        ValueError: if it is not known where the patches are.
+    """
+    if tokens.ndim == 4:
+        return Features(None, tokens)
+    if isinstance(model, HfViTModel):
+        grid, num_prefix = model.embeddings.patch_embeddings.grid(images), model.config.num_prefix_tokens
+        has_cls = model.config.use_cls_token
+    else:
+        grid = guess_grid(model, tokens.shape[1], (images.shape[-2], images.shape[-1]))
+        num_prefix = tokens.shape[1] - grid[0] * grid[1]
+        has_cls = num_prefix > 0
+    patches = tokens[:, num_prefix : num_prefix + grid[0] * grid[1]]  # (B, h·w, D)
+    return Features(tokens[:, 0] if has_cls else None, patches.transpose(1, 2).unflatten(2, grid))
+
+
+def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Returns rows and columns of the patches among `length` tokens of an image of a size in pixels.
+
+    Encoders that go from fine to coarse, such as Swin, join two by two patches, of odd grids also those at the border,
+    until there are no more than tokens; in front of them then is a CLS token at most.
+
+    Raises:
+        ValueError: if it is not known.
+    """
+    patch = model.config.to_dict().get("patch_size")
+    cure = "Take a teacher whose last_hidden_state is a map, or a Vision Transformer."
+    if patch is None:
+        raise ValueError(
+            f"{type(model).__name__} has no patch_size, which would tell where on the image its {length} tokens are. "
+            f"{cure}"
+        )
+    height, width = to_pair(patch)
+    finest = rows, columns = size[0] // height, size[1] // width
+    while rows * columns > length:
+        rows, columns = (rows + 1) // 2, (columns + 1) // 2
+    if (rows, columns) != finest and length - rows * columns > 1:
+        raise ValueError(
+            f"It is not known where on an image of {size} the {length} tokens of {type(model).__name__} are: its "
+            f"patches of {patch} make a grid of {finest}, which, joined two by two, does not come to them. {cure}"
+        )
+    return rows, columns

@@ -1,0 +1,154 @@
+"""Why a training ends before its time, as one-line errors."""
+
+import os
+import re
+import shutil
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import TrainingArguments
+
+from .checkpoints import find_fault, last_checkpoint
+
+
+class Preempted(SystemExit):
+    """A signal has ended a training, which a checkpoint holds; a script that does not catch it exits with its code.
+
+    That is 128 and the number of the signal, 143 for SIGTERM, as of a process that the signal has killed. A code of 0
+    would tell SLURM, Kubernetes and `&&` that the model is trained.
+
+    Args:
+        number: The signal.
+        message: What has been done, and how to go on.
+    """
+
+    def __init__(self, number: int, message: str) -> None:
+        """Takes the reason."""
+        super().__init__(128 + number)
+        self.number = number
+        self.message = message
+
+
+class NotFiniteError(FloatingPointError):
+    """The loss or the weights of a training are no numbers any more."""
+
+
+class CheckpointError(OSError):
+    """A checkpoint could not be written."""
+
+
+class ExampleError(OSError):
+    """An example could not be read in the middle of a training."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns the message of an error, without the traceback that a worker process of a loader puts into it."""
+    message = str(error)
+    if message.startswith("Caught ") and "\nOriginal Traceback" in message:
+        return re.split(rf"\n(?:\w+\.)*{type(error).__name__}: ", message)[-1].strip()
+    return message
+
+
+def as_sentence(error: BaseException) -> str:
+    """Returns the message of an error with a full stop, for another sentence to follow."""
+    return in_one_line(error).rstrip(".") + "."
+
+
+def how_to_go_on(output_dir: str | os.PathLike[str]) -> str:
+    """Says from where a training in a folder can be taken up."""
+    checkpoint = last_checkpoint(output_dir)
+    if checkpoint is None:
+        return "No checkpoint is complete yet: begin again with --resume_from_checkpoint last."
+    return f"The last complete checkpoint is {checkpoint}: go on from it with --resume_from_checkpoint last."
+
+
+def describe_lost_numbers(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
+    """Says that a training has failed, what usually helps, and what is left of it.
+
+    Args:
+        what: What is no number any more: "loss" or "weights".
+        step: When it was found.
+        learning_rate: Near that step.
+        args: Those of the training.
+    """
+    checkpoint = last_checkpoint(args.output_dir)
+    left = "No checkpoint is complete yet."
+    if checkpoint is not None:
+        left = (
+            f"The last complete checkpoint is {checkpoint}. From there it would come to the same step again: begin "
+            f"another training, from its weights with --model_name_or_path {checkpoint}, or anew."
+        )
+    is_are = "loss is" if what == "loss" else "weights are"
+    return (
+        f"The {is_are} infinite or NaN after step {step}, at a learning rate of {learning_rate:.3g}; nothing of it is "
+        "saved. What usually helps: a lower --learning_rate, more --warmup_steps, a lower --max_grad_norm, --bf16 "
+        f"rather than --fp16. {left}"
+    )
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Removes a checkpoint that cannot be written, and says what is missing and what is safe.
+
+    Args:
+        folder: Where it is written.
+
+    Raises:
+        CheckpointError: if writing fails before the checkpoint is complete.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        # What follows the last file is about another thing, as is a RuntimeError of others than torch's writer.
+        if (isinstance(error, RuntimeError) and not is_of_writer(error)) or find_fault(folder) is None:
+            raise
+        written = size_of(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise CheckpointError(
+            f"{folder} could not be written ({reason_of(error)}) and was removed. {describe_room(folder, written)} "
+            f"{how_to_go_on(folder.parent)}"
+        ) from error
+
+
+def is_of_writer(error: RuntimeError) -> bool:
+    """Tells whether an error comes from `torch.save`, which has no kind of its own for files, nor one message."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the first line of what an error says."""
+    return str(error).partition("\n")[0]
+
+
+def describe_room(folder: Path, written: int) -> str:
+    """Says how much room a checkpoint takes that could not be written, and how much there is.
+
+    Args:
+        folder: Where it was to be.
+        written: How many bytes of it could be written.
+    """
+    last = last_checkpoint(folder.parent)
+    needed = written if last is None else max(written, size_of(Path(last)))
+    free = shutil.disk_usage(folder.parent).free
+    takes = f"It takes {'more than ' if last is None else ''}{in_words(needed)}, and {in_words(free)} are free there"
+    if free > needed:
+        return f"{takes}: look for a quota or a limit on the size of files."
+    return f"{takes}: make room for {in_words(needed - free)} more, or keep fewer with --save_total_limit."
+
+
+def size_of(folder: Path) -> int:
+    """Returns how many bytes the files of a folder have."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def in_words(size: int) -> str:
+    """Returns a number of bytes as people write it."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1000:.0f} kB"

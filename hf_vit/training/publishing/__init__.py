@@ -1,0 +1,1 @@
+"""What is left of a training, and its way to the Hub."""

@@ -1,0 +1,235 @@
+"""Publishing a saved model on the Hugging Face Hub: what goes up, what must not, and one commit with all of it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import httpx, validate_repo_id  # the client's errors: httpx of hub 1, httpx2 of hub 2
+from transformers import PreTrainedConfig
+from transformers.dynamic_module_utils import get_relative_imports
+from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME
+from yaml import YAMLError
+
+from ... import __version__
+from ..callbacks.ema import AVERAGE_FOLDER
+from ..checkpoints import missing_weights
+from .model_card import TrainingRecord
+
+
+# Weights, code, configurations, tokenizers (.model, .jinja), the card, and the tables and pictures that it shows.
+UPLOADED = {
+    *(".safetensors", ".py", ".json", ".yaml", ".yml", ".txt", ".model", ".jinja"),
+    *(".md", ".jsonl", ".csv", ".png", ".jpg", ".jpeg", ".webp", ".svg"),
+}
+CARD = "README.md"
+PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
+
+
+def list_upload(folder: str | os.PathLike[str]) -> list[Path]:
+    """Lists the files of a saved model that go to the Hub.
+
+    Args:
+        folder: Where the model is saved.
+
+    Returns:
+        Weights, code, configurations, the card and what stands beside it, sorted by name, and the same of averaged
+        weights in `ema/`. Other folders (checkpoints, logs, caches) stay here, as do files whose name starts with a
+        dot or an underscore and files of other kinds.
+    """
+    files = (path for place in saved_models(Path(folder)) for path in place.iterdir() if path.is_file())
+    shown = (path for path in files if not path.name.startswith((".", "_")))
+    return sorted(path for path in shown if path.suffix.lower() in UPLOADED)
+
+
+def saved_models(folder: Path) -> list[Path]:
+    """Lists the folder of a saved model and, where it is there, that of its averaged weights."""
+    return [folder, *(path for path in [folder / AVERAGE_FOLDER] if path.is_dir())]
+
+
+def check_upload(folder: str | os.PathLike[str]) -> None:
+    """Checks that a saved model is whole and safe, so that it opens from the Hub as it does from `folder`.
+
+    Args:
+        folder: Where the model is saved.
+
+    Raises:
+        ValueError: if it lacks the configuration, the weights, the image processor, code or the card, or holds a
+            pickle, or if the card's metadata cannot be read.
+    """
+    for place in saved_models(Path(folder)):
+        _check_model(place)
+    _check_card(Path(folder) / CARD)
+
+
+def publish(
+    folder: str | os.PathLike[str],
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    commit_message: str = "Upload model",
+    revision: str | None = None,
+    create_pr: bool = False,
+    token: str | None = None,
+) -> str:
+    """Uploads a saved model to the Hub in one commit, making the repository where there is none.
+
+    In the card that goes up, `repo_id` takes the place of "path/to/this/folder"; the one in `folder` stays as it is.
+    An upload that breaks off can be repeated: what has arrived is not sent a second time. The commit is tagged, see
+    `tag_version`.
+
+    Args:
+        folder: Where the model, its image processor and its card are saved.
+        repo_id: Name on the Hub, "user/name".
+        private: Whether a new repository is private; `None` leaves it to the owner's settings.
+        commit_message: What the history of the repository says.
+        revision: Branch that the commit goes to, made where there is none, or pull request ("refs/pr/1"); `None` is
+            the main branch.
+        create_pr: Opens a pull request instead, which takes no right to write.
+        token: Access token; `None` is the one saved by `hf auth login` or in HF_TOKEN.
+
+    Returns:
+        The URL of the repository, or of the pull request.
+
+    Raises:
+        ValueError: if `check_upload` refuses the folder, if `repo_id` is no valid name, if the Hub refuses the card's
+            metadata, or if `private` is asked of a repository that is public already.
+        OSError: if there is no token, it may not write there, or the Hub cannot be reached or answers with an error.
+    """
+    check_upload(folder)
+    validate_repo_id(repo_id)
+    # True: without a token the client says how to get one, rather than asking the Hub as nobody.
+    api = HfApi(library_name="hf_vit", token=token if token is not None else True)
+    with clear_errors(repo_id, api.endpoint):
+        repository = api.create_repo(repo_id, private=private, exist_ok=True)
+        if private and not api.model_info(repository.repo_id).private:
+            raise ValueError(
+                f"{repo_id} exists and is public. Make it private in its settings first, or leave `private` out."
+            )
+        if revision is not None and not revision.startswith("refs/") and not create_pr:
+            api.create_branch(repository.repo_id, branch=revision, exist_ok=True)
+        operations = [_addition(path, folder, repository.repo_id) for path in list_upload(folder)]
+        commit = api.create_commit(
+            repository.repo_id, operations, commit_message=commit_message, revision=revision, create_pr=create_pr
+        )
+        if not create_pr and not (revision or "").startswith("refs/"):
+            tag_version(api, repository.repo_id, commit.oid)
+    return str(commit.pr_url or repository)
+
+
+def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None) -> None:
+    """Tags a commit with the version of this package, as "v0.1.0"; a tag that is there stays where it is.
+
+    Whoever opens the model by that revision then goes on getting the same weights and code.
+
+    Args:
+        api: Client of the Hub.
+        repo_id: Name on the Hub, "user/name".
+        commit: The commit.
+        token: Access token; `None` is that of `api`.
+    """
+    api.create_tag(repo_id, tag=f"v{__version__}", revision=commit, exist_ok=True, token=token)
+
+
+@contextmanager
+def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None]:
+    """Makes of the errors of the Hub's client such as say what to do.
+
+    Args:
+        repo_id: Name on the Hub, "user/name".
+        endpoint: Address of the Hub.
+        advice: What the message says in the end.
+
+    Raises:
+        OSError: for a refusal, an error of the Hub or none of its answers.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # that a large file could not be uploaded, for another error
+        if not isinstance(error.__cause__, httpx.TransportError | HfHubHTTPError):
+            raise
+        raise OSError(f"{error} {_explain(error.__cause__, repo_id, endpoint)}{advice}") from error
+    except (httpx.TransportError, HfHubHTTPError) as error:
+        raise OSError(f"{_explain(error, repo_id, endpoint)}{advice}") from error
+
+
+def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
+    """Says what an error of the Hub's client means and what to do."""
+    again = "what has arrived is not uploaded a second time."
+    if not isinstance(error, HfHubHTTPError):
+        advice = f"Check the network, or HF_ENDPOINT, and try again: {again}"
+        return f"The Hub cannot be reached at {endpoint}: {error}. {advice}"
+    if error.response.status_code in (401, 403):
+        return (
+            f"This token may not write to {repo_id}. Log in as someone who may, with a token of the kind 'write' "
+            f"(hf auth login), choose a name of your own, or open a pull request (create_pr). {error}"
+        )
+    if error.response.status_code >= 500:
+        return f"The Hub has an error of its own ({error}). Try again in a while: {again}"
+    return str(error)
+
+
+def _addition(path: Path, folder: str | os.PathLike[str], repo_id: str) -> CommitOperationAdd:
+    """Returns the upload of a file; on the Hub, a card opens the model from there."""
+    name = path.relative_to(folder).as_posix()
+    if name != CARD:
+        return CommitOperationAdd(name, path)
+    return CommitOperationAdd(CARD, path.read_bytes().replace(TrainingRecord.location.encode(), repo_id.encode()))
+
+
+def _check_model(folder: Path) -> None:
+    if not (folder / CONFIG_NAME).is_file():
+        raise ValueError(f"There is no {CONFIG_NAME} in {folder}, so no saved model. Save one: model.save_pretrained.")
+    _check_pickles(folder)
+    _check_weights(folder)
+    if not any((folder / name).is_file() for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)):
+        raise ValueError(
+            f"There is no {IMAGE_PROCESSOR_NAME} in {folder}, and no pipeline opens without it. Save the image "
+            "processor that the model was trained with there too: image_processor.save_pretrained."
+        )
+    _check_code(folder)
+
+
+def _check_pickles(folder: Path) -> None:
+    if pickles := sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLES):
+        raise ValueError(
+            f"{folder} holds {', '.join(pickles)}: opening a pickle can run any code. Delete what belongs to the "
+            "training (training_args.bin, optimizer.pt), and re-save weights with save_pretrained, as safetensors."
+        )
+
+
+def _check_weights(folder: Path) -> None:
+    if missing := missing_weights(folder):
+        raise ValueError(
+            f"{folder} lacks the weights {', '.join(missing)}. Save the model there again: model.save_pretrained."
+        )
+
+
+def _check_code(folder: Path) -> None:
+    auto_map = PreTrainedConfig.get_config_dict(folder)[0].get("auto_map")
+    advice = "Save the model there again with model.save_pretrained of hf_vit, which copies all its code."
+    if not auto_map:
+        raise ValueError(f"{folder / CONFIG_NAME} names no code (auto_map), so nobody could open the model. {advice}")
+    needed = {f"{reference.split('.')[0]}.py" for reference in auto_map.values()}
+    needed |= {f"{name}.py" for path in folder.glob("*.py") for name in get_relative_imports(path)}
+    if missing := sorted(name for name in needed if not (folder / name).is_file()):
+        raise ValueError(f"{folder} lacks the code {', '.join(missing)}. {advice}")
+
+
+def _check_card(card: Path) -> None:
+    if not card.is_file():
+        raise ValueError(
+            f"There is no model card {card}, which says what the model is, how good it is and under which license. "
+            "Write it with hf_vit.training.write_model_card, or by hand."
+        )
+    try:
+        metadata = ModelCard.load(card).data.to_dict()
+    except (ValueError, YAMLError) as error:
+        raise ValueError(f"The metadata between the lines --- at the top of {card} is invalid: {error}") from error
+    if not metadata:
+        raise ValueError(
+            f"{card} has no metadata, so the Hub knows neither license nor task. Put at least `license: …` and "
+            "`pipeline_tag: …` between two lines --- at its top, or write it with hf_vit.training.write_model_card."
+        )

@@ -1,0 +1,268 @@
+"""Model cards: what a saved model is, how it is used, how it was made and how good it is."""
+
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import Trainer
+
+from ...data.datasets import DataRecord
+from ..batch_transforms import SizeArguments
+from ..callbacks.ema import AVERAGE_FOLDER, AveragingArguments
+from ..lora import count_parameters, describe_adapter
+from ..optim.arguments import optimization_of
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Code that uses a model on `image.png`.
+
+    Args:
+        name: What to call the stock pipeline.
+        stock: What to do with it.
+        own: What to do with the `outputs` of `model` for `image`, and `image_processor`.
+        processor: Name of what prepares the inputs, "processor" where texts are among them.
+        inputs: What it is given.
+    """
+
+    name: str
+    stock: str
+    own: str
+    processor: str = "image_processor"
+    inputs: str = "images=image"
+
+    @property
+    def processor_class(self) -> str:
+        """Name of the class of `processor`."""
+        return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
+
+
+# By class of the model
+USAGE = {
+    "HfViTForImageClassification": Usage(
+        name="classify",
+        stock='print(classify("image.png"))',
+        own="print(model.config.id2label[int(outputs.logits.argmax())])",
+    ),
+    "HfViTForSemanticSegmentation": Usage(
+        name="segment",
+        stock="""for part in segment("image.png"):
+    print(part["label"], part["mask"])  # white in the mask is where the image shows it""",
+        own="""sizes = [(image.height, image.width)]
+(classes,) = image_processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
+print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
+    ),
+    "HfViTForUniversalSegmentation": Usage(
+        name="segment",
+        stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
+    print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
+        own="""sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
+print(result["segmentation"].shape, result["segments_info"])""",
+    ),
+    "HfViTForDepthEstimation": Usage(
+        name="estimate",
+        stock="""result = estimate("image.png")
+print(result["predicted_depth"])  # (height, width)
+result["depth"].save("depth.png")  # the lowest value is black, the highest white""",
+        own="""sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_depth_estimation(outputs, target_sizes=sizes)
+print(result["predicted_depth"])  # (height, width)""",
+    ),
+    "HfViTForObjectDetection": Usage(
+        name="detect",
+        stock="""for found in detect("image.png", threshold=0.3):
+    print(found["label"], found["score"], found["box"])""",
+        own="""sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_object_detection(outputs, threshold=0.3, target_sizes=sizes)
+for label, score, box in zip(result["labels"], result["scores"], result["boxes"]):
+    print(model.config.id2label[int(label)], float(score), box.tolist())  # x1, y1, x2, y2
+print(len(result["boxes"]), "objects")""",
+    ),
+    "HfViTForKeypointDetection": Usage(
+        name="find_keypoints",
+        stock="""# The whole image is one object; for others give boxes=[(x1, y1, x2, y2), ...]
+for found in find_keypoints("image.png"):
+    for label, place, score in zip(found["labels"], found["keypoints"], found["scores"]):
+        print(label, place, score)""",
+        own="""sizes = [(image.height, image.width)]
+((result,),) = image_processor.post_process_keypoint_detection(outputs, target_sizes=sizes)
+for label, place, score in zip(result["labels"], result["keypoints"], result["scores"]):
+    print(model.config.id2label[int(label)], place.tolist(), float(score))""",
+    ),
+    "HfViTForMaskedImageModeling": Usage(
+        name="describe",
+        stock="""(features,) = describe("image.png")
+print(len(features), "tokens of", len(features[0]), "features")""",
+        own="""print(outputs.bool_masked_pos.float().mean(), "of the patches were masked")
+print(outputs.reconstruction.shape)  # in the units of pixel_values""",
+    ),
+    "HfViTForZeroShotImageClassification": Usage(
+        name="classify",
+        stock="""names = ["dog", "cat", "car"]
+print(classify("image.png", candidate_labels=names, hypothesis_template="a photo of a {}."))""",
+        own="""print(outputs.logits_per_image.softmax(dim=1))  # the share of each text""",
+        processor="processor",
+        inputs='images=image, text=["a dog runs.", "two cats sleep."]',
+    ),
+}
+
+
+# The file is here rather than in model_cards/, which links to it, so that an installed package has it too.
+TEMPLATE = Path(__file__).with_name("model_card.md")
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What the card of a trained model says.
+
+    Args:
+        model_name: Title of the card.
+        task: Name of the stock pipeline, for example "image-classification".
+        model_class: Name of the model's class.
+        num_parameters: Number of parameters.
+        data: What it was trained and scored on.
+        metrics: Scores on the test split.
+        baselines: Scores of other predictors under the same names, by predictor.
+        command: What to type to train it again.
+        seconds: Wall time of the training.
+        hardware: What it ran on.
+        seed: Seed of the training.
+        recipe: Settings worth naming.
+        limits: What the model is not good for.
+        license: License of the weights.
+        selection: Which step of the training the scored weights are from.
+        is_chosen_on_scored: Whether that step was chosen by its score on the very images that are scored.
+        base_model: The saved model that the training started from, if any.
+        units: Units of the scores that have one.
+        parts: Scores of each class or the like by name, by what they are.
+        pictures: File names of pictures beside the card, by caption.
+        arguments: The file beside the card that holds all arguments of the training.
+        location: Where the model is opened from: a folder, or a name on the Hub.
+        tags: Keywords for the metadata.
+    """
+
+    model_name: str
+    task: str
+    model_class: str
+    num_parameters: int
+    data: DataRecord
+    metrics: dict[str, float]
+    baselines: dict[str, dict[str, float]]
+    command: str
+    seconds: float
+    hardware: str
+    seed: int
+    recipe: dict[str, str]
+    limits: str
+    license: str = "apache-2.0"
+    selection: str = "after the last step"
+    is_chosen_on_scored: bool = False
+    base_model: str | None = None
+    units: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    pictures: dict[str, str] = field(default_factory=dict)
+    arguments: str = "training_args.json"
+    location: str = "path/to/this/folder"
+    tags: tuple[str, ...] = ("vision", "hf_vit")
+
+    @classmethod
+    def from_trainer(cls, trainer: Trainer, recipe: dict[str, str], **facts: Any) -> Self:
+        """Reads off a trainer that has finished what it knows.
+
+        Args:
+            trainer: Gives the model's class and size, the seed, the hardware and the settings that matter most.
+            recipe: Settings to name beside those.
+            **facts: All other fields.
+        """
+        return cls(
+            model_class=type(trainer.model).__name__,
+            num_parameters=count_parameters(trainer.model),
+            hardware=describe_hardware(trainer.args.device),
+            seed=trainer.args.seed,
+            recipe=describe_recipe(trainer) | recipe,
+            **facts,
+        )
+
+
+def describe_hardware(device: torch.device) -> str:
+    """Names what `device` is: the GPU, or else the processor and the number of threads that torch uses on it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        models = [line.partition(":")[2] for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        name = models[0].strip() if models else name
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def describe_recipe(trainer: Trainer) -> dict[str, str]:
+    """Names the settings of a finished training that matter most, for the table of its model card."""
+    args, values = trainer.args, trainer.args.to_dict()
+    batch_size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    warmup = f"{args.warmup_steps:.0%} of the" if args.warmup_steps < 1 else str(args.warmup_steps)
+    decay = args.ema_decay if isinstance(args, AveragingArguments) else None
+    averaging = f"exponential, decay {decay}, in `{AVERAGE_FOLDER}/`"
+    return {
+        "steps": f"{trainer.state.global_step} of {batch_size} images",
+        "optimizer": f"{values['optim']}, learning rate {args.learning_rate}, weight decay {args.weight_decay}",
+        "schedule": f"{values['lr_scheduler_type']}, {warmup} steps of warm-up",
+        "precision": "bfloat16" if args.bf16 else "float16 mixed" if args.fp16 else "float32",
+        **optimization_of(args).describe(),
+        **({} if decay is None else {"average of the weights": averaging}),
+        **(args.describe_sizes() if isinstance(args, SizeArguments) else {}),
+        **describe_adapter(trainer.model),
+    }
+
+
+def write_model_card(folder: str | os.PathLike[str], record: TrainingRecord) -> Path:
+    """Writes the card of a trained model, with metadata that the Hub reads.
+
+    Args:
+        folder: Where the model is saved.
+        record: What to say.
+
+    Returns:
+        The path of the card, README.md in `folder`.
+
+    Raises:
+        ValueError: if a baseline lacks one of the metrics.
+    """
+    for name, scores in record.baselines.items():
+        if missing := sorted(set(record.metrics) - set(scores)):
+            raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Give it the same metrics.")
+    # The Hub ranks models by these: not by images that the model was trained or its best step chosen on.
+    is_comparable = record.data.split != "train" and not record.is_chosen_on_scored
+    results = [
+        EvalResult(
+            task_type=record.task,
+            dataset_type=record.data.identifier,
+            dataset_name=record.data.name,
+            dataset_split=record.data.split,
+            metric_type=metric,
+            metric_value=score,
+        )
+        for metric, score in record.metrics.items()
+    ]
+    is_on_hub = record.base_model is not None and not Path(record.base_model).exists()
+    card_data = ModelCardData(
+        model_name=record.model_name,
+        license=record.license,
+        library_name="transformers",
+        pipeline_tag=record.task,
+        tags=list(record.tags),
+        metrics=list(record.metrics),
+        base_model=record.base_model if is_on_hub else None,
+        base_model_relation="finetune" if is_on_hub else None,
+        eval_results=results if is_comparable else None,
+    )
+    card = ModelCard.from_template(
+        card_data, template_path=str(TEMPLATE), record=record, usage=USAGE[record.model_class]
+    )
+    path = Path(folder) / "README.md"
+    card.save(path)
+    return path

@@ -1,0 +1,219 @@
+"""What is left of a trained or evaluated model beside its weights: scores, pictures, predictions and the card."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate.utils import gather_object
+from transformers import EvalPrediction
+from transformers.trainer_utils import PredictionOutput
+
+from ...data import DataRecord, TargetData, TargetDataset
+from ...evaluation import ConfusionMatrix
+from ...evaluation.classification import image_classification_metrics
+from ...evaluation.evaluator import ImageScorer, Scorer
+from ...visualize import draw_class_scores, draw_confusion_matrix, draw_curves
+from ..averaging_trainer import AveragingTrainer
+from ..callbacks.ema import AVERAGE_FOLDER
+from ..scoring_trainer import ScoringTrainer, draw_examples
+from .model_card import TrainingRecord, write_model_card
+from .record import describe_training, scored_split
+
+
+def report_average(trainer: AveragingTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Writes the scores that averaged weights have just got as `ema/{split}_scores.json` of the output folder.
+
+    Args:
+        trainer: Has scored a split, at last.
+        split: Name of the split.
+        names: Of the scores.
+
+    Returns:
+        These scores as a column of a model card, by its title; nothing where no weights are averaged.
+    """
+    if trainer.average is None:
+        return {}
+    scores = {name: trainer.averaged_scores[name] for name in names}
+    folder = Path(trainer.args.output_dir) / AVERAGE_FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {name: None if math.isnan(score) else score for name, score in scores.items()}
+    (folder / f"{split}_scores.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    return {f"averaged weights (`{AVERAGE_FOLDER}/`)": scores}
+
+
+def write_scores(
+    folder: Path, split: str, output: PredictionOutput, names: list[str], files: Iterable[str]
+) -> dict[str, float]:
+    """Writes the scores of a classifier on a split, its confusion matrix, and its answers.
+
+    Args:
+        folder: Where to write `{split}_scores.json`, `{split}_confusion_matrix.json` and `.png`, and
+            `{split}_predictions.jsonl` with a line per image.
+        split: Name of the split.
+        output: What `trainer.predict` returned: logits (N, K) and labels (N,).
+        names: The K class names.
+        files: What each of the N images is called.
+
+    Returns:
+        The scores, see `image_classification_metrics`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    logits = np.asarray(output.predictions, dtype=np.float64)
+    probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
+    answers, labels = logits.argmax(axis=1), np.asarray(output.label_ids)
+    matrix = ConfusionMatrix(keep_in_memory=True).compute(
+        predictions=answers, references=labels, num_labels=len(names)
+    )["confusion_matrix"]
+    lines = (
+        {"file": file, "label": names[label], "prediction": names[answer], "score": round(scores[answer], 6)}
+        for file, label, answer, scores in zip(files, labels, answers, probabilities.tolist(), strict=True)
+    )
+    scores = image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
+    for name, text in {
+        f"{split}_scores.json": json.dumps(scores, indent=2) + "\n",
+        f"{split}_confusion_matrix.json": json.dumps({"labels": names, "confusion_matrix": matrix.tolist()}) + "\n",
+        f"{split}_predictions.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
+    }.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    draw_confusion_matrix(matrix, names, folder / f"{split}_confusion_matrix.png")
+    return scores
+
+
+MAX_TRIVIAL = 5000
+
+
+def write_scored_report(
+    trainer: ScoringTrainer,
+    data: TargetData,
+    describe: Callable[[str], DataRecord],
+    recipe: dict[str, str],
+    **facts: Any,
+) -> dict[str, float]:
+    """Scores a trained model and writes the scores, pictures and model card into its output folder.
+
+    The split that is scored is "test", else "validation", else "train".
+
+    Args:
+        trainer: Has finished its training.
+        data: What it was trained on.
+        describe: Says of the data what the card shall say, given the split that is scored.
+        recipe: Settings to name in the card beside those that trainer and scorer know.
+        **facts: Fields of the card's `TrainingRecord` that the trainer does not tell.
+
+    Returns:
+        The scores.
+    """
+    split = scored_split(list(data.splits))
+    folder, scorer, examples = Path(trainer.args.output_dir), trainer.scorer, data.examples(split)
+    scores, pictures = score_split(trainer, split, examples)
+    parts = {scorer.parts: in_columns(scorer.per_class())}
+    name, baseline = score_trivial(trainer, data.examples("train"), examples)
+    if not trainer.is_world_process_zero():
+        return scores
+    draw_curves(trainer.state.log_history, folder / "curves.png")
+    record = TrainingRecord.from_trainer(
+        trainer,
+        data=describe(split),
+        metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
+        units=scorer.metric.units,
+        baselines={**report_average(trainer, split, scores), name: baseline},
+        parts=parts,
+        pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
+        limits=scorer.describe_limits(),
+        recipe={**recipe, "evaluation": scorer.describe_evaluation()},
+        **describe_training(trainer, split),
+        **facts,
+    )
+    write_model_card(folder, record)
+    return scores
+
+
+def score_split(
+    trainer: ScoringTrainer, split: str, examples: TargetDataset
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Scores a model on a split, on all processes, and writes scores and pictures into the output folder.
+
+    Args:
+        trainer: Has the model and the scorer, which has the scores afterwards.
+        split: Name of the split.
+        examples: Its images.
+
+    Returns:
+        The scores, and the file names of the pictures by their captions.
+    """
+    folder, scorer = Path(trainer.args.output_dir), trainer.scorer
+    metrics = trainer.predict(examples, metric_key_prefix=split).metrics
+    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.score_names)}
+    draw_examples(trainer, examples, folder / f"{split}_examples.png")
+    pictures = {scorer.caption: f"{split}_examples.png"}
+    if trainer.is_world_process_zero():
+        pictures |= write_metrics(folder, split, scores, scorer) | scorer.draw_scores(folder, split)
+    return scores, pictures
+
+
+def write_metrics(folder: Path, split: str, scores: dict[str, float], scorer: ImageScorer) -> dict[str, str]:
+    """Writes `{split}_scores.json` and, where there are classes, their scores as JSON and as a picture.
+
+    Returns:
+        The file name of the picture by its caption.
+    """
+    write_json(folder / f"{split}_scores.json", {name: known(value) for name, value in scores.items()})
+    classes = scorer.per_class()
+    if not classes:
+        return {}
+    write_json(
+        folder / f"{split}_{scorer.parts}.json",
+        {name: {score: known(value) for score, value in values.items()} for name, values in classes.items()},
+    )
+    label, values = scorer.class_score, {name: values[scorer.class_score.lower()] for name, values in classes.items()}
+    draw_class_scores(values, folder / f"{split}_{scorer.parts}.png", label)
+    return {f"{label} of the {scorer.parts}": f"{split}_{scorer.parts}.png"}
+
+
+def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Returns scores of each class that are the same ones for all, NaN where a class has none."""
+    columns = dict.fromkeys(score for scores in classes.values() for score in scores)
+    return {name: {score: scores.get(score, math.nan) for score in columns} for name, scores in classes.items()}
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Writes what JSON can hold."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def known(value: float) -> float | None:
+    """Returns a score as JSON has it: there is no NaN."""
+    return None if math.isnan(value) else value
+
+
+def score_trivial(
+    trainer: ScoringTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_TRIVIAL
+) -> tuple[str, dict[str, float]]:
+    """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards.
+
+    Every process reads the same training targets and its share of those that are scored: none waits long for another.
+
+    Args:
+        trainer: Has the scorer.
+        train: What the predictor learns from.
+        scored: What it is scored on.
+        most: Of how many training images it learns at most, spread evenly.
+
+    Returns:
+        What to call the predictor, and its scores.
+    """
+    scorer, args = trainer.scorer, trainer.args
+    assert isinstance(scorer, Scorer)
+    shows = args.local_process_index == 0 and not args.disable_tqdm
+    count = len(train)
+    if count > most:
+        train = train.select(np.linspace(0, count - 1, most).round().astype(int).tolist())
+    name, predict = scorer.trivial(train.read_targets(shows))
+    share = scored.select(range(args.process_index, len(scored), args.world_size))
+    records = [scorer.metric.record(predict(target), target) for target in share.read_targets(shows)]
+    scorer.metric.reset()
+    scorer.metric.update(gather_object(records))
+    return f"{name} (of {most:,} training images)" if count > most else name, scorer.metric.compute()

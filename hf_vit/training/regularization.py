@@ -1,0 +1,240 @@
+"""Regularization of a training: soft labels, binary cross-entropy, dropped patches, repeated augmentation.
+
+Shapes: B batch, K labels, h w patch grid, N = h·w patches, K kept ones.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import TrainingArguments
+from transformers.utils import ModelOutput
+
+from ..data.augmentation.datasets import AugmentedDataset, RepeatedSampler
+from ..data.augmentation.inputs import check_probabilities
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.task_classification import HfViTForImageClassification
+from .batch_transforms import BatchChange, Mixing
+from .distillation.base import Distillation, precise
+from .distillation.features import FeatureDistillation
+
+
+@dataclass
+class RepeatedAugmentationArguments:
+    """What all trainings can be told about the images of a step."""
+
+    repeated_augmentations: int = field(
+        default=1,
+        metadata={
+            "help": "How many augmentations of an image each step learns from (DeiT III: 3). An epoch keeps its "
+            "length, with fewer images."
+        },
+    )
+
+    def check_repeated_augmentations(self) -> None:
+        """Raises `ValueError` if it is no number of augmentations."""
+        if self.repeated_augmentations < 1:
+            raise ValueError(
+                f"repeated_augmentations={self.repeated_augmentations} must be at least 1, which takes every image "
+                "once in an epoch."
+            )
+
+
+@dataclass
+class RegularisationArguments:
+    """How the batches of a classifier are changed on its device, and by which loss it learns."""
+
+    mixup_alpha: float = field(
+        default=0.0,
+        metadata={"help": "Blend images with one another, by shares from beta(alpha, alpha) (DeiT: 0.8); 0 does not."},
+    )
+    cutmix_alpha: float = field(
+        default=0.0,
+        metadata={"help": "Put rectangles of images into one another, by such shares (DeiT: 1); 0 does not."},
+    )
+    mixing_probability: float = field(default=1.0, metadata={"help": "Share of the batches that are mixed."})
+    mixing_off_share: float = field(
+        default=0.0, metadata={"help": "Share of the training at its end in which none is: 0.1 for the last tenth."}
+    )
+    classification_loss: Literal["cross_entropy", "bce"] = field(
+        default="cross_entropy",
+        metadata={"help": "cross_entropy, or bce, which asks of each class by itself (DeiT III). Scores stay as is."},
+    )
+    bce_target_threshold: float | None = field(
+        default=None,
+        metadata={"help": "Labels above it count as 1 for bce, others as 0; 0 makes all classes of a mixture 1."},
+    )
+    token_drop_rate: float = field(
+        default=0.0, metadata={"help": "Share of the patches of each training image that the blocks never see."}
+    )
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the model."""
+        if not min(self.mixup_alpha, self.cutmix_alpha) >= 0:
+            raise ValueError(
+                f"mixup_alpha={self.mixup_alpha} and cutmix_alpha={self.cutmix_alpha} must not be negative; 0 is off."
+            )
+        check_probabilities(mixing_probability=self.mixing_probability, mixing_off_share=self.mixing_off_share)
+        if not 0 <= self.token_drop_rate < 1:
+            raise ValueError(f"token_drop_rate={self.token_drop_rate} must lie in [0, 1); 0 keeps all patches.")
+        if self.bce_target_threshold is None:
+            return
+        if self.classification_loss != "bce":
+            raise ValueError(
+                f"bce_target_threshold={self.bce_target_threshold} is of --classification_loss bce. Say that, or "
+                "leave it out."
+            )
+        if not 0 <= self.bce_target_threshold < 1:
+            raise ValueError(
+                f"bce_target_threshold={self.bce_target_threshold} must lie in [0, 1), as labels do; 0 is that of "
+                "DeiT III."
+            )
+
+    @property
+    def needs_soft_labels(self) -> bool:
+        """Whether labels become probabilities."""
+        return bool(self.mixup_alpha or self.cutmix_alpha) or self.classification_loss == "bce"
+
+    def describe(self) -> dict[str, str]:
+        """Says what a card shall say: what differs from the defaults."""
+        defaults = asdict(RegularisationArguments())
+        given = [f"{name} {value}" for name, value in asdict(self).items() if value != defaults[name]]
+        return {"regularisation": ", ".join(given)} if given else {}
+
+
+class BinaryCrossEntropy:
+    """A `compute_loss_func` of the Trainer: binary cross-entropy of soft labels, the mean over classes and images.
+
+    DeiT III (https://arxiv.org/abs/2204.07118) learns ImageNet by it; the same as timm's `BinaryCrossEntropy`. Class
+    numbers, which evaluations have, are scored by cross-entropy.
+    """
+
+    def __init__(self, target_threshold: float | None = None) -> None:
+        """Begins.
+
+        Args:
+            target_threshold: Labels above count as 1 and others as 0; with 0, both classes of a mixture are wholly
+                there, as in DeiT III. None takes labels as they are.
+        """
+        self.target_threshold = target_threshold
+
+    def __call__(self, outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """Returns the loss of a batch.
+
+        Args:
+            outputs: Has `logits` (B, K).
+            labels: (B, K) probabilities, or (B,) int64 class numbers.
+            num_items_in_batch: Number of images of all batches of a step on all processes; B if not given.
+        """
+        logits = precise(outputs.logits)
+        if not labels.is_floating_point():
+            losses = F.cross_entropy(logits, labels, reduction="none")  # (B,)
+        else:
+            if self.target_threshold is not None:
+                labels = labels > self.target_threshold
+            labels = labels.to(logits.dtype)
+            losses = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)  # (B,)
+        if num_items_in_batch is None:
+            return losses.mean()
+        # Where one process has several GPUs, there is an entry for each.
+        return losses.sum() / torch.as_tensor(num_items_in_batch).sum()
+
+
+class DropTokens:
+    """A `BatchChange`: of each image drops as many patches, drawn at random, which the blocks then never see.
+
+    What is kept keeps its place, and tokens that are no patches are always kept. A step takes less time and memory.
+
+    Source: PatchDropout, https://arxiv.org/abs/2208.07220.
+    """
+
+    def __init__(self, rate: float, config: HfViTConfig) -> None:
+        """Begins.
+
+        Args:
+            rate: Share of the patches that is dropped, in [0, 1). At least one is kept.
+            config: That of the model.
+
+        Raises:
+            ValueError: if the model looks within windows.
+        """
+        if config.window_size is not None:
+            raise ValueError(
+                f"token_drop_rate={rate} leaves holes in the patch grid, where window_size={config.window_size} finds "
+                "no windows. Set token_drop_rate 0, or window_size null."
+            )
+        self.rate = rate
+        self.patch_size = to_pair(config.patch_size)
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        """Returns the batch with `kept_patches` (B, K) int64, the numbers of the patches kept; padding goes first."""
+        images, mask = batch["pixel_values"], batch.get("patch_attention_mask")
+        (height, width), (rows, columns) = images.shape[-2:], self.patch_size
+        num_patches = (height // rows) * (width // columns)
+        num_kept = max(1, round((1 - self.rate) * num_patches))
+        noise = torch.rand(len(images), num_patches).to(images.device)  # (B, N)
+        if mask is not None:
+            noise = noise.masked_fill(~mask.flatten(1).bool(), 1.0)
+        kept = noise.argsort(dim=1)[:, :num_kept].sort(dim=1).values  # (B, K)
+        return {**batch, "kept_patches": kept}
+
+
+def repeated_sampler(args: TrainingArguments, dataset: Any) -> RepeatedSampler | None:
+    """Returns what draws the images of a training that repeats augmentations; None for others.
+
+    Args:
+        args: How to train.
+        dataset: What it trains on.
+
+    Raises:
+        ValueError: if there is nothing to repeat, or not as often.
+    """
+    step_size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+    if not isinstance(args, RepeatedAugmentationArguments) or args.repeated_augmentations == 1:
+        return None
+    if not isinstance(dataset, AugmentedDataset):
+        raise ValueError(
+            f"repeated_augmentations={args.repeated_augmentations} needs images with numbers that are augmented by an "
+            f"AugmentedDataset, not {type(dataset).__name__}. Leave it out."
+        )
+    return RepeatedSampler(dataset, args.repeated_augmentations, step_size)
+
+
+def regularise(
+    model: HfViTForImageClassification,
+    args: RegularisationArguments,
+    label_smoothing: float = 0.0,
+    distillation: Distillation | None = None,
+) -> dict[str, Any]:
+    """Returns `batch_changes` and `compute_loss_func` of an `HfViTTrainer`.
+
+    A model that learns from soft labels is told that they are of one class per image, as it could not know.
+
+    Args:
+        model: The classifier.
+        args: What to do.
+        label_smoothing: Probability mass spread evenly over all classes, in [0, 1).
+        distillation: What it learns from a teacher, if there is one. The teacher sees the mixed images, as in DeiT.
+
+    Raises:
+        ValueError: if something does not go with the model or the teacher.
+    """
+    changes: list[BatchChange] = []
+    if args.needs_soft_labels:
+        model.config.problem_type = "single_label_classification"
+        mixing = (args.mixup_alpha, args.cutmix_alpha, args.mixing_probability, args.mixing_off_share)
+        changes.append(Mixing(model.config.num_labels, *mixing, label_smoothing))
+    if args.token_drop_rate:
+        if isinstance(distillation, FeatureDistillation):
+            raise ValueError(
+                f"token_drop_rate={args.token_drop_rate} drops patches whose features are to be learned. Set it to 0, "
+                "or take --distillation_type hard or soft."
+            )
+        changes.append(DropTokens(args.token_drop_rate, model.config))
+    is_binary = args.classification_loss == "bce"
+    return {
+        "batch_changes": changes,
+        "compute_loss_func": BinaryCrossEntropy(args.bce_target_threshold) if is_binary else None,
+    }

@@ -1,0 +1,1 @@
+"""Tasks: what each is told, trains, scores and reports."""

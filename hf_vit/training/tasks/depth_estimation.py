@@ -1,0 +1,264 @@
+"""What the training scripts of segmentation and depth can be told beside what all training scripts can."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from PIL.Image import Image
+from torch import Tensor
+from transformers import BaseImageProcessor, PreTrainedModel
+
+from ...data import TargetData, load_depth_estimation
+from ...evaluation import DepthMetric
+from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...model.image_geometry import resize_nearest
+from ...model.task_configurations import HfViTDepthConfig
+from ...model.task_depth import HfViTForDepthEstimation, depth_loss
+from ...visualize import draw_depth
+from ..arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
+from ..distillation.arguments import DistillationArguments
+from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
+from .dense import DenseAugmentationArguments, DenseTask, size_of
+from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+
+
+Alignment = Literal["median", "scale_shift"]
+
+
+class DepthScorer(Scorer):
+    """Predicts and scores the depth of every pixel."""
+
+    metric: DepthMetric
+
+    def __init__(self, processor: BaseImageProcessor, metric: DepthMetric, options: HfViTDepthConfig) -> None:
+        """Begins.
+
+        Args:
+            processor: Makes maps of outputs.
+            metric: Scores them.
+            options: The model's, which say what its answers are.
+        """
+        super().__init__(processor, metric)
+        self.is_relative = options.depth_estimation_type == "relative"
+        learned = math.inf if self.is_relative or options.max_depth is None else options.max_depth
+        self.max_depth = min(metric.max_depth, learned)
+
+    def has_truth(self, target: Tensor) -> bool:
+        """Whether any pixel is in the range that is learned and scored."""
+        return bool(((target > self.metric.min_depth) & (target < self.max_depth)).any())
+
+    def describe_lack(self, targets: Iterable[Tensor]) -> str:
+        """Says which depths there are, and which there should be."""
+        depths = [depth[depth > 0] for depth in targets]
+        extremes = [extreme for depth in depths if len(depth) for extreme in (depth.min(), depth.max())]
+        if not extremes:
+            return "no pixel of any depth map is valid (finite and above 0). Check the depth maps."
+        return (
+            f"their depths go from {float(min(extremes)):.4g} to {float(max(extremes)):.4g} metres, but only those "
+            f"between {self.metric.min_depth:g} and {self.max_depth:g} count. Set --depth_scale, the units per metre, "
+            "or, where they are right, --max_eval_depth and the max_depth of depth_config in --config_overrides."
+        )
+
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+        """Returns the depth map (H, W) and the loss of each image."""
+        mask, sizes = batch.get("patch_attention_mask"), [size_of(target) for target in batch["targets"]]
+        outputs = model(batch["pixel_values"], patch_attention_mask=mask)
+        maps = self.processor.post_process_depth_estimation(outputs, sizes, patch_attention_mask=mask)
+        return [
+            Scored(result["predicted_depth"], float(depth_loss(predicted[None], labels[None], model.options)))
+            for result, predicted, labels in zip(maps, outputs.predicted_depth, batch["labels"], strict=True)
+        ]
+
+    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
+        """Gives every pixel the mean depth that it has in training, where images are of one size; else resized."""
+        total = count = torch.zeros(())
+        for target in targets:
+            size = total.shape or target.shape
+            depth = resize_nearest(target.double(), *size)
+            total, count = total + depth, count + (depth > 0)
+        mean = (total / count).where(count > 0, total.sum() / count.sum())
+        mean = 1 / mean if self.is_relative else mean
+        return "mean of the training depth at each pixel", lambda target: _resized(mean, size_of(target))
+
+    def draw(
+        self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
+    ) -> None:
+        """Draws image, truth, prediction and error side by side."""
+        draw_depth(images, predictions, targets, file, relative=self.is_relative)
+
+    def describe_evaluation(self) -> str:
+        """Says which pixels count, and what is fitted to the truth first."""
+        metric = self.metric
+        crop = "the whole image" if metric.crop is None else f"crop {metric.crop}"
+        fitted = "nothing" if metric.alignment is None else metric.alignment.replace("_", " and ")
+        return (
+            f"{crop}, depths between {metric.min_depth:g} and {metric.max_depth:g} m, fitted in each image: {fitted}"
+        )
+
+    def describe_limits(self) -> str:
+        """Says what the model is not good for."""
+        unit = "Its answers are inverse depth up to scale and shift" if self.is_relative else "Its answers are metres"
+        return (
+            f"{unit}, guessed from one image by what it has seen in training. With another camera, whose field of "
+            "view is wider or narrower, all looks farther or nearer."
+        )
+
+
+def _resized(depth: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns a depth map (h, w) as (H, W)."""
+    return F.interpolate(depth[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
+
+
+@dataclass
+class DepthModelArguments(TaskModelArguments):
+    """Which model to train for depth."""
+
+    task_config = "depth_config"
+
+    head: str | None = field(
+        default=None, metadata={"help": "dpt, conv or linear; dpt, or that of the saved model, unless said."}
+    )
+
+
+@dataclass
+class DepthImagesArguments(ImageDataArguments):
+    """Which images and depth maps to score on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={"help": "Folder of <split>/images and <split>/depths, parquet files, or a Hub name."},
+    )
+    depth_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the depth maps, where it is not clear by itself."}
+    )
+    depth_scale: float | None = field(
+        default=None,
+        metadata={
+            "help": "Units per metre: 256 for KITTI. Unless said, whole numbers are millimetres, floats metres."
+        },
+    )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with what the depth maps mean."""
+        return {
+            **super().source_options(),
+            "depth_column_name": self.depth_column_name,
+            "depth_scale": self.depth_scale,
+        }
+
+
+@dataclass
+class DepthDataArguments(DepthImagesArguments, TrainedImagesArguments):
+    """Which images and depth maps to train on."""
+
+
+@dataclass
+class DepthEvaluationArguments:
+    """How depth is scored."""
+
+    eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = field(
+        default=None, metadata={"help": "Part of the images that counts, as usual for NYU (eigen) or KITTI."}
+    )
+    eval_alignment: Literal["median", "scale_shift"] | None = field(
+        default=None,
+        metadata={"help": "What is fitted to the truth first; scale_shift for relative depth, else nothing."},
+    )
+    min_eval_depth: float = field(default=1e-3, metadata={"help": "Least depth that counts, in metres."})
+    max_eval_depth: float | None = field(
+        default=None, metadata={"help": "Largest depth that counts, in metres; the model's max_depth unless said."}
+    )
+
+
+@dataclass
+class DepthTrainingArguments(ScoredTrainingArguments):
+    """The same, for depth, which runs away at the rates that suit classes."""
+
+    learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
+    metric_for_best_model: str | None = best_by("abs_rel")
+
+
+@dataclass
+class DepthEstimation(DenseTask):
+    """Training of monocular depth by a script; see `DenseTask`.
+
+    Args:
+        evaluation: How it is scored.
+    """
+
+    argument_types = (
+        DepthModelArguments,
+        DepthDataArguments,
+        DenseAugmentationArguments,
+        DepthTrainingArguments,
+        DistillationArguments,
+        DepthEvaluationArguments,
+    )
+    model_class = HfViTForDepthEstimation
+    pipeline = "depth-estimation"
+
+    data: DepthDataArguments
+    evaluation: DepthEvaluationArguments
+
+    def open_data(self) -> TargetData:
+        """Opens images and depth maps."""
+        return load_depth_estimation(self.data.dataset_name, **self.data.source_options())
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of head and loss what a card shall say."""
+        options = model.options
+        is_relative = options.depth_estimation_type == "relative"
+        up_to = "any depth" if options.max_depth is None else f"depth up to {options.max_depth:g} m"
+        return {
+            "head": f"{options.head}, {'relative inverse depth' if is_relative else up_to}",
+            "loss": options.loss or ("ssi" if is_relative else "silog"),
+        }
+
+    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthScorer:
+        """Returns what predicts and scores images.
+
+        Raises:
+            ValueError: if the model's answers cannot be scored so.
+        """
+        options, evaluation = model.options, self.evaluation
+        max_depth = options.max_depth if evaluation.max_eval_depth is None else evaluation.max_eval_depth
+        metric = DepthMetric(
+            min_depth=evaluation.min_eval_depth,
+            max_depth=max_depth,
+            crop=evaluation.eval_crop,
+            alignment=choose_alignment(evaluation.eval_alignment, options.depth_estimation_type),
+        )
+        return DepthScorer(processor, metric, options)
+
+
+def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "relative"]) -> Alignment | None:
+    """Returns what is fitted to the truth before depth is scored.
+
+    Args:
+        given: `--eval_alignment`.
+        depth_type: What the model answers.
+
+    Raises:
+        ValueError: if the answers cannot be aligned so.
+    """
+    if depth_type == "metric" and given == "scale_shift":
+        raise ValueError(
+            "--eval_alignment scale_shift fits inverse depth, but the model answers metres. Leave it out, or set "
+            "median to forgive a wrong scale."
+        )
+    if depth_type == "relative" and given == "median":
+        raise ValueError(
+            "--eval_alignment median scales metres, but the model answers relative inverse depth. Leave it out: scale "
+            "and shift are fitted."
+        )
+    return "scale_shift" if depth_type == "relative" else given
+
+
+class DepthEvaluation(ScoredEvaluation):
+    """Scoring of depth."""
+
+    task_class = DepthEstimation
+    argument_types = (ScoredModel, DepthImagesArguments, ScoredEvaluationArguments, DepthEvaluationArguments)

@@ -1,0 +1,558 @@
+"""Training of image-text contrast: arguments, model, evaluator, report.
+
+Shapes: N images, T texts, n texts of an image, E width.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.trainer_utils import IntervalStrategy
+
+from ...convert import load_processor, load_tokenizer
+from ...convert.source import find_file
+from ...data import AugmentedDataset, ImageTextCollator, cropped_example_augmentation, draw_caption, load_image_text
+from ...evaluation import RetrievalMetric, chance_of_retrieval
+from ...evaluation.evaluator import Batch, ImageScorer, Scored
+from ...model.configuration_hf_vit import PRESETS, HfViTConfig
+from ...model.processing_hf_vit import HfViTProcessor, text_options_of
+from ...model.task_contrastive import HfViTForZeroShotImageClassification, loss_of_pairs
+from ...visualize import draw_captions, draw_curves
+from ...visualize.captions import NUM_CAPTIONS
+from ..arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
+from ..checks import check_packages, check_training
+from ..load_data import load_scored_targets, load_targets
+from ..models import input_size, load_model, open_trained
+from ..publishing.model_card import TrainingRecord, write_model_card
+from ..publishing.record import describe_data, describe_options, describe_training, scored_split
+from ..publishing.report import report_average, score_split
+from ..scoring_trainer import EvaluationPictures, ScoringTrainer
+from ..trainer import HfViTTrainer
+from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
+from .base import TrainingTask
+from .evaluation import Evaluation, ScoredEvaluationArguments, ScoredModel
+from .tokenizer import train_tokenizer
+from .zero_shot import ZeroShotArguments, load_zero_shot, score_zero_shot
+
+
+@dataclass
+class ImageTextModelArguments(TaskModelArguments):
+    """Which model to train: a tower that sees and a tower that reads."""
+
+    task_config = "contrastive_config"
+    task_options = ("loss",)
+
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={
+            "help": "Model to start from: any saved or published ViT, which gets a text tower, or one that has one "
+            "(saved by this script, CLIP, SigLIP) with its tokenizer."
+        },
+    )
+    text_model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Text encoder of the library to start from, with its tokenizer: a folder, or a Hub name."},
+    )
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={
+            "help": "Tokenizer for a fresh text tower: a folder, or a Hub name. Unless said, one is trained on the "
+            "captions."
+        },
+    )
+    vocab_size: int | None = field(
+        default=None, metadata={"help": "Number of tokens, at most, of a tokenizer that is trained; 8192 unless said."}
+    )
+    max_text_length: int | None = field(
+        default=None,
+        metadata={"help": "Tokens after which texts are cut off; 64, or what the saved model has, unless said."},
+    )
+    text_preset: str | None = field(
+        default=None,
+        metadata={"help": "Size of a fresh text tower, as --preset; the same, or small, unless said."},
+    )
+    loss: str | None = field(
+        default=None,
+        metadata={"help": "sigmoid (SigLIP) or softmax (CLIP); sigmoid, or that of the saved model, unless said."},
+    )
+    freeze_vision: bool = field(
+        default=False,
+        metadata={"help": "Keep the image tower of the saved model as it is; only the text learns to fit it (LiT)."},
+    )
+
+    def __post_init__(self) -> None:
+        """Checks that the options go together."""
+        super().__post_init__()
+        if self.freeze_vision and self.model_name_or_path is None:
+            raise ValueError("--freeze_vision would keep a tower that has learned nothing. Give --model_name_or_path.")
+        if self.text_preset is not None and self.text_preset not in PRESETS:
+            raise ValueError(f"text_preset={self.text_preset!r} is unknown. Choose one of {', '.join(PRESETS)}.")
+        self.refuse_beside("text_model_name_or_path", "tokenizer_name", "vocab_size", "text_preset")
+        self.refuse_beside("tokenizer_name", "vocab_size")
+
+    def refuse_beside(self, source: str, *options: str) -> None:
+        """Raises `ValueError` if one of `options` is given beside a `source` of tokens that settles it."""
+        given = [f"--{name} {vars(self)[name]}" for name in options if vars(self)[name] is not None]
+        if vars(self)[source] is not None and given:
+            raise ValueError(
+                f"--{source} {vars(self)[source]} has its own tokens and weights. Leave out {', '.join(given)}."
+            )
+
+    def text_size(self) -> dict[str, Any]:
+        """Returns the options of `HfViTTextConfig` that say how large a fresh text tower is."""
+        size = HfViTConfig.from_preset(self.text_preset or self.preset or "small").to_dict()
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        return {name: size[name] for name in names}
+
+    def with_text(self, options: dict[str, Any]) -> Self:
+        """Returns the same with options of the text tower, before which those go that the user has given."""
+        self.overrides()  # refuses what is no JSON
+        fields = json.loads(self.config_overrides or "{}")
+        text = {**options, **(fields.get("text_config") or {})}
+        return replace(self, config_overrides=json.dumps({**fields, "text_config": text}))
+
+
+@dataclass
+class ImageTextImagesArguments(ImageDataArguments):
+    """Which images and captions to score on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={
+            "help": "Folder with metadata.jsonl, table of paths and captions, parquet files with a column of "
+            "captions, or a Hub name."
+        },
+    )
+    caption_column_name: str | None = field(
+        default=None, metadata={"help": "Column of a caption or a list of them, where it is not clear by itself."}
+    )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with the column of captions."""
+        return {**super().source_options(), "caption_column_name": self.caption_column_name}
+
+
+@dataclass
+class ImageTextDataArguments(ImageTextImagesArguments, TrainedImagesArguments):
+    """Which images and captions to train on."""
+
+
+@dataclass
+class ImageTextAugmentationArguments:
+    """How training images are changed at random, in this order."""
+
+    min_crop_scale: float = field(
+        default=0.5, metadata={"help": "Least share of the area that a random resized crop keeps; 1 takes all of it."}
+    )
+    horizontal_flip: float = field(
+        default=0.5, metadata={"help": "Probability of a mirror image; 0 where captions tell left from right."}
+    )
+
+
+@dataclass
+class ImageTextTrainingArguments(ScoredTrainingArguments):
+    """The library's arguments, with the optimizer of CLIP (https://arxiv.org/abs/2103.00020)."""
+
+    learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
+    weight_decay: float = field(default=0.2, metadata=LIBRARY["weight_decay"].metadata)
+    adam_beta2: float = field(default=0.98, metadata=LIBRARY["adam_beta2"].metadata)
+    per_device_train_batch_size: int = field(
+        default=64,
+        metadata={"help": "Pairs of a process in a batch. The loss compares all with all of the other processes too."},
+    )
+    per_device_eval_batch_size: int = field(default=64, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+    gradient_accumulation_steps: int = field(
+        default=1,
+        metadata={
+            "help": "Batches before each step. The loss compares what is in one batch, so 4 batches of 16 pairs are "
+            "NOT one of 64, which has 16 times as many comparisons. For a larger batch take more processes, or "
+            "--gradient_checkpointing."
+        },
+    )
+    metric_for_best_model: str | None = best_by("mean_recall")
+
+    def __post_init__(self) -> None:
+        """An incomplete batch would be filled up on several processes, maybe with images that are in it."""
+        super().__post_init__()
+        if self.repeated_augmentations > 1:
+            raise ValueError(
+                f"repeated_augmentations={self.repeated_augmentations} brings an image into a batch several times, "
+                "which the loss would take for different ones. Leave it out."
+            )
+        if not self.dataloader_drop_last:
+            raise ValueError(
+                "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "
+                "two different ones. Leave it out; all images come, in another order, in the next epoch."
+            )
+
+
+VOCAB_SIZE, MAX_TEXT_LENGTH = 8192, 64
+
+
+def load_image_text_model(
+    args: ImageTextModelArguments, captions: Iterable[str]
+) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
+    """Returns the model to train and its processor.
+
+    Args:
+        args: What it starts from.
+        captions: What a tokenizer is trained on, if it is.
+
+    Raises:
+        OSError: if there is no such model or tokenizer.
+        ValueError: if one is of another kind, or an option does not fit.
+    """
+    name, text_name = args.model_name_or_path, args.text_model_name_or_path
+    if name is not None and text_name is None and has_tokenizer(name):
+        args.refuse_beside("model_name_or_path", "tokenizer_name", "vocab_size", "text_preset", "max_text_length")
+        model, image_processor = load_model(HfViTForZeroShotImageClassification, args)
+        tokenizer = load_tokenizer(model, name)
+    else:
+        tokenizer = make_tokenizer(args, captions)
+        options = {**args.text_size(), **text_options_of(tokenizer)}
+        if text_name is not None:
+            options = encoder_options(text_name, tokenizer)
+        model, image_processor = load_model(HfViTForZeroShotImageClassification, args.with_text(options))
+        if text_name is not None:
+            model.load_text_weights(text_name)
+    if args.freeze_vision:
+        model.freeze_vision()
+    return model, HfViTProcessor(image_processor, tokenizer)
+
+
+def has_fresh_text(args: ImageTextModelArguments) -> bool:
+    """Returns whether the text tower starts from scratch."""
+    has_text = args.model_name_or_path is not None and has_tokenizer(args.model_name_or_path)
+    return args.text_model_name_or_path is None and not has_text
+
+
+def has_tokenizer(name_or_path: str) -> bool:
+    """Returns whether a saved or published model has one, and so a text tower."""
+    return not Path(name_or_path).is_file() and find_file(name_or_path, "tokenizer_config.json") is not None
+
+
+def make_tokenizer(args: ImageTextModelArguments, captions: Iterable[str]) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a fresh text tower, or of a text encoder of the library.
+
+    Raises:
+        OSError: if there is none of its name.
+        ValueError: if it cannot bring texts to one length, or the encoder cannot read as long texts as are wanted.
+    """
+    name = args.text_model_name_or_path or args.tokenizer_name
+    if name is None:
+        return train_tokenizer(captions, args.vocab_size or VOCAB_SIZE, args.max_text_length or MAX_TEXT_LENGTH)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    if tokenizer.pad_token_id is None:
+        raise ValueError(f"The tokenizer {name} has no token for padding, so that texts make no batch. Take another.")
+    longest = tokenizer.model_max_length
+    if args.text_model_name_or_path is not None and (args.max_text_length or 0) > longest:
+        raise ValueError(
+            f"max_text_length={args.max_text_length} is more than the {longest} tokens that {name} reads."
+        )
+    tokenizer.model_max_length = args.max_text_length or min(MAX_TEXT_LENGTH, longest)
+    return tokenizer
+
+
+def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Returns the options of a text tower that is a text encoder of the library.
+
+    What sums up a text is its first token, or the last one where the tokenizer puts nothing before it.
+
+    Raises:
+        OSError: if there is no such model.
+        ValueError: if it reads no texts.
+    """
+    config = AutoConfig.from_pretrained(name)
+    if "vocab_size" not in config.to_dict():
+        raise ValueError(f"{name} is of the kind {config.model_type!r}, which reads no texts. Give a text encoder.")
+    options: dict[str, Any] = {"encoder_config": config.to_diff_dict()}
+    return options if tokenizer.cls_token_id is not None else {**options, "pooling": "last"}
+
+
+class ComparedImage(NamedTuple):
+    """What a model makes of an image (E,) and of its texts (n, E), of length 1."""
+
+    image_embeds: Tensor
+    text_embeds: Tensor
+
+
+class ImageTextScorer(ImageScorer):
+    """Scores how well captions find their images among all, and images their captions."""
+
+    caption = "Images, their captions, and those that are found for them among all"
+    metric: RetrievalMetric
+
+    def __init__(self, processor: BaseImageProcessor) -> None:
+        """Begins; `processor` has made the images."""
+        super().__init__(processor, RetrievalMetric())
+
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+        """Returns each image and its captions as the model compares them; they have no loss by themselves."""
+        inputs = {name: value for name, value in batch.items() if name not in ("targets", "files")}
+        outputs = model(**inputs)
+        texts = outputs.text_embeds.split([len(target["captions"]) for target in batch["targets"]])
+        return [Scored(ComparedImage(*parts)) for parts in zip(outputs.image_embeds, texts, strict=True)]
+
+    def loss(self, model: PreTrainedModel) -> float:
+        """Returns the loss of all images that were scored as one batch, the mean over all captions in turn.
+
+        Each image comes with its first caption, then with its second, ...; one that has fewer begins anew.
+        """
+        images, texts, counts = self.metric.embeddings()
+        first = counts.cumsum(dim=0) - counts
+        head = model.contrastive_head
+        scale = head.logit_scale.detach().cpu()
+        bias = None if head.logit_bias is None else head.logit_bias.detach().cpu()
+        with torch.no_grad():
+            turns = [texts[first + turn % counts] for turn in range(int(counts.max()))]
+            losses = torch.stack([loss_of_pairs(images, chosen, scale, bias) for chosen in turns])
+        return float(losses.double().mean())
+
+    def draw(
+        self,
+        images: list[Image],
+        predictions: list[ComparedImage],
+        targets: Sequence[Mapping[str, Any]],
+        file: str | PathLike[str],
+    ) -> None:
+        """Draws each image beside its captions and the nearest ones of all that were scored."""
+        _, texts, _ = self.metric.embeddings()
+        captions = [caption for record in self.metric.records for caption in record.captions]
+        embeds = torch.stack([prediction.image_embeds.float().cpu() for prediction in predictions])
+        nearest = (embeds @ texts.T).topk(min(NUM_CAPTIONS, len(captions)), dim=1).indices.tolist()
+        found = [[captions[number] for number in row] for row in nearest]
+        draw_captions(images, [target["captions"] for target in targets], found, file)
+
+    def describe_evaluation(self) -> str:
+        """Says what the scores are of."""
+        return (
+            "each caption looks for its image among all, and each image for any of its captions; what is as near as "
+            "the right one counts as nearer. Loss: of all images at once, with each of their captions in turn"
+        )
+
+    def describe_limits(self) -> str:
+        """Says what the model is not good for."""
+        return (
+            "It compares images and short texts as those that it was trained on; its scores are for choosing among "
+            "candidates and say little by themselves. A model that has seen few captions knows few words, and has "
+            "learned whatever bias they have."
+        )
+
+
+class ImageTextTrainer(ScoringTrainer):
+    """`ScoringTrainer`, whose evaluations have the loss of all images at once."""
+
+    scorer: ImageTextScorer
+
+    def mean_loss(self) -> float:
+        """Returns the loss of all images that have been scored."""
+        return self.scorer.loss(self.model)
+
+    def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
+        """Leaves the temperature out, as CLIP does."""
+        return [name for name in super().get_decay_parameter_names(model) if not name.endswith("logit_scale")]
+
+
+@dataclass
+class ImageTextContrast(TrainingTask):
+    """Training on images and texts by a script.
+
+    Args:
+        model: Which model to train, and by which loss.
+        data: On which images and captions.
+        augmentation: How images are changed at random.
+        args: How to train.
+        zero_shot: On which labelled images to score it too.
+    """
+
+    argument_types = (
+        ImageTextModelArguments,
+        ImageTextDataArguments,
+        ImageTextAugmentationArguments,
+        ImageTextTrainingArguments,
+        ZeroShotArguments,
+    )
+
+    model: ImageTextModelArguments
+    data: ImageTextDataArguments
+    augmentation: ImageTextAugmentationArguments
+    args: ImageTextTrainingArguments
+    zero_shot: ZeroShotArguments
+
+    def load_data(self) -> list[str]:
+        """Opens and checks images and captions; the model learns no classes, so there are no names.
+
+        Raises:
+            ImportError: if a package is missing that is needed only at the end.
+            OSError: if the data is missing.
+            ValueError: if it is bad.
+        """
+        check_packages("matplotlib", *([] if self.zero_shot.zero_shot_dataset is None else ["sklearn"]))
+        data = self.data
+        self.loaded = load_targets(
+            lambda: load_image_text(data.dataset_name, **data.source_options()), data, self.args
+        )
+        self.labelled = load_zero_shot(self.zero_shot, data, self.args)
+        return []
+
+    def make_trainer(self) -> ImageTextTrainer:
+        """Returns the trainer of a new or a saved model; without validation images none are scored in training.
+
+        Raises:
+            ImportError: if torchvision is missing.
+            OSError: if there is no such model or tokenizer.
+            ValueError: if a value is out of range, or the best model cannot be chosen, or an adapter is wanted of a
+                fresh text tower.
+        """
+        if self.args.lora_rank is not None and has_fresh_text(self.model):
+            raise ValueError(
+                f"lora_rank={self.args.lora_rank} changes little in what has learned much, and the text tower would "
+                "start from scratch. Give a model that has one (CLIP, SigLIP), or --text_model_name_or_path."
+            )
+        captions = (caption for own in self.loaded.splits["train"]["captions"] for caption in own)
+        model, self.processor = load_image_text_model(self.model, captions)
+        image_processor = self.processor.image_processor
+        transform = cropped_example_augmentation(
+            draw_caption, input_size(image_processor), model.config.num_channels, **asdict(self.augmentation)
+        )
+        splits, scorer = self.loaded.splits, ImageTextScorer(image_processor)
+        has_validation = "validation" in splits
+        callbacks = check_training(
+            self.args, len(splits["train"]), has_validation, {"loss", *scorer.metric.score_names}
+        )
+        trainer = ImageTextTrainer(
+            model=model,
+            args=self.args,
+            train_dataset=AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column=None),
+            eval_dataset=self.loaded.examples("validation") if has_validation else None,
+            data_collator=ImageTextCollator(self.processor),
+            processing_class=self.processor,
+            callbacks=callbacks,
+            scorer=scorer,
+        )
+        if has_validation and self.args.eval_strategy != IntervalStrategy.NO:
+            trainer.add_callback(EvaluationPictures(trainer))
+        return trainer
+
+    def count_examples(self) -> dict[str, int]:
+        """Returns the number of images of each split."""
+        return {name: len(rows) for name, rows in self.loaded.splits.items()}
+
+    def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
+        """Scores a trained model and writes scores, pictures and model card into its output folder.
+
+        The split that is scored is "test", else "validation", else "train".
+        """
+        assert isinstance(trainer, ImageTextTrainer)
+        splits, folder = self.loaded.splits, Path(trainer.args.output_dir)
+        split = scored_split(list(splits))
+        scores, pictures = score_split(trainer, split, self.loaded.examples(split))
+        chance = chance_of_retrieval(list(map(len, splits[split]["captions"])))
+        recipe = {**self.describe_model(trainer.model), **self._score_labelled(trainer, scores)}
+        if not trainer.is_world_process_zero():
+            return scores
+        draw_curves(trainer.state.log_history, folder / "curves.png")
+        record = TrainingRecord.from_trainer(
+            trainer,
+            task="zero-shot-image-classification",
+            data=describe_data(self.data.dataset_name, self.data.dataset_license, self.count_examples(), split),
+            metrics={name: scores[name] for name in chance},
+            baselines={**report_average(trainer, split, chance), "chance": chance},
+            pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
+            limits=trainer.scorer.describe_limits(),
+            recipe={
+                **recipe,
+                "augmentation": describe_options(self.augmentation),
+                "evaluation": trainer.scorer.describe_evaluation(),
+            },
+            **describe_training(trainer, split),
+            **facts,
+        )
+        write_model_card(folder, record)
+        return scores
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of loss, towers and texts what a card shall say."""
+        batch = self.args.train_batch_size * self.args.world_size
+        encoder, tokenizer = model.text_model.config, self.processor.tokenizer
+        own = model.text_options
+        tower = f"{own.num_hidden_layers} blocks of width {own.hidden_size}"
+        count = sum(map(len, self.loaded.splits["train"]["captions"]))
+        return {
+            "loss": f"{model.options.loss}, over all images and texts of a batch of {batch}",
+            "image tower": "kept as it was" if self.model.freeze_vision else "trained",
+            "text tower": tower if own.encoder_config is None else f"{encoder.model_type}, trained",
+            "texts": f"{len(tokenizer):,} tokens, cut off after {tokenizer.model_max_length}",
+            "captions": f"{count:,}, of which one of each image is drawn in every epoch",
+        }
+
+    def _score_labelled(self, trainer: ImageTextTrainer, scores: dict[str, float]) -> dict[str, str]:
+        """Scores the labelled images, if there are some, and adds their accuracy to the scores."""
+        if self.labelled is None:
+            return {}
+        found = score_zero_shot(trainer.model, self.processor, self.labelled, self.args)
+        scores["zero_shot_accuracy"] = found["accuracy"]
+        return {"zero-shot": self.labelled.describe(found)}
+
+
+@dataclass
+class ImageTextEvaluationArguments(ScoredEvaluationArguments):
+    """The library's arguments, of which those on evaluation and hardware count."""
+
+    per_device_eval_batch_size: int = ImageTextTrainingArguments.per_device_eval_batch_size
+
+
+@dataclass
+class ImageTextEvaluation(Evaluation):
+    """Scoring of a saved model that compares images with texts; see `Evaluation`.
+
+    Args:
+        scored: Which model to score, and on which split.
+        data: On which images and captions.
+        args: How to score it.
+        zero_shot: On which labelled images to score it too.
+    """
+
+    argument_types = (ScoredModel, ImageTextImagesArguments, ImageTextEvaluationArguments, ZeroShotArguments)
+
+    scored: ScoredModel
+    data: ImageTextImagesArguments
+    args: ImageTextEvaluationArguments
+    zero_shot: ZeroShotArguments
+
+    def prepare(self) -> tuple[str, int]:
+        """Opens model and data."""
+        check_packages("matplotlib", *([] if self.zero_shot.zero_shot_dataset is None else ["sklearn"]))
+        name, data = self.scored.model_name_or_path, self.data
+        self.model = open_trained(HfViTForZeroShotImageClassification, name)
+        processor = load_processor(self.model, name, patch_size=self.model.config.patch_size)
+        if not isinstance(processor, HfViTProcessor):
+            raise ValueError(f"{name} has no tokenizer for its texts. Save its processor there: save_pretrained.")
+        self.processor = processor
+        self.split, loaded = load_scored_targets(
+            lambda: load_image_text(data.dataset_name, **data.source_options()), data, self.scored.split, {}, self.args
+        )
+        self.dataset = loaded.examples(self.split)
+        self.labelled = load_zero_shot(self.zero_shot, data, self.args)
+        return self.split, len(self.dataset)
+
+    def score(self) -> dict[str, float]:
+        """Writes the scores, a picture of a few images, and all that is said of the labelled ones."""
+        trainer = ImageTextTrainer(
+            model=self.model,
+            args=self.args,
+            data_collator=ImageTextCollator(self.processor),
+            scorer=ImageTextScorer(self.processor.image_processor),
+        )
+        scores, _ = score_split(trainer, self.split, self.dataset)
+        if self.labelled is not None:
+            found = score_zero_shot(self.model, self.processor, self.labelled, self.args)
+            scores["zero_shot_accuracy"] = found["accuracy"]
+        return scores

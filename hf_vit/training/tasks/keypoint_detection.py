@@ -1,0 +1,330 @@
+"""Scoring of saved models for objects and keypoints by scripts.
+
+Shapes: K keypoints.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from transformers import BaseImageProcessor, PreTrainedModel
+
+from ...data import KeypointData, KeypointDetectionCollator, keypoint_augmentation, load_keypoint_detection
+from ...evaluation import KeypointMetric
+from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ...model.image_processing_hf_vit import HfViTImageProcessor
+from ...model.task_keypoints import HfViTForKeypointDetection, image_losses
+from ...visualize import draw_poses
+from ..arguments import LIBRARY, TrainedImagesArguments
+from ..distillation.arguments import DistillationArguments
+from .arguments import ObjectImagesArguments, ScoredTrainingArguments, TaskModelArguments, best_by, split_names
+from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+from .scored import ScoredTask
+
+
+Target = dict[str, Any]
+Prediction = dict[str, Tensor]
+
+
+class KeypointScorer(Scorer):
+    """Predicts and scores the keypoints of objects."""
+
+    parts = "keypoints"
+    class_score = "PCK"
+    metric: KeypointMetric
+
+    def __init__(
+        self,
+        processor: BaseImageProcessor,
+        metric: KeypointMetric,
+        skeleton: Sequence[Sequence[int]] = (),
+        flip_test: bool = True,
+    ) -> None:
+        """Begins.
+
+        Args:
+            processor: Makes keypoints of outputs.
+            metric: Scores them.
+            skeleton: Pairs of keypoints that a line joins in pictures.
+            flip_test: Whether mirror images count too.
+        """
+        super().__init__(processor, metric)
+        self.skeleton = skeleton
+        self.flip_test = flip_test
+
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+        """Returns the keypoints and the loss of each object, which as in training knows of no mirror image."""
+        pixels = batch["pixel_values"]
+        outputs = model(pixels)
+        losses = image_losses(outputs.heatmaps, batch["labels"], tuple(pixels.shape[-2:]), model.options)
+        if self.flip_test:
+            outputs.heatmaps = (outputs.heatmaps + model.mirrored_heatmaps(pixels)) / 2
+        boxes = [target["box"][None] for target in batch["targets"]]
+        found = self.processor.post_process_keypoint_detection(outputs, boxes)
+        return [
+            Scored({"keypoints": pose["keypoints"], "scores": pose["scores"]}, loss)
+            for (pose,), loss in zip(found, losses.tolist(), strict=True)
+        ]
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each keypoint."""
+        return self.metric.per_class()
+
+    def has_truth(self, target: Target) -> bool:
+        """Whether any keypoint is labelled."""
+        return bool((target["keypoints"][:, 2] > 0).any())
+
+    def describe_lack(self, targets: Iterable[Target]) -> str:
+        """Says that there are no keypoints."""
+        return "no keypoint of any is labelled. Check the visibility in the annotations."
+
+    def trivial(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
+        """Puts every keypoint where it is in the boxes of the training objects on average."""
+        count = len(self.metric.names)
+        total, labelled = torch.zeros(count, 2, dtype=torch.float64), torch.zeros(count, 1, dtype=torch.float64)
+        for target in targets:
+            low, high = target["box"].double().view(2, 2)
+            places, counts = target["keypoints"][:, :2].double(), target["keypoints"][:, 2:] > 0
+            total += torch.where(counts, (places - low) / (high - low), 0)
+            labelled += counts
+        mean = torch.where(labelled > 0, total / labelled, 0.5)
+
+        def predict(target: Target) -> Prediction:
+            low, high = target["box"].double().view(2, 2)
+            return {"keypoints": low + mean * (high - low), "scores": torch.ones(count)}
+
+        return "mean pose in the box", predict
+
+    def draw(
+        self, images: list[Image], predictions: list[Prediction], targets: list[Target], file: str | PathLike[str]
+    ) -> None:
+        """Draws true and predicted keypoints side by side."""
+        draw_poses(images, predictions, targets, self.skeleton, file)
+
+    def describe_evaluation(self) -> str:
+        """Says how objects are looked at, and what errors are relative to."""
+        metric = self.metric
+        length = "the longer side of the box around the true keypoints for PCK, the root of its box's area for NME"
+        if metric.ends is not None:
+            length = "the distance from {} to {}".format(*(metric.names[number] for number in metric.ends))
+        mirrored = "each crop and its mirror image" if self.flip_test else "each crop"
+        return f"{mirrored}, boxes as given; errors relative to {length}, PCK within {metric.pck_threshold:g} of it"
+
+    def describe_limits(self) -> str:
+        """Says what the model is not good for."""
+        return (
+            f"It finds {len(self.metric.names)} keypoints of one object, in a box that it is given, and places all of "
+            "them even where some cannot be seen: their scores tell. It has seen objects like those that it was "
+            "trained on, and its score says little about others."
+        )
+
+
+@dataclass
+class KeypointModelArguments(TaskModelArguments):
+    """Which model to train for keypoints."""
+
+    task_config = "keypoint_config"
+
+    head: str | None = field(
+        default=None, metadata={"help": "classic or simple; classic, or that of the saved model, unless said."}
+    )
+
+
+@dataclass
+class KeypointImagesArguments(ObjectImagesArguments):
+    """Which images and keypoints to score on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={"help": "Folder or file of keypoints in the format of COCO, a CSV of landmarks, or a Hub name."},
+    )
+    whole_image: bool = field(
+        default=False,
+        metadata={"help": "Look at whole images rather than at boxes: for images of one object that fills them."},
+    )
+    flip_pairs: list[str] | None = field(
+        default=None,
+        metadata={"help": "Keypoints that a mirror image swaps, as left_eye,right_eye, where names do not tell them."},
+    )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with what the keypoints mean."""
+        return {**super().source_options(), "whole_image": self.whole_image, "flip_pairs": self.flip_pairs}
+
+
+@dataclass
+class KeypointDataArguments(KeypointImagesArguments, TrainedImagesArguments):
+    """Which images and keypoints to train on."""
+
+
+@dataclass
+class KeypointAugmentationArguments:
+    """How the crops of objects are changed at random, and their keypoints with them."""
+
+    box_padding: float = field(
+        default=1.25,
+        metadata={"help": "How many times as wide and high as its box the crop of an object is; not of whole images."},
+    )
+    min_scale: float = field(default=0.65, metadata={"help": "Least scale of the object."})
+    max_scale: float = field(default=1.35, metadata={"help": "Largest scale."})
+    max_rotation: float = field(default=40.0, metadata={"help": "Largest angle of a random rotation in degrees."})
+    max_shift: float = field(
+        default=0.1, metadata={"help": "How far the object moves at most, as a share of the crop."}
+    )
+    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
+    photometric: float = field(
+        default=0.5, metadata={"help": "Probability that brightness, contrast and colours change."}
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Returns them as `keypoint_augmentation` takes them."""
+        options = asdict(self)
+        scale_range = options.pop("min_scale"), options.pop("max_scale")
+        return {**options, "scale_range": scale_range}
+
+
+@dataclass
+class KeypointEvaluationArguments:
+    """How keypoints are scored."""
+
+    flip_test: bool = field(
+        default=True, metadata={"help": "Whether the mirror image of each crop counts too, which takes twice as long."}
+    )
+    pck_threshold: float = field(
+        default=0.2, metadata={"help": "Largest error of a keypoint that counts as right, as a share of the length."}
+    )
+    normalize_by: str | None = field(
+        default=None,
+        metadata={
+            "help": "Two keypoints whose distance is the length that errors are relative to: "
+            "left_shoulder,right_hip. Else it is of the box."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the data."""
+        if self.normalize_by is not None and len(split_names(self.normalize_by)) != 2:
+            raise ValueError(
+                f"normalize_by={self.normalize_by!r} must name two keypoints with a comma between them, such as "
+                "left_shoulder,right_hip."
+            )
+
+
+@dataclass
+class KeypointTrainingArguments(ScoredTrainingArguments):
+    """The same, for keypoints."""
+
+    per_device_train_batch_size: int = field(default=32, metadata=LIBRARY["per_device_train_batch_size"].metadata)
+    per_device_eval_batch_size: int = field(default=32, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+    learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
+    metric_for_best_model: str | None = best_by("nme")
+
+
+@dataclass
+class KeypointDetection(ScoredTask):
+    """Training of keypoints by a script; see `ScoredTask`.
+
+    Args:
+        evaluation: How it is scored.
+    """
+
+    argument_types = (
+        KeypointModelArguments,
+        KeypointDataArguments,
+        KeypointAugmentationArguments,
+        KeypointTrainingArguments,
+        DistillationArguments,
+        KeypointEvaluationArguments,
+    )
+    model_class = HfViTForKeypointDetection
+    pipeline = "keypoint-detection"
+    packages = ("matplotlib", "faster_coco_eval")
+    collator_class = KeypointDetectionCollator
+    examples = "objects"
+    parts = "objects with {} keypoints"
+
+    data: KeypointDataArguments
+    augmentation: KeypointAugmentationArguments
+    evaluation: KeypointEvaluationArguments
+
+    def open_data(self) -> KeypointData:
+        """Opens images and keypoints."""
+        return load_keypoint_detection(self.data.dataset_name, **self.data.source_options())
+
+    def facts_for_config(self) -> dict[str, dict[str, Any]]:
+        """Returns what the data tell of the keypoints."""
+        data = self.loaded
+        assert isinstance(data, KeypointData)
+        return {
+            "keypoint_config": {
+                "flip_pairs": data.flip_pairs,
+                "skeleton": data.skeleton,
+                "oks_sigmas": data.oks_sigmas,
+            }
+        }
+
+    @property
+    def box_padding(self) -> float:
+        """How many times as wide and high as its box the crop of an object is."""
+        return 1.0 if self.data.whole_image else self.augmentation.box_padding
+
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+        """Returns an image processor that cuts out objects."""
+        height, width = to_pair(config.image_size)
+        return HfViTImageProcessor.from_dict(
+            {
+                **processor.to_dict(),
+                "size": {"height": height, "width": width},
+                "do_affine_crop": True,
+                "box_padding": self.box_padding,
+                "do_center_crop": False,
+                "do_pad": False,
+            }
+        )
+
+    def make_transform(self, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns what cuts out objects, changed at random."""
+        assert isinstance(self.loaded, KeypointData)
+        options = {**self.augmentation.options(), "box_padding": self.box_padding}
+        return keypoint_augmentation(
+            to_pair(config.image_size),
+            num_channels=config.num_channels,
+            flip_pairs=self.loaded.flip_pairs,
+            **options,
+        )
+
+    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointScorer:
+        """Returns what predicts and scores objects."""
+        options, evaluation = model.options, self.evaluation
+        ends = split_names(evaluation.normalize_by)
+        metric = KeypointMetric(
+            self.loaded.names,
+            options.oks_sigmas,
+            pck_threshold=evaluation.pck_threshold,
+            normalize=(ends[0], ends[1]) if ends else None,
+        )
+        return KeypointScorer(processor, metric, options.skeleton, evaluation.flip_test)
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of head and loss what a card shall say."""
+        options = model.options
+        return {"head": options.head, "loss": f"squared error of Gaussians, sigma {options.sigma:g} heatmap pixels"}
+
+    def describe_size(self, config: HfViTConfig) -> str:
+        """Says how large crops are."""
+        height, width = to_pair(config.image_size)
+        part = "the whole image" if self.data.whole_image else f"a crop {self.box_padding:g} times the box"
+        return f"{height} x {width} pixels, {part}"
+
+
+class KeypointEvaluation(ScoredEvaluation):
+    """Scoring of keypoints."""
+
+    task_class = KeypointDetection
+    examples = KeypointDetection.examples
+    argument_types = (ScoredModel, KeypointImagesArguments, ScoredEvaluationArguments, KeypointEvaluationArguments)

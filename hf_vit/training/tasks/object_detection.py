@@ -1,0 +1,320 @@
+"""Scoring of saved models for objects and keypoints by scripts.
+
+Shapes: K classes, Q queries, N objects.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from transformers import BaseImageProcessor, PreTrainedModel
+from transformers.utils import logging
+
+from ...data import (
+    ObjectDetectionCollator,
+    TargetData,
+    detection_augmentation,
+    load_object_detection,
+    multi_scale_sizes,
+)
+from ...evaluation import DetectionMetric
+from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ...model.deformable_decoder import DetectionPrediction
+from ...model.task_detection import HfViTForObjectDetection, class_loss_of, detection_loss
+from ...visualize import draw_detections, draw_precision_recall
+from ..arguments import LIBRARY, TrainedImagesArguments
+from ..distillation.arguments import DistillationArguments
+from ..models import describe_whole_images, whole_image_processor
+from ..publishing.record import describe_weights
+from ..scoring_trainer import ScoringTrainer
+from .arguments import ObjectImagesArguments, ScoredTrainingArguments, TaskModelArguments, best_by, split_names
+from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+from .scored import ScoredTask
+
+
+logger = logging.get_logger(__name__)
+Target = dict[str, Tensor]
+Prediction = dict[str, Tensor]
+
+
+class DetectionScorer(Scorer):
+    """Predicts and scores boxes with classes."""
+
+    class_score = "AP"
+    metric: DetectionMetric
+
+    def __init__(self, processor: BaseImageProcessor, metric: DetectionMetric, num_queries: int) -> None:
+        """Begins.
+
+        Args:
+            processor: Makes boxes of outputs.
+            metric: Scores them.
+            num_queries: How many objects the model finds at most.
+        """
+        super().__init__(processor, metric)
+        self.num_queries = num_queries
+
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+        """Returns the boxes of each image, and its sum of losses beside its number of objects."""
+        outputs = model(batch["pixel_values"], patch_attention_mask=batch.get("patch_attention_mask"))
+        sizes = [tuple(target["size"].tolist()) for target in batch["targets"]]
+        found = self.processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=sizes)
+        return [
+            Scored(
+                {"boxes": result["boxes"], "class_labels": result["labels"], "scores": result["scores"]},
+                self._sum_of_losses(model, DetectionPrediction(logits[None], boxes[None]), label),
+                len(label["class_labels"]),
+            )
+            for result, logits, boxes, label in zip(
+                found, outputs.logits, outputs.pred_boxes, batch["labels"], strict=True
+            )
+        ]
+
+    def _sum_of_losses(self, model: PreTrainedModel, prediction: DetectionPrediction, label: Target) -> float:
+        loss, _ = detection_loss([prediction], [label], model.options, num_boxes=1)
+        return float(loss)
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each class."""
+        return self.metric.per_class()
+
+    def has_truth(self, target: Target) -> bool:
+        """Whether there is an object that is no crowd."""
+        return bool((~target["is_crowd"]).any())
+
+    def describe_lack(self, targets: Iterable[Target]) -> str:
+        """Says that there are no objects."""
+        return "none has an object with a box. Check the annotations."
+
+    def trivial(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
+        """Finds one object of each class in every image, as sure as the class is common, where they are on average."""
+        count = len(self.metric.names)
+        sums, counts = torch.zeros(count, 4, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
+        for target in targets:
+            kept = ~target["is_crowd"]
+            labels, boxes = target["class_labels"][kept], target["boxes"][kept].double()
+            sums.index_add_(0, labels, boxes / corners_of(target["size"]))
+            counts.index_add_(0, labels, torch.ones(len(labels), dtype=torch.float64))
+        (known,) = counts.nonzero(as_tuple=True)
+        means, shares = sums[known] / counts[known, None], counts[known] / counts.sum()
+
+        def predict(target: Target) -> Prediction:
+            return {"boxes": means * corners_of(target["size"]), "class_labels": known, "scores": shares}
+
+        return "mean box of each class", predict
+
+    def draw(
+        self, images: list[Image], predictions: list[Prediction], targets: list[Target], file: str | PathLike[str]
+    ) -> None:
+        """Draws true boxes beside those that are likely."""
+        draw_detections(images, predictions, targets, self.metric.names, file)
+
+    def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
+        """Draws precision over recall."""
+        file = f"{split}_precision_recall.png"
+        draw_precision_recall(self.metric.precision_recall(), folder / file)
+        return {"Precision over recall at IoU 0.5": file}
+
+    def describe_evaluation(self) -> str:
+        """Says what is scored."""
+        return f"whole images, the {self.num_queries} most likely pairs of a box and a class; AP and AR as COCO's"
+
+    def describe_limits(self) -> str:
+        """Says what the model is not good for."""
+        return (
+            f"It knows {len(self.metric.names)} classes, and finds {self.num_queries} objects in an image at most. It "
+            "has seen images like those that it was trained on, and its score says little about others."
+        )
+
+
+def corners_of(size: Tensor) -> Tensor:
+    """Returns what the corners (4,) of a box are relative to in an image of a height and width (2,)."""
+    height, width = size.double()
+    return torch.stack((width, height, width, height))
+
+
+def warn_of_full_images(data: TargetData, num_queries: int) -> None:
+    """Warns of images with more objects than a model finds, crowds aside: the others are neither learned nor found."""
+    counts = [crowds.count(False) for rows in data.splits.values() for crowds in rows["is_crowd"][:]]
+    if num_full := sum(count > num_queries for count in counts):
+        logger.warning(
+            "%d of %d images have more objects than num_queries=%d, up to %d, and no more than that are learned and "
+            "found in any. Raise num_queries, which is in detection_config.",
+            num_full,
+            len(counts),
+            num_queries,
+            max(counts),
+        )
+
+
+@dataclass
+class DetectionModelArguments(TaskModelArguments):
+    """Which model to train for object detection."""
+
+    task_config = "detection_config"
+    task_options = ("decoder",)
+
+    decoder: str | None = field(
+        default=None,
+        metadata={"help": "deformable or queries; deformable, or that of the saved model, unless said."},
+    )
+
+
+@dataclass
+class DetectionImagesArguments(ObjectImagesArguments):
+    """Which images and boxes to score on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={
+            "help": "Folder or file in the format of COCO, Pascal VOC or YOLO, parquet files with a column of "
+            "objects, or a Hub name."
+        },
+    )
+    bbox_format: Literal["coco", "voc", "yolo"] | None = field(
+        default=None,
+        metadata={
+            "help": "What the boxes of such a column are: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in "
+            "pixels, or centre, width and height as shares of the image (yolo)."
+        },
+    )
+    class_names: str | None = field(
+        default=None, metadata={"help": 'Names of the classes, "cat,dog", where the data do not have them.'}
+    )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with what the objects mean."""
+        return {
+            **super().source_options(),
+            "bbox_format": self.bbox_format,
+            "class_names": split_names(self.class_names) or None,
+        }
+
+
+@dataclass
+class DetectionDataArguments(DetectionImagesArguments, TrainedImagesArguments):
+    """Which images and boxes to train on."""
+
+
+@dataclass
+class DetectionAugmentationArguments:
+    """How training images are changed at random, and their boxes with them, in this order."""
+
+    keep_aspect_ratio: bool = field(
+        default=False,
+        metadata={
+            "help": "Images keep their proportions, their shorter side being that of image_size; else they are "
+            "squeezed into it."
+        },
+    )
+    iou_crop: float = field(
+        default=0.0, metadata={"help": "Probability of a crop that some object fills to a share that is drawn."}
+    )
+    min_scale: float = field(
+        default=0.5, metadata={"help": "Least scale; at 1 images are as large as in evaluations."}
+    )
+    max_scale: float = field(default=1.5, metadata={"help": "Largest scale."})
+    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
+    photometric: float = field(
+        default=0.5, metadata={"help": "Probability that brightness, contrast and colours change."}
+    )
+    multi_scale: bool = field(
+        default=False, metadata={"help": "Every batch has a size of its own, from 0.75 to 1.25 times image_size."}
+    )
+
+    def options(self) -> dict[str, Any]:
+        """Returns them as `detection_augmentation` takes them."""
+        options = asdict(self)
+        del options["multi_scale"]  # of batches
+        scale_range = options.pop("min_scale"), options.pop("max_scale")
+        return {**options, "scale_range": scale_range}
+
+
+@dataclass
+class DetectionTrainingArguments(ScoredTrainingArguments):
+    """The library's arguments, with defaults that suit object detection: slow, with short gradients."""
+
+    learning_rate: float = field(default=2e-4, metadata=LIBRARY["learning_rate"].metadata)
+    weight_decay: float = field(default=1e-4, metadata=LIBRARY["weight_decay"].metadata)
+    max_grad_norm: float = field(default=0.1, metadata=LIBRARY["max_grad_norm"].metadata)
+    metric_for_best_model: str | None = best_by("map")
+
+
+@dataclass
+class ObjectDetection(ScoredTask):
+    """Training of object detection by a script; see `ScoredTask`."""
+
+    argument_types = (
+        DetectionModelArguments,
+        DetectionDataArguments,
+        DetectionAugmentationArguments,
+        DetectionTrainingArguments,
+        DistillationArguments,
+    )
+    model_class = HfViTForObjectDetection
+    pipeline = "object-detection"
+    packages = ("matplotlib", "scipy", "faster_coco_eval")
+    collator_class = ObjectDetectionCollator
+
+    data: DetectionDataArguments
+    augmentation: DetectionAugmentationArguments
+
+    def open_data(self) -> TargetData:
+        """Opens images and boxes."""
+        return load_object_detection(self.data.dataset_name, **self.data.source_options())
+
+    def make_trainer(self) -> ScoringTrainer:
+        """Returns the trainer, and warns if the model has not enough queries; see `ScoredTask`."""
+        trainer = super().make_trainer()
+        warn_of_full_images(self.loaded, trainer.model.options.num_queries)
+        return trainer
+
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+        """Returns an image processor that leaves nothing of an image out."""
+        return whole_image_processor(processor, config, self.augmentation.keep_aspect_ratio)
+
+    def make_transform(self, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns what changes images and boxes at random."""
+        return detection_augmentation(
+            to_pair(config.image_size), num_channels=config.num_channels, **self.augmentation.options()
+        )
+
+    def make_collator(self, processor: BaseImageProcessor, config: HfViTConfig) -> ObjectDetectionCollator:
+        """Returns what makes batches, of several sizes if asked for."""
+        return ObjectDetectionCollator(processor, self._sizes(config) if self.augmentation.multi_scale else None)
+
+    def _sizes(self, config: HfViTConfig) -> list[tuple[int, int]]:
+        patch = to_pair(config.patch_size)
+        window = (1, 1) if config.window_size is None else to_pair(config.window_size)
+        return multi_scale_sizes(to_pair(config.image_size), (patch[0] * window[0], patch[1] * window[1]))
+
+    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionScorer:
+        """Returns what predicts and scores images."""
+        return DetectionScorer(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of decoder and loss what a card shall say."""
+        options = model.options
+        classes = class_loss_of(options).replace("_", " ")
+        weights = {f"{classes} of the class": 1.0, "L1": options.bbox_weight, "GIoU": options.giou_weight}
+        return {
+            "decoder": f"{options.decoder}, {options.num_queries} queries",
+            "loss": describe_weights(weights),
+        }
+
+    def describe_size(self, config: HfViTConfig) -> str:
+        """Says how large images are."""
+        return describe_whole_images(config, self.augmentation.keep_aspect_ratio)
+
+
+class DetectionEvaluation(ScoredEvaluation):
+    """Scoring of object detection."""
+
+    task_class = ObjectDetection
+    argument_types = (ScoredModel, DetectionImagesArguments, ScoredEvaluationArguments)

@@ -1,0 +1,230 @@
+"""What the training scripts of segmentation and depth can be told beside what all training scripts can."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from transformers import BaseImageProcessor, PreTrainedModel
+
+from ...data import TargetData, load_semantic_segmentation
+from ...evaluation import SemanticSegmentationMetric
+from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...model.image_targets import IGNORED_LABEL
+from ...model.task_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
+from ...visualize import draw_segmentation
+from ..arguments import TrainedImagesArguments
+from ..distillation.arguments import DistillationArguments
+from ..publishing.record import describe_weights
+from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
+from .dense import DenseAugmentationArguments, DenseTask, SemanticImagesArguments, size_of
+from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+
+
+@dataclass
+class SemanticEvaluationArguments:
+    """How semantic segmentation is scored."""
+
+    eval_window_size: int | None = field(
+        default=None,
+        metadata={"help": "Side in pixels of windows that slide over an image; without, one look at all."},
+    )
+    eval_scales: list[float] = field(
+        default_factory=lambda: [1.0], metadata={"help": "Sizes, relative to the image, of copies that are averaged."}
+    )
+    eval_flip: bool = field(default=False, metadata={"help": "Whether the mirror image of each copy counts too."})
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the model."""
+        if not self.eval_scales or not all(0 < scale < math.inf for scale in self.eval_scales):
+            raise ValueError(f"eval_scales={self.eval_scales} must be positive; 1.0 is the image itself.")
+
+
+LOOK_ONCE = SemanticEvaluationArguments()
+
+
+class SemanticScorer(Scorer):
+    """Predicts and scores the class of every pixel."""
+
+    class_score = "IoU"
+    metric: SemanticSegmentationMetric
+
+    def __init__(
+        self,
+        processor: BaseImageProcessor,
+        names: Sequence[str],
+        evaluation: SemanticEvaluationArguments = LOOK_ONCE,
+    ) -> None:
+        """Begins.
+
+        Args:
+            processor: Makes maps of outputs.
+            names: The class names.
+            evaluation: Windows and copies; one look at the whole image unless said.
+        """
+        super().__init__(processor, SemanticSegmentationMetric(names))
+        self.evaluation = evaluation
+
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+        """Returns the map (H, W) and the loss of each image."""
+        sizes = [size_of(target) for target in batch["targets"]]
+        if self.evaluation != LOOK_ONCE:
+            return [self._look_closely(model, *_own_part(batch, index), size) for index, size in enumerate(sizes)]
+        mask = batch.get("patch_attention_mask")
+        outputs = model(batch["pixel_values"], patch_attention_mask=mask)
+        maps = self.processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
+        losses = [
+            float(segmentation_loss(logits[None], labels[None], model.options))
+            for logits, labels in zip(outputs.logits, batch["labels"], strict=True)
+        ]
+        return [Scored(*pair) for pair in zip(maps, losses, strict=True)]
+
+    def _look_closely(self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: tuple[int, int]) -> Scored:
+        """Segments one image (1, C, H, W) in windows and copies."""
+        window, scales = self.evaluation.eval_window_size, tuple(self.evaluation.eval_scales)
+        outputs = model.segment(pixels, window, scales=scales, flip=self.evaluation.eval_flip)
+        (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
+        return Scored(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each class."""
+        return self.metric.per_class()
+
+    def has_truth(self, target: Tensor) -> bool:
+        """Whether any pixel has a class."""
+        return bool((target != IGNORED_LABEL).any())
+
+    def describe_lack(self, targets: Iterable[Tensor]) -> str:
+        """Says that there are no classes."""
+        return (
+            f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
+            "1, --reduce_labels."
+        )
+
+    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
+        """Gives every pixel the commonest class."""
+        counts = torch.zeros(256, dtype=torch.int64)
+        for target in targets:
+            counts += target.flatten().bincount(minlength=256)
+        commonest = int(counts[: len(self.metric.names)].argmax())
+        return f"{self.metric.names[commonest]} everywhere", lambda target: torch.full(size_of(target), commonest)
+
+    def draw(
+        self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
+    ) -> None:
+        """Draws image, truth and prediction side by side."""
+        draw_segmentation(images, predictions, targets, self.metric.names, file)
+
+    def describe_evaluation(self) -> str:
+        """Says how closely images are looked at."""
+        evaluation = self.evaluation
+        window = evaluation.eval_window_size
+        return (
+            f"{'the whole image' if window is None else f'windows of {window} pixels'} at scale "
+            f"{', '.join(map(str, evaluation.eval_scales))}{', and mirrored' if evaluation.eval_flip else ''}"
+        )
+
+    def describe_limits(self) -> str:
+        """Says what the model is not good for."""
+        return (
+            f"It knows {len(self.metric.names)} classes and gives one of them to every pixel, whatever it is shown. "
+            "It has seen images like those that it was trained on, and its score says little about others."
+        )
+
+
+def _own_part(batch: Batch, index: int) -> tuple[Tensor, Tensor]:
+    """Returns the pixels (1, C, h, w) and labels (1, h, w) of an image in a batch, without padding."""
+    pixels, labels = batch["pixel_values"][index : index + 1], batch["labels"][index : index + 1]
+    if (mask := batch.get("patch_attention_mask")) is None:
+        return pixels, labels
+    height, width = (
+        int(mask[index].any(dim=1 - side).sum()) * (pixels.shape[side - 2] // mask.shape[side - 2]) for side in (0, 1)
+    )
+    return pixels[..., :height, :width], labels[..., :height, :width]
+
+
+@dataclass
+class SemanticModelArguments(TaskModelArguments):
+    """Which model to train for semantic segmentation."""
+
+    task_config = "segmentation_config"
+
+    head: str | None = field(
+        default=None, metadata={"help": "conv, linear, mask or simple; conv, or that of the saved model, unless said."}
+    )
+
+
+@dataclass
+class SemanticDataArguments(SemanticImagesArguments, TrainedImagesArguments):
+    """Which images and masks to train on."""
+
+
+@dataclass
+class SemanticTrainingArguments(ScoredTrainingArguments):
+    """The library's arguments, with defaults that suit semantic segmentation."""
+
+    metric_for_best_model: str | None = best_by("mean_iou")
+
+
+@dataclass
+class SemanticSegmentation(DenseTask):
+    """Training of semantic segmentation by a script; see `DenseTask`.
+
+    Args:
+        evaluation: How it is scored.
+    """
+
+    argument_types = (
+        SemanticModelArguments,
+        SemanticDataArguments,
+        DenseAugmentationArguments,
+        SemanticTrainingArguments,
+        DistillationArguments,
+        SemanticEvaluationArguments,
+    )
+    model_class = HfViTForSemanticSegmentation
+    pipeline = "image-segmentation"
+
+    data: SemanticDataArguments
+    evaluation: SemanticEvaluationArguments
+
+    def open_data(self) -> TargetData:
+        """Opens images and masks."""
+        return load_semantic_segmentation(self.data.dataset_name, **self.data.source_options())
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of head and loss what a card shall say."""
+        options = model.options
+        weights = {
+            "cross-entropy": options.cross_entropy_weight,
+            "Dice": options.dice_weight,
+            "focal": options.focal_weight,
+            "auxiliary cross-entropy": options.auxiliary_loss_weight * options.use_auxiliary_head,
+        }
+        return {"head": options.head, "loss": describe_weights(weights)}
+
+    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticScorer:
+        """Returns what predicts and scores images.
+
+        Raises:
+            ValueError: if windows are no whole patches, or the model ignores another label than masks have.
+        """
+        if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
+            raise ValueError(
+                f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL} here, which is "
+                "what masks are read to where there is no class. Leave it out, and for masks whose 0 is no class set "
+                "--reduce_labels."
+            )
+        if (window := self.evaluation.eval_window_size) is not None:
+            window_of(window, model.config.patch_size, "eval_window_size")
+        return SemanticScorer(processor, self.loaded.names, self.evaluation)
+
+
+class SemanticEvaluation(ScoredEvaluation):
+    """Scoring of semantic segmentation."""
+
+    task_class = SemanticSegmentation
+    argument_types = (ScoredModel, SemanticImagesArguments, ScoredEvaluationArguments, SemanticEvaluationArguments)

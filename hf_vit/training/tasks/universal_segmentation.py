@@ -1,0 +1,289 @@
+"""What the training scripts of segmentation and depth can be told beside what all training scripts can."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from transformers import (
+    BaseImageProcessor,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from ...data import TargetData, load_universal_segmentation
+from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
+from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
+from ...visualize import draw_panoptic
+from ..arguments import ModelArguments, TrainedImagesArguments
+from ..distillation.arguments import DistillationArguments
+from ..publishing.record import describe_weights
+from .arguments import ScoredTrainingArguments, best_by, split_names
+from .dense import DenseAugmentationArguments, DenseTask, SemanticImagesArguments, size_of
+from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+
+
+# Average precision ranks all detections, but the least likely do not move it.
+MIN_INSTANCE_SCORE = 0.05
+
+
+class UniversalScorer(Scorer):
+    """Predicts and scores segments, instances and classes of pixels."""
+
+    metric: UniversalMetric
+
+    def __init__(self, processor: BaseImageProcessor, metric: UniversalMetric) -> None:
+        """Begins."""
+        super().__init__(processor, metric)
+        self.class_score = "PQ" if PANOPTIC in metric.parts else "AP"
+
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+        """Returns what the parts of the metric score, and the loss of each image."""
+        mask = batch.get("patch_attention_mask")
+        outputs = model(batch["pixel_values"], patch_attention_mask=mask)
+        found: dict[str, list[Any]] = {}
+        sizes = [size_of(target) for target in batch["targets"]]
+        same = {"target_sizes": sizes, "patch_attention_mask": mask}
+        if PANOPTIC in self.metric.parts:
+            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **same)
+        if SEMANTIC in self.metric.parts:
+            found[SEMANTIC] = self.processor.post_process_semantic_segmentation(outputs, **same)
+        if INSTANCE in self.metric.parts:
+            instances = self.processor.post_process_instance_segmentation(
+                outputs, threshold=MIN_INSTANCE_SCORE, return_binary_maps=True, **same
+            )
+            found[INSTANCE] = [_listed(result) for result in instances]
+        predictions = [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
+        return [Scored(*pair) for pair in zip(predictions, self._losses(model, outputs, batch), strict=True)]
+
+    def _losses(self, model: PreTrainedModel, outputs: Any, batch: Batch) -> list[float]:
+        """Returns the loss of each image alone, of the last block."""
+        mask = batch.get("patch_attention_mask")
+        alone = [slice(index, index + 1) for index in range(len(batch["pixel_values"]))]
+        return [
+            float(
+                universal_segmentation_loss(
+                    outputs.masks_queries_logits[i],
+                    outputs.class_queries_logits[i],
+                    batch["mask_labels"][i],
+                    batch["class_labels"][i],
+                    model.options,
+                    is_training=False,
+                    patch_attention_mask=None if mask is None else mask[i],
+                )
+            )
+            for i in alone
+        ]
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns the scores of each class."""
+        return self.metric.per_class()
+
+    def has_truth(self, target: dict[str, Any]) -> bool:
+        """Whether there is any mask with a pixel."""
+        return bool(target["masks"].any())
+
+    def describe_lack(self, targets: Iterable[dict[str, Any]]) -> str:
+        """Says that there are no masks."""
+        return "no pixel of any is of a mask. Check the masks or annotations."
+
+    def trivial(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+        """Makes one segment of the whole image, of the class with the most pixels."""
+        names = self.metric.names
+        counts = torch.zeros(len(names), dtype=torch.int64)
+        for target in targets:
+            counts.index_add_(0, target["class_labels"], target["masks"].sum(dim=(1, 2)))
+        commonest = int(counts.argmax())
+
+        def predict(target: dict[str, Any]) -> dict[str, Any]:
+            size = size_of(target)
+            return {
+                PANOPTIC: {
+                    "segmentation": torch.zeros(size, dtype=torch.int64),
+                    "segments_info": [{"id": 0, "label_id": commonest, "score": 1.0}],
+                },
+                SEMANTIC: torch.full(size, commonest),
+                INSTANCE: {
+                    "masks": torch.ones(1, *size, dtype=torch.bool),
+                    "class_labels": torch.tensor([commonest]),
+                    "scores": torch.ones(1),
+                },
+            }
+
+        return f"{names[commonest]} as one segment", predict
+
+    def draw(
+        self,
+        images: list[Image],
+        predictions: list[dict[str, Any]],
+        targets: list[dict[str, Any]],
+        file: str | PathLike[str],
+    ) -> None:
+        """Draws image, true and predicted segments side by side."""
+        part = PANOPTIC if PANOPTIC in self.metric.parts else INSTANCE
+        draw_panoptic(images, [prediction[part] for prediction in predictions], targets, self.metric.names, file)
+
+    def describe_evaluation(self) -> str:
+        """Says what is scored."""
+        scored = {
+            PANOPTIC: "PQ of segments",
+            SEMANTIC: "IoU of the class of each pixel",
+            INSTANCE: f"AP of masks with a score of {MIN_INSTANCE_SCORE} or more",
+        }
+        return f"the whole image; {', '.join(scored[part] for part in self.metric.parts)}"
+
+    def describe_limits(self) -> str:
+        """Says what the model is not good for."""
+        return (
+            f"It knows {len(self.metric.names)} classes, and finds in an image as many segments as it has queries at "
+            "most. It has seen images like those that it was trained on, and its score says little about others."
+        )
+
+
+def _listed(result: dict[str, Any]) -> dict[str, Any]:
+    """Returns instances with classes and scores in lists beside their masks."""
+    info = result["segments_info"]
+    return {
+        "masks": result["segmentation"],
+        "class_labels": [segment["label_id"] for segment in info],
+        "scores": [segment["score"] for segment in info],
+    }
+
+
+class MaskAnnealing(TrainerCallback):
+    """Lowers the chance of masked attention with every step, so that the trained model does without it.
+
+    The model holds the chances and so does every checkpoint: a model that was the best in between keeps its own.
+    """
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: HfViTForUniversalSegmentation,
+        **kwargs: Any,
+    ) -> None:
+        """Sets the chances of the first step."""
+        model.anneal_masks(state.global_step / state.max_steps)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: HfViTForUniversalSegmentation,
+        **kwargs: Any,
+    ) -> None:
+        """Sets the chances of the next step; after the last there is none left."""
+        model.anneal_masks(state.global_step / state.max_steps)
+
+
+@dataclass
+class UniversalImagesArguments(SemanticImagesArguments):
+    """Which images, and masks of things and stuff, to score on."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={
+            "help": "Folder or file in the format of COCO (panoptic or instances), or of semantic segmentation."
+        },
+    )
+    thing_classes: str | None = field(
+        default=None,
+        metadata={"help": 'Classes of semantic masks whose connected regions are instances: "cat,dog". Else stuff.'},
+    )
+    annotations: str | None = field(
+        default=None, metadata={"help": "panoptic or instances, where a folder in the format of COCO has both."}
+    )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with which classes are things."""
+        things = split_names(self.thing_classes)
+        return {**super().source_options(), "thing_names": things, "annotations": self.annotations}
+
+
+@dataclass
+class UniversalDataArguments(UniversalImagesArguments, TrainedImagesArguments):
+    """Which images, and masks of things and stuff, to train on."""
+
+
+# Where instances may overlap there is no map of segments, and so no PQ.
+PQ_OR_MASK_AP = "pq or mask_ap"
+
+
+@dataclass
+class UniversalTrainingArguments(ScoredTrainingArguments):
+    """The same, for universal segmentation."""
+
+    metric_for_best_model: str | None = best_by(PQ_OR_MASK_AP)
+
+
+@dataclass
+class UniversalSegmentation(DenseTask):
+    """Training of universal segmentation by a script; see `DenseTask`."""
+
+    argument_types = (
+        ModelArguments,
+        UniversalDataArguments,
+        DenseAugmentationArguments,
+        UniversalTrainingArguments,
+        DistillationArguments,
+    )
+    model_class = HfViTForUniversalSegmentation
+    pipeline = "image-segmentation"
+    packages = ("matplotlib", "scipy", "faster_coco_eval")
+
+    data: UniversalDataArguments
+
+    def open_data(self) -> TargetData:
+        """Opens images and masks."""
+        return load_universal_segmentation(self.data.dataset_name, **self.data.source_options())
+
+    def load_data(self) -> list[str]:
+        """Opens and checks the data and returns the names of its classes."""
+        names = super().load_data()
+        if self.args.metric_for_best_model == PQ_OR_MASK_AP:
+            self.args.metric_for_best_model = "mask_ap" if self.can_overlap else "pq"
+        return names
+
+    def callbacks(self) -> list[TrainerCallback]:
+        """Returns what anneals masked attention."""
+        return [MaskAnnealing()]
+
+    def processor_options(self) -> dict[str, Any]:
+        """Returns which classes are stuff, of which an image has one segment."""
+        things = self.loaded.thing_ids
+        return {"label_ids_to_fuse": [label for label in range(len(self.loaded.names)) if label not in things]}
+
+    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
+        """Says of head and loss what a card shall say."""
+        options = model.options
+        weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
+        return {
+            "head": f"{options.num_queries} queries in the last {options.num_blocks} blocks",
+            "loss": describe_weights(weights),
+        }
+
+    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalScorer:
+        """Returns what predicts and scores images."""
+        metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
+        return UniversalScorer(processor, metric)
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether masks may overlap, as instances of COCO: no map of segments or classes can be made of them."""
+        return any("objects" in split.column_names for split in self.loaded.splits.values())
+
+
+class UniversalEvaluation(ScoredEvaluation):
+    """Scoring of universal segmentation."""
+
+    task_class = UniversalSegmentation
+    argument_types = (ScoredModel, UniversalImagesArguments, ScoredEvaluationArguments)

@@ -1,0 +1,196 @@
+"""What the scripts of image-text contrast can be told beside what all scripts can.
+
+Shapes: B images, C channels, H W pixels, K classes, E width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from datasets import Dataset, DatasetDict
+from torch import Tensor, nn
+from transformers import EvalPrediction
+
+from ...data import ImageClassificationCollator, unreadable_images
+from ...evaluation.classification import image_classification_metrics
+from ...model.processing_hf_vit import HfViTProcessor
+from ...model.task_contrastive import HfViTForZeroShotImageClassification
+from ..arguments import DataArguments, HfViTTrainingArguments, ImageDataArguments
+from ..load_data import open_splits, scored_images
+from ..publishing.record import public_name, scored_split
+from ..publishing.report import write_scores
+from ..trainer import HfViTTrainer
+
+
+@dataclass(frozen=True)
+class ZeroShotImages:
+    """Labelled images whose classes a model has not learned.
+
+    Args:
+        source: Where they are from.
+        split: Which split of it they are.
+        images: The columns `image`, `label` and `file`.
+        templates: Texts with {} for the name of a class.
+    """
+
+    source: str
+    split: str
+    images: Dataset
+    templates: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the classes."""
+        names: list[str] = self.images.features["label"].names
+        return names
+
+    def describe(self, scores: dict[str, float]) -> str:
+        """Says in one line how well a model does."""
+        return (
+            f"accuracy {scores['accuracy']:.4f} on {len(self.images):,} {self.split} images of "
+            f"{public_name(self.source)} (chance {1 / len(self.names):.4f}), by {', '.join(map(repr, self.templates))}"
+        )
+
+
+@dataclass
+class ZeroShotArguments:
+    """On which labelled images to score classes by their names, after all is trained."""
+
+    zero_shot_dataset: str | None = field(
+        default=None, metadata={"help": "Labelled images, any that classifiers train on: a path, or a Hub name."}
+    )
+    zero_shot_config_name: str | None = field(
+        default=None, metadata={"help": "Configuration of such a dataset on the Hub."}
+    )
+    zero_shot_label_column_name: str | None = field(
+        default=None, metadata={"help": "Column of its labels, where it is not clear by itself."}
+    )
+    zero_shot_split: str | None = field(
+        default=None, metadata={"help": "Its split: test, else validation, else train, unless said."}
+    )
+    prompt_templates: list[str] = field(
+        default_factory=lambda: ["a photo of a {}."],
+        metadata={"help": "Texts with {} for the name of a class; several are averaged."},
+    )
+
+    def __post_init__(self) -> None:
+        """Checks what can be checked without the data."""
+        if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
+            raise ValueError(
+                f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."
+            )
+
+    def data_arguments(self, captions: ImageDataArguments) -> DataArguments | None:
+        """Returns where the labelled images are, if any; they are checked and limited as those with captions."""
+        if self.zero_shot_dataset is None:
+            return None
+        return DataArguments(
+            dataset_name=self.zero_shot_dataset,
+            dataset_config_name=self.zero_shot_config_name,
+            label_column_name=self.zero_shot_label_column_name,
+            skip_unreadable=captions.skip_unreadable,
+            check_images=captions.check_images,
+            max_eval_samples=captions.max_eval_samples,
+        )
+
+
+def load_zero_shot(
+    args: ZeroShotArguments, captions: ImageDataArguments, training_args: HfViTTrainingArguments
+) -> ZeroShotImages | None:
+    """Opens and checks the labelled images, if any are wanted.
+
+    Args:
+        args: Which images.
+        captions: What to do about images that cannot be read, and how many to take.
+        training_args: Gives the seed and, on several processes, the share of each.
+
+    Raises:
+        OSError: if the data is missing.
+        ValueError: if it is bad, or has no such split.
+    """
+    data = args.data_arguments(captions)
+    if data is None:
+        return None
+    splits: DatasetDict = open_splits(data, training_args)
+    split = args.zero_shot_split or scored_split(list(splits))
+    if split not in splits:
+        raise ValueError(f"{data.dataset_name} has no split {split!r}. Choose {' or '.join(splits)}.")
+    images = scored_images(splits[split], split, split, data, training_args, unreadable_images)
+    return ZeroShotImages(data.dataset_name, split, images, args.prompt_templates)
+
+
+class ZeroShotClassifier(nn.Module):
+    """A classifier whose weights are what a model makes of the names of classes."""
+
+    class_embeds: Tensor
+
+    def __init__(self, model: HfViTForZeroShotImageClassification, class_embeds: Tensor) -> None:
+        """Takes a model and what it makes of K classes, (K, E) of length 1."""
+        super().__init__()
+        self.model = model
+        self.register_buffer("class_embeds", class_embeds)
+
+    def forward(
+        self, pixel_values: Tensor, labels: Tensor, patch_attention_mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Returns `logits` (B, K) of images (B, C, H, W) and, with their `labels` (B,), the `loss`."""
+        features = self.model.get_image_features(pixel_values, patch_attention_mask).pooler_output
+        scale = self.model.contrastive_head.logit_scale.exp()
+        logits = F.normalize(features, dim=-1) @ self.class_embeds.T * scale  # (B, K)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+@torch.no_grad()
+def embed_classes(
+    model: HfViTForZeroShotImageClassification,
+    processor: HfViTProcessor,
+    names: Sequence[str],
+    templates: Sequence[str],
+) -> Tensor:
+    """Returns what a model makes of classes, (K, E) of length 1: the mean over the templates, as CLIP does.
+
+    Args:
+        model: In evaluation mode.
+        processor: Has the tokenizer.
+        names: Of the K classes; an underscore stands for a space.
+        templates: Texts with {} for a name.
+    """
+    rows = []
+    for name in names:
+        texts = [template.replace("{}", name.replace("_", " ")) for template in templates]
+        tokens = processor(text=texts, return_tensors="pt").to(model.device)
+        features = model.get_text_features(**tokens).pooler_output
+        rows.append(F.normalize(F.normalize(features, dim=-1).mean(dim=0), dim=-1))
+    return torch.stack(rows)
+
+
+def score_zero_shot(
+    model: HfViTForZeroShotImageClassification,
+    processor: HfViTProcessor,
+    wanted: ZeroShotImages,
+    args: HfViTTrainingArguments,
+) -> dict[str, float]:
+    """Scores a model on labelled images, on all processes, and writes what `write_scores` does as `zero_shot_…`.
+
+    Args:
+        model: Compares images with texts.
+        processor: Its own.
+        wanted: The images.
+        args: How to run it, and where to write.
+
+    Returns:
+        The scores, see `image_classification_metrics`.
+    """
+    class_embeds = embed_classes(model.eval(), processor, wanted.names, wanted.templates)
+    trainer = HfViTTrainer(
+        model=ZeroShotClassifier(model, class_embeds),
+        args=args,
+        eval_dataset=wanted.images,  # the arguments of a training may ask for some
+        data_collator=ImageClassificationCollator(processor.image_processor),
+    )
+    output = trainer.predict(wanted.images, metric_key_prefix="zero_shot")
+    if not trainer.is_world_process_zero():
+        return image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
+    return write_scores(Path(args.output_dir), "zero_shot", output, wanted.names, wanted.images["file"])

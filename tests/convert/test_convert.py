@@ -1,0 +1,337 @@
+"""Opening published checkpoints: where they come from, in which files, and what is said of those that do not open."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTModel
+from hf_vit.convert.loading import convert_checkpoint
+from hf_vit.convert.source import open_source
+
+from ..helpers.fresh import run_with_package, run_without_package
+from ..helpers.hub import serve
+from ..helpers.models import small_config
+from ..helpers.references import SHAPE, draw_weights
+
+
+WEIGHTS = "model.safetensors"
+
+
+def make_vit(**options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    vit = hf.ViTForImageClassification(hf.ViTConfig(**SHAPE, **{"num_labels": 5, **options})).eval()
+    draw_weights(vit)
+    return vit
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A published classifier."""
+    make_vit().save_pretrained(tmp_path / "published")
+    return tmp_path / "published"
+
+
+def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
+    """Replaces tensors, or takes out those that are None."""
+    tensors = {**load_file(folder / WEIGHTS), **changes}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def reconfigure(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
+    ours, theirs = model.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_shards_and_pickles_open_too(folder: Path, tmp_path: Path) -> None:
+    expected = HfViTForImageClassification.from_pretrained(folder)
+    make_vit().save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    assert_same_weights(HfViTForImageClassification.from_pretrained(tmp_path / "shards"), expected)
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    assert_same_weights(HfViTForImageClassification.from_pretrained(folder), expected)
+
+
+def test_a_file_opens_with_the_configuration_beside_it(folder: Path) -> None:
+    expected = HfViTForImageClassification.from_pretrained(folder)
+    assert_same_weights(HfViTForImageClassification.from_pretrained(folder / WEIGHTS), expected)
+
+
+READ_FROM_HUB = """
+import sys, torch
+from hf_vit import HfViTForImageClassification
+expected = HfViTForImageClassification.from_pretrained(sys.argv[1])
+for where in ({}, {"revision": "main"}, {"subfolder": "inner"}):
+    model = HfViTForImageClassification.from_pretrained("user/vit", **where)
+    state = expected.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items()), where
+for where in ({"revision": "nowhere"}, {"subfolder": "missing"}):
+    try:
+        HfViTForImageClassification.from_pretrained("user/vit", **where)
+    except OSError as error:
+        assert "user/vit" in str(error), error
+    else:
+        raise AssertionError(where)
+"""
+
+
+def test_a_name_on_the_hub_opens(folder: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "repositories" / "user" / "vit"
+    shutil.copytree(folder, repository)
+    make_vit().save_pretrained(repository / "inner", max_shard_size="40KB")
+    with serve(tmp_path / "repositories") as hub:
+        run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
+
+
+SAVE_AND_REFUSE = """
+import sys
+from transformers import AutoModelForImageClassification
+model = AutoModelForImageClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+try:
+    type(model).from_pretrained(sys.argv[2])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_without_the_package_the_cure_is_named(folder: Path, tmp_path: Path) -> None:
+    HfViTForImageClassification.from_pretrained(folder).save_pretrained(tmp_path / "ours")
+    process = run_without_package(SAVE_AND_REFUSE, tmp_path / "work", str(tmp_path / "ours"), str(folder))
+    assert re.search(rf"'{folder}' is a checkpoint of another library.*pip install hf-vit", process.stdout)
+
+
+def test_what_was_opened_saves_and_opens_as_ours(folder: Path, tmp_path: Path) -> None:
+    model = HfViTForImageClassification.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "ours")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "hf_vit"
+    assert_same_weights(HfViTForImageClassification.from_pretrained(tmp_path / "ours"), model)
+
+
+def test_the_dtype_is_the_files_or_the_one_asked_for(folder: Path) -> None:
+    for dtype, expected in (("auto", torch.float32), ("bfloat16", torch.bfloat16), (torch.float16, torch.float16)):
+        model = HfViTModel.from_pretrained(folder, dtype=dtype)
+        assert {parameter.dtype for parameter in model.parameters()} == {expected}
+    make_vit().bfloat16().save_pretrained(folder)
+    assert {parameter.dtype for parameter in HfViTModel.from_pretrained(folder).parameters()} == {torch.bfloat16}
+
+
+def test_labels_come_along(folder: Path) -> None:
+    names = dict(enumerate("abcde"))
+    reconfigure(folder, id2label=names, label2id={name: index for index, name in names.items()})
+    assert HfViTForImageClassification.from_pretrained(folder).config.id2label == names
+
+
+def test_a_number_of_labels_is_enough(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    unnamed = {name: value for name, value in config.items() if name not in ("id2label", "label2id")}
+    (folder / "config.json").write_text(json.dumps({**unnamed, "num_labels": 5}))
+    model = HfViTForImageClassification.from_pretrained(folder)
+    assert (model.config.num_labels, model.classifier.out_features) == (5, 5)
+
+
+def test_the_classifier_of_clip_is_left_out_with_its_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = hf.CLIPConfig(vision_config=SHAPE, text_config={"num_hidden_layers": 1}, num_labels=5)
+    hf.CLIPForImageClassification(config).save_pretrained(tmp_path)
+    model = HfViTForImageClassification.from_pretrained(tmp_path)
+    assert "classifier of CLIPForImageClassification is left out" in caplog.text
+    assert (model.config.num_labels, model.config.id2label) == (2, {0: "LABEL_0", 1: "LABEL_1"})
+
+
+@pytest.mark.parametrize(
+    "labels", [{"num_labels": 7}, {"id2label": dict(enumerate("abcdefg"))}], ids=["number", "names"]
+)
+def test_other_labels_get_a_fresh_head(labels: dict[str, Any], folder: Path) -> None:
+    model, info = HfViTForImageClassification.from_pretrained(folder, output_loading_info=True, **labels)
+    assert {name for name, *_ in info["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
+    assert (model.classifier.weight.shape, model.config.num_labels) == ((7, 32), 7)
+    assert not model.classifier.weight.any()
+    assert_same_weights(model.model, HfViTModel.from_pretrained(folder))
+
+
+def test_stages_are_chosen_as_of_ours(tmp_path: Path) -> None:
+    shape = {name: value for name, value in SHAPE.items() if name != "intermediate_size"}
+    hf.Dinov2Backbone(hf.Dinov2Config(**shape, mlp_ratio=2, out_indices=[1, 2])).save_pretrained(tmp_path)
+    assert HfViTBackbone.from_pretrained(tmp_path).out_indices == [1, 2]
+    assert HfViTBackbone.from_pretrained(tmp_path, out_indices=[0]).out_features == ["stem"]
+    assert HfViTBackbone.from_pretrained(tmp_path, out_features=["stage1"]).out_indices == [1]
+
+
+def test_fields_are_given_as_arguments(tmp_path: Path) -> None:
+    shape = {name: value for name, value in SHAPE.items() if name != "intermediate_size"}
+    hf.Dinov2Model(hf.Dinov2Config(**shape, mlp_ratio=2)).save_pretrained(tmp_path)
+    options = {"output_attentions": True, "output_hidden_states": True, "attn_implementation": "eager"}
+    model = HfViTModel.from_pretrained(tmp_path, num_hidden_layers=1, drop_path_rate=0.1, **options)
+    outputs = model(torch.zeros(1, 3, 32, 32))
+    assert (len(outputs.attentions), len(outputs.hidden_states)) == (1, 2)
+    assert (model.config.drop_path_rate, model.config._attn_implementation) == (0.1, "eager")
+    whole = HfViTModel.from_pretrained(tmp_path)(torch.zeros(1, 3, 32, 32), output_hidden_states=True)
+    torch.testing.assert_close(outputs.hidden_states[1], whole.hidden_states[1])
+
+
+def test_buffers_of_older_releases_are_left_out(tmp_path: Path) -> None:
+    hf.CLIPVisionModel(hf.CLIPVisionConfig(**SHAPE)).save_pretrained(tmp_path)
+    expected = HfViTModel.from_pretrained(tmp_path)
+    tensors = {f"vision_model.{name}": tensor for name, tensor in load_file(tmp_path / WEIGHTS).items()}
+    tensors["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
+    save_file(tensors, tmp_path / WEIGHTS)
+    assert_same_weights(HfViTModel.from_pretrained(tmp_path), expected)
+
+
+def test_a_damaged_file_is_named(folder: Path) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    for damaged in (content[: len(content) // 2], content[:5], b""):
+        (folder / WEIGHTS).write_bytes(damaged)
+        with pytest.raises(OSError, match=rf"{WEIGHTS}' is damaged or cut off"):
+            HfViTModel.from_pretrained(folder)
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").write_bytes(content[:100])
+    with pytest.raises(OSError, match=r"pytorch_model\.bin'"):
+        HfViTModel.from_pretrained(folder)
+
+
+class Code:
+    """Pickled, it runs code when it is opened."""
+
+    def __reduce__(self) -> Any:
+        return (print, ("opened",))
+
+
+def test_no_code_in_a_pickle_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / WEIGHTS).unlink()
+    torch.save({"weight": Code()}, folder / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"pytorch_model\.bin' holds more than weights"):
+        HfViTModel.from_pretrained(folder)
+    assert "opened" not in capsys.readouterr().out
+
+
+def test_tensors_that_do_not_fit_are_named(folder: Path) -> None:
+    name = "vit.encoder.layer.1.output.dense.bias"
+    rewrite(folder, **{name: None, "vit.stray": torch.zeros(1)})
+    with pytest.raises(
+        ValueError, match=rf"{WEIGHTS}.*Missing: encoder\.layer\.1\.output\.dense\.bias\. Left over: vit\.stray\."
+    ):
+        HfViTModel.from_pretrained(folder)
+    rewrite(folder, **{name: torch.zeros(7), "vit.stray": None})
+    with pytest.raises(ValueError, match=rf"{WEIGHTS}': '{name}' \(7,\) .* of shape \(7,\), but .* it is \(32,\)"):
+        HfViTModel.from_pretrained(folder)
+    query = "vit.encoder.layer.1.attention.attention.query.weight"
+    rewrite(folder, **{name: torch.zeros(32), query: torch.zeros(32, 7)})
+    with pytest.raises(
+        ValueError, match=rf"{WEIGHTS}': '{query}' \(32, 7\), .* make no encoder.layers.1.attention.qkv"
+    ):
+        HfViTModel.from_pretrained(folder)
+
+
+def test_a_wrong_type_beside_a_pooler_is_blamed(tmp_path: Path) -> None:
+    hf.ViTModel(hf.ViTConfig(**SHAPE)).save_pretrained(tmp_path)
+    reconfigure(tmp_path, hidden_size="32")
+    with pytest.raises(ValueError, match=r"(?s)does not fit: .*hidden_size"):
+        HfViTModel.from_pretrained(tmp_path)
+
+
+def test_weights_of_another_family_are_refused(folder: Path, tmp_path: Path) -> None:
+    hf.CLIPVisionModel(hf.CLIPVisionConfig(**SHAPE)).save_pretrained(tmp_path / "clip")
+    shutil.copy(tmp_path / "clip" / WEIGHTS, folder)
+    with pytest.raises(ValueError, match=r"Missing: embeddings\.cls_token, .*Left over: embeddings\.class_embedding"):
+        HfViTModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        ("{", OSError, "config.json"),
+        ('{"hidden_size": 32}', ValueError, "model type None"),
+        ('{"model_type": "vit", "hidden_size": "wide"}', ValueError, r"does not fit: .*hidden_size"),
+        ('{"model_type": "vit", "num_attention_heads": 5}', ValueError, "num_attention_heads=5"),
+        ('{"model_type": "vit", "image_size": "384"}', ValueError, r"does not fit: .*image_size"),
+        (
+            '{"model_type": "dinov2", "hidden_size": "32", "mlp_ratio": 2.0}',
+            ValueError,
+            r"does not fit: .*hidden_size",
+        ),
+    ],
+)
+def test_a_bad_configuration_is_named(content: str, error: type[Exception], message: str, folder: Path) -> None:
+    (folder / "config.json").write_text(content)
+    with pytest.raises(error, match=rf"(?s){message}"):
+        HfViTModel.from_pretrained(folder)
+
+
+def test_what_is_not_there_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "empty", tmp_path / "nowhere"):
+        with pytest.raises(OSError, match=place.name):
+            HfViTModel.from_pretrained(place)
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(OSError, match=rf"There are no weights in '{folder}'"):
+        HfViTModel.from_pretrained(folder)
+    make_vit().save_pretrained(folder, max_shard_size="40KB")
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(OSError, match=shard.name):
+        HfViTModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "message"),
+    [
+        (lambda: hf.ViTModel(hf.ViTConfig(**SHAPE, pooler_act="gelu")), {}, r"pooler_act='gelu'.*only 'tanh'"),
+        (
+            lambda: hf.ViTModel(hf.ViTConfig(**SHAPE, pooler_output_size=8)),
+            {},
+            r"output_size=8.*hidden_size=32",
+        ),
+        (lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SHAPE, value_bias=False)), {}, "'value_bias': False"),
+        (
+            lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**SHAPE)),
+            {"apply_layernorm": False},
+            "apply_layernorm=False.*only apply_layernorm=True",
+        ),
+    ],
+)
+def test_variants_without_a_counterpart_are_refused(
+    source: Any, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source().save_pretrained(tmp_path)
+    reconfigure(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message):
+        HfViTModel.from_pretrained(tmp_path)
+
+
+def test_a_configuration_of_ones_own_is_refused(folder: Path) -> None:
+    config = HfViTModel.from_pretrained(folder).config
+    with pytest.raises(ValueError, match=r"brings its own configuration. Leave out config="):
+        HfViTModel.from_pretrained(folder, config=config)
+
+
+def test_overrides_that_change_shapes_are_refused(folder: Path) -> None:
+    for model_class in (HfViTModel, HfViTForImageClassification):
+        with pytest.raises(ValueError, match=rf"'{folder}' do not fit: .*fc1\.bias is \(64,\) there and \(40,\) here"):
+            model_class.from_pretrained(folder, intermediate_size=40, num_labels=3)
+
+
+def test_the_architecture_of_the_source_is_recognised(folder: Path) -> None:
+    converted = convert_checkpoint(open_source(folder))
+    assert converted.model_class is HfViTForImageClassification
+    assert converted.family.name == "ViT"
+
+
+def test_own_weights_are_opened_by_their_folder(tmp_path: Path) -> None:
+    HfViTModel(small_config()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.safetensors' holds weights of one of our own.* Give its folder"):
+        HfViTModel.from_pretrained(tmp_path / "model.safetensors")

@@ -1,0 +1,234 @@
+"""CLIP and SigLIP of transformers with both towers, opened by ours: outputs, loss, gradients, what matters."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcessor
+from hf_vit.convert.families import clip, siglip
+from hf_vit.training import train_tokenizer
+from scripts import convert_checkpoint as script
+
+from ..helpers import references
+from ..helpers.references import assert_close, draw_weights
+from .test_convert_families import flattened
+
+
+# The epsilons are large, so that others would show.
+SHAPE = {**references.SHAPE, "layer_norm_eps": 1e-3}
+SIGLIP_2 = {name: value for name, value in SHAPE.items() if name != "image_size"} | {"num_patches": 16}
+TEXT = {
+    "vocab_size": 30,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 7,
+    "layer_norm_eps": 2e-3,
+}
+CLIP_TEXT = {**TEXT, "eos_token_id": 29}
+TO_IMAGES = {**TEXT, "projection_size": 32}
+BUILD: dict[str, Callable[[], nn.Module]] = {
+    "clip": lambda: hf.CLIPModel(hf.CLIPConfig(vision_config=SHAPE, text_config=CLIP_TEXT, projection_dim=20)),
+    "siglip": lambda: hf.SiglipModel(hf.SiglipConfig(vision_config=SHAPE, text_config=TO_IMAGES)),
+    "siglip2": lambda: hf.Siglip2Model(hf.Siglip2Config(vision_config=SIGLIP_2, text_config=TO_IMAGES)),
+}
+kinds = pytest.mark.parametrize("kind", BUILD)
+OUTPUTS = ("logits_per_image", "logits_per_text", "image_embeds", "text_embeds")
+
+
+def save_source(kind: str, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    source = BUILD[kind]()
+    draw_weights(source)
+    with torch.no_grad():  # the logits shall vary, and the loss not be zero
+        source.logit_scale.fill_(1.0)
+    source.eval().to(dtype).save_pretrained(folder)
+    return source
+
+
+def draw_inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Images and texts of the greatest length, which end at several places."""
+    generator = torch.Generator().manual_seed(1)
+    texts = torch.randint(29, (3, 7), generator=generator)
+    texts[torch.arange(3), torch.tensor([6, 3, 5])] = 29
+    return torch.randn(3, 3, 32, 32, generator=generator).to(dtype).requires_grad_(), texts
+
+
+def run_source(source: nn.Module, kind: str, images: Tensor, texts: Tensor, **options: Any) -> Any:
+    inputs = {"pixel_values": images}
+    if kind == "siglip2":
+        inputs = flattened(images)
+        inputs["pixel_attention_mask"] = torch.ones(3, 16, dtype=torch.long)
+        inputs["spatial_shapes"] = torch.tensor([[4, 4]] * 3)
+    return source(input_ids=texts, **inputs, return_loss=True, **options)
+
+
+@kinds
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_equals_source(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    source = save_source(kind, tmp_path, dtype)
+    model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    images, texts = draw_inputs(dtype)
+    expected = run_source(source, kind, images, texts, output_hidden_states=True)
+    actual = model(texts, images, return_loss=True, output_hidden_states=True)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    for name in (*OUTPUTS, "loss"):
+        assert name == "loss" or expected[name].std() >= 0.1, f"{name} hardly varies"
+        assert_close(actual[name], expected[name], tolerance, name)
+    for tower in ("text_model_output", "vision_model_output"):
+        for name in ("pooler_output", "hidden_states"):
+            pairs = [
+                [output[tower][name]] if name == "pooler_output" else output[tower][name]
+                for output in (actual, expected)
+            ]
+            for own, other in zip(*pairs, strict=True):
+                assert_close(own, other, tolerance, f"{name} of {tower}")
+    expected.loss.backward()
+    expected_gradient, images.grad = images.grad, None
+    actual.loss.backward()
+    assert_close(images.grad, expected_gradient, tolerance, "gradient of the images")
+    pairs = {
+        "text_model.token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+        "text_model.position_embedding.weight": "text_model.embeddings.position_embedding.weight",
+        "text_model.encoder.layers.0.mlp.fc1.weight": "text_model.encoder.layers.0.mlp.fc1.weight",
+        "contrastive_head.logit_scale": "logit_scale",
+        "contrastive_head.text_projection.weight": "text_projection.weight"
+        if kind == "clip"
+        else "text_model.head.weight",
+    }
+    for ours, theirs in pairs.items():
+        gradient = source.get_parameter(theirs).grad
+        assert_close(
+            model.get_parameter(ours).grad.reshape(gradient.shape), gradient, tolerance, f"gradient of {ours}"
+        )
+
+
+@kinds
+@torch.no_grad()
+def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
+    save_source(kind, tmp_path, torch.float64)
+    file, inputs = tmp_path / "model.safetensors", draw_inputs(torch.float64)[::-1]
+
+    def run() -> list[Tensor]:
+        outputs = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)(*inputs)
+        towers = outputs.text_model_output, outputs.vision_model_output  # whose length the logits do not show
+        return [outputs.logits_per_image, *(tower.pooler_output for tower in towers)]
+
+    before, tensors = run(), load_file(file)
+    # A constant added to all keys is cancelled by the softmax; test_convert_families.py compares the image tower.
+    for key in (key for key in tensors if not key.startswith("vision_model.") and not key.endswith("k_proj.bias")):
+        save_file({**tensors, key: 1.1 * tensors[key]}, file)
+        changes = [(own - old).abs().max() / old.abs().max() for own, old in zip(run(), before, strict=True)]
+        assert max(changes) > 1e-7, f"{key} hardly matters"
+
+
+@torch.no_grad()
+def test_attention_mask_of_clip_hides_what_it_hides_there(tmp_path: Path) -> None:
+    source = save_source("clip", tmp_path)
+    model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+    _, texts = draw_inputs(torch.float32)
+    mask = (torch.arange(7) <= torch.tensor([[6], [3], [5]])).long()
+    expected = source.get_text_features(texts, attention_mask=mask).pooler_output
+    assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
+
+
+@torch.no_grad()
+def test_texts_for_siglip_are_filled_up(tmp_path: Path) -> None:
+    source = save_source("siglip", tmp_path)
+    model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+    texts = draw_inputs(torch.float32)[1][:, :4]
+    filled = torch.cat((texts, torch.ones(3, 3, dtype=torch.long)), dim=1)
+    expected = source.get_text_features(filled).pooler_output
+    mask = torch.ones_like(texts)  # as tokenizers of others give it
+    assert_close(model.get_text_features(texts, attention_mask=mask).pooler_output, expected, 1e-4, "texts")
+    assert siglip.text_fields({"text_config": {"vocab_size": 256000}})["text_config"]["pad_token_id"] == 0
+
+
+@pytest.mark.parametrize(("eos", "end"), [(2, 29), (5, 5), (49407, None)])
+@torch.no_grad()
+def test_texts_of_clip_end_where_its_file_says(eos: int, end: int | None, tmp_path: Path) -> None:
+    save_source("clip", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["eos_token_id"] = eos
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = hf.CLIPModel.from_pretrained(tmp_path).eval()
+    model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+    assert model.text_options.eos_token_id == end
+    _, texts = draw_inputs(torch.float32)
+    texts[torch.arange(3), torch.tensor([2, 1, 4])] = 5
+    expected = source.get_text_features(texts).pooler_output
+    assert_close(model.get_text_features(texts).pooler_output, expected, 1e-4, "texts")
+
+
+@pytest.mark.parametrize(
+    ("config_class", "fields"),
+    [
+        (hf.CLIPTextConfig, clip.text_fields),
+        (hf.SiglipTextConfig, siglip.text_fields),
+        (hf.Siglip2TextConfig, siglip.text_fields),
+    ],
+)
+def test_defaults_of_the_text_tower_are_those_of_the_source(
+    config_class: type[Any], fields: Callable[..., Any]
+) -> None:
+    theirs = config_class().to_dict()
+    ours = HfViTForZeroShotImageClassification.config_class(**fields({})).text_config
+    for name in clip.TEXT_FIELDS:
+        assert getattr(ours, name) == theirs[name], name
+    if ours.pad_token_id is not None:
+        assert ours.pad_token_id == theirs["pad_token_id"]
+    else:
+        assert ours.eos_token_id == theirs["eos_token_id"]
+    decided = {*clip.TEXT_FIELDS, "eos_token_id", "pad_token_id", "bos_token_id", "projection_size", "projection_dim"}
+    of_training = {"attention_dropout", "initializer_range", "initializer_factor"}
+    inherited = hf.PreTrainedConfig().to_dict().keys()
+    assert theirs.keys() - inherited - {"model_type"} <= decided | of_training
+
+
+def test_older_dictionary_of_the_texts_of_clip_wins() -> None:
+    config = {"text_config": {"num_hidden_layers": 3, "eos_token_id": 2}, "text_config_dict": {"hidden_size": 64}}
+    fields = clip.text_fields(config)["text_config"]
+    assert fields == {"hidden_size": 64, "hidden_act": "quick_gelu", "eos_token_id": 49407}
+
+
+@kinds
+def test_image_tower_opens_alone_and_a_lost_tensor_is_named(kind: str, tmp_path: Path) -> None:
+    save_source(kind, tmp_path)
+    expected = HfViTForZeroShotImageClassification.from_pretrained(tmp_path).model.state_dict()
+    model, info = HfViTModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    tensors = load_file(tmp_path / "model.safetensors")
+    more = tensors["text_model.final_layer_norm.weight"].clone()
+    save_file({**tensors, "text_model.encoder.layers.7.layer_norm1.weight": more}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"Left over: text_model\.encoder\.layers\.7\.layer_norm1\.weight"):
+        HfViTModel.from_pretrained(tmp_path)
+
+
+@kinds
+def test_script_converts_and_compares_both_towers(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_source(kind, tmp_path / "theirs")
+    if kind == "clip":
+        train_tokenizer(["a dog", "a cat"], 300, 7).save_pretrained(tmp_path / "theirs")
+    script.main([str(tmp_path / "theirs"), str(tmp_path / "ours")])
+    printed = capsys.readouterr().out
+    for size in ("32x32", "24x40"):
+        for output in ("hidden_states", "image_embeds", "text_embeds", "logits_per_image"):
+            assert re.search(rf"{size}  {output} .* equal", printed), output
+    assert 'pipeline("zero-shot-image-classification"' in (tmp_path / "ours" / "README.md").read_text()
+    if kind == "clip":
+        processor = HfViTProcessor.from_pretrained(tmp_path / "ours")
+        assert processor.tokenizer.eos_token == "<eos>"
+    script.main([str(tmp_path / "theirs"), str(tmp_path / "features"), "--task", "features", "--skip_parity"])
+    assert HfViTModel.from_pretrained(tmp_path / "features").config.hidden_size == 32

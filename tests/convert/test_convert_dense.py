@@ -1,0 +1,420 @@
+"""Published checkpoints with queries or for depth, saved by transformers and opened by ours: outputs and losses."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.models.eomt.modeling_eomt import EomtLoss
+
+from hf_vit import (
+    HfViTBackbone,
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForObjectDetection,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTModel,
+)
+from hf_vit.convert import parity
+from hf_vit.convert.key_map import convert_weights, strip_prefix
+from hf_vit.convert.loading import convert_checkpoint, shapes_of
+from hf_vit.convert.source import open_source
+from hf_vit.convert.weights import Weights
+from hf_vit.model.task_configurations import HfViTUniversalSegmentationConfig
+from hf_vit.model.task_universal_segmentation import universal_segmentation_loss
+from scripts import convert_checkpoint as script
+
+from ..helpers.fresh import run_without_package
+from ..helpers.models import pixels, small_config
+from ..helpers.references import assert_close, draw_weights
+
+
+# The epsilon is large, so that another one would show.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+    "layer_norm_eps": 1e-3,
+}
+EOMT = {**SHAPE, "num_queries": 5, "num_blocks": 2, "num_labels": 3, "num_register_tokens": 2}
+NECK = {"neck_hidden_sizes": [8, 12, 16, 20], "fusion_hidden_size": 16}
+SQUARES, SHAPES = ((32, 32), (24, 24)), ((40, 40), (24, 48))
+TASKS = (
+    HfViTModel,
+    HfViTBackbone,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTForDepthEstimation,
+    HfViTForObjectDetection,
+)
+
+
+def eomt(model_class: type[nn.Module], config: hf.PreTrainedConfig, mask_probability: float) -> nn.Module:
+    model = model_class(config)
+    model.attn_mask_probs.fill_(mask_probability)
+    for layer in model.layers:  # their mask is of float32 in a model of float64, which torch refuses
+        layer.register_forward_pre_hook(
+            lambda _, inputs: tuple(value if value is None else value.to(inputs[0].dtype) for value in inputs)
+        )
+    return model
+
+
+def eomt_dinov2(mask_probability: float, **options: Any) -> nn.Module:
+    config = hf.EomtConfig(**EOMT, mlp_ratio=2, **options)
+    return eomt(hf.EomtForUniversalSegmentation, config, mask_probability)
+
+
+def eomt_dinov3(mask_probability: float, **options: Any) -> nn.Module:
+    config = hf.EomtDinov3Config(**EOMT, intermediate_size=64, **options)
+    return eomt(hf.EomtDinov3ForUniversalSegmentation, config, mask_probability)
+
+
+def yolos(**options: Any) -> nn.Module:
+    shape = {**SHAPE, "image_size": [32, 48], "intermediate_size": 64, "num_detection_tokens": 5, "num_labels": 3}
+    return hf.YolosForObjectDetection(hf.YolosConfig(**shape, **options))
+
+
+def dpt_config(**options: Any) -> hf.DPTConfig:
+    return hf.DPTConfig(**SHAPE, **NECK, intermediate_size=64, backbone_out_indices=[0, 1, 2, 3], **options)
+
+
+def depth_anything(backbone: Mapping[str, Any] | None = None, **options: Any) -> nn.Module:
+    shape = {**SHAPE, "image_size": 40, "mlp_ratio": 2, "out_indices": [1, 2, 3, 4], "reshape_hidden_states": False}
+    config = hf.DepthAnythingConfig(
+        backbone_config=hf.Dinov2Config(**{**shape, **(backbone or {})}),
+        patch_size=8,
+        reassemble_hidden_size=32,
+        **{**NECK, "head_hidden_size": 12, **options},
+    )
+    return hf.DepthAnythingForDepthEstimation(config)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A source model and what is equal.
+
+    Args:
+        build: Makes the source model.
+        sizes: Heights and widths that the source takes, the native one first.
+        outputs: Names of outputs that are compared; hidden states are always.
+        model_class: Our class of the same architecture.
+        unused: Regular expression of tensors that the outputs do not depend on.
+    """
+
+    build: Callable[[], nn.Module]
+    sizes: tuple[tuple[int, int], ...]
+    outputs: tuple[str, ...] = ("predicted_depth",)
+    model_class: type[Any] = HfViTForDepthEstimation
+    unused: str = ""
+
+
+def universal(build: Callable[[], nn.Module]) -> Case:
+    outputs = ("class_queries_logits", "masks_queries_logits", "last_hidden_state")
+    return Case(build, ((32, 32),), outputs, HfViTForUniversalSegmentation)
+
+
+QUERIED_SIZES, QUERIED = ((32, 48), (40, 24)), ("logits", "pred_boxes", "last_hidden_state")
+CASES = {
+    "EoMT": universal(lambda: eomt_dinov2(1.0)),
+    "EoMT, annealed": universal(lambda: eomt_dinov2(0.0)),
+    "EoMT, SwiGLU": universal(lambda: eomt_dinov2(1.0, use_swiglu_ffn=True, num_upscale_blocks=1)),
+    "EoMT on DINOv3": universal(lambda: eomt_dinov3(1.0)),
+    "EoMT on DINOv3, SwiGLU": universal(
+        lambda: eomt_dinov3(0.0, use_gated_mlp=True, key_bias=True, rope_parameters={"rope_theta": 30.0})
+    ),
+    "YOLOS": Case(yolos, QUERIED_SIZES, QUERIED, HfViTForObjectDetection),
+    "YOLOS, positions once": Case(
+        lambda: yolos(use_mid_position_embeddings=False, qkv_bias=False),
+        QUERIED_SIZES,
+        QUERIED,
+        HfViTForObjectDetection,
+    ),
+    "DPT": Case(lambda: hf.DPTForDepthEstimation(dpt_config()), SQUARES, unused=r"layernorm\..*"),
+    "DPT, CLS token added": Case(
+        lambda: hf.DPTForDepthEstimation(dpt_config(readout_type="add", reassemble_factors=[2, 1, 1, 0.5])),
+        SQUARES,
+        unused=r"layernorm\..*",
+    ),
+    "DPTModel": Case(lambda: hf.DPTModel(dpt_config()), SQUARES, ("last_hidden_state", "pooler_output"), HfViTModel),
+    "DPTForSemanticSegmentation": Case(
+        lambda: hf.DPTForSemanticSegmentation(dpt_config(num_labels=3)),
+        SQUARES,
+        ("hidden_states[4]",),
+        HfViTModel,
+        unused=r"layernorm\..*",
+    ),
+    "Depth Anything": Case(depth_anything, SHAPES, unused=r".*mask_token"),
+    "Depth Anything, metric": Case(
+        lambda: depth_anything(
+            {"out_indices": [1, 3, 4], "apply_layernorm": False, "use_mask_token": False},
+            depth_estimation_type="metric",
+            max_depth=20,
+            neck_hidden_sizes=[12, 16, 20],
+            reassemble_factors=[2, 1, 0.5],
+        ),
+        SHAPES,
+        unused=r"layernorm\..*",
+    ),
+}
+cases = pytest.mark.parametrize("name", CASES)
+# A constant added to all keys shifts all scores of a query alike, and the softmax cancels it. Chances of 1 and more
+# are alike too.
+WITHOUT_EFFECT = r".*\.(key|k_proj)\.bias|attn_mask_probs"
+
+
+def save_source(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    source = CASES[name].build().eval()
+    draw_weights(source)
+    source.to(dtype).save_pretrained(folder)
+    return source
+
+
+def draw_images(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    return images.requires_grad_()
+
+
+def run_source(source: nn.Module, images: Tensor, is_native: bool) -> dict[str, Tensor]:
+    """All outputs but those of a head for segmentation, which is left out.
+
+    In float64 the source resamples positions in float32, as we do by design, where it would in float64.
+    """
+    if not is_native:
+        for name, parameter in source.named_parameters():
+            if "position_embedding" in name:
+                parameter.data = parameter.data.float()
+    run = parity.RUNNERS.get(source.config.model_type, parity.run_plain)
+    return {name: value for name, value in run(source, images).items() if name != "logits" or value.ndim == 3}
+
+
+def run_ours(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    return parity.run_plain(model, images)
+
+
+def gradient(outputs: Iterator[Tensor], images: Tensor) -> Tensor:
+    """Of a random sum of outputs, on the images: every layer has a part in it."""
+    generator = torch.Generator().manual_seed(2)
+    total = torch.stack([(value * torch.randn(value.shape, generator=generator)).sum() for value in outputs]).sum()
+    return torch.autograd.grad(total, images)[0]
+
+
+@cases
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    case = CASES[name]
+    source = save_source(name, tmp_path, dtype)
+    model, info = case.model_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+    for size in case.sizes:
+        images = draw_images(size, dtype)
+        expected, actual = run_source(source, images, size == case.sizes[0]), run_ours(model, images)
+        assert {*case.outputs, "hidden_states[0]", "hidden_states[3]"} <= expected.keys() <= actual.keys()
+        for output, value in expected.items():
+            assert value.std() >= 0.1, f"{output} hardly varies"
+            assert_close(actual[output], value, tolerance, f"{output} at {size}")
+        theirs, ours = (gradient((outputs[key] for key in case.outputs), images) for outputs in (expected, actual))
+        assert_close(ours, theirs, tolerance, f"gradient at {size}")
+
+
+@cases
+@torch.no_grad()
+def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    save_source(name, tmp_path, torch.float64)
+    model = case.model_class.from_pretrained(tmp_path)
+    images = draw_images(case.sizes[0], torch.float64)
+    before = run_ours(model, images)
+    source = open_source(tmp_path)
+    converted = convert_checkpoint(source)
+    family, file = converted.family, tmp_path / "model.safetensors"
+    keys = {**family.keys, **family.adapt(source.config, converted.config, shapes_of(source, family))}
+    names = {name.removeprefix("model."): name for name in converted.weights}
+    expected = {name: tuple(converted.weights[ours].shape) for name, ours in names.items()}
+    exempt = "|".join((*family.dropped, WITHOUT_EFFECT, case.unused))
+    tensors = load_file(file)
+    for key, tensor in tensors.items():
+        if re.fullmatch(exempt, strip_prefix(key, family.prefixes)):
+            continue
+        save_file({**tensors, key: 1.1 * tensor}, file)
+        weights = convert_weights(Weights([file]), keys, expected, prefixes=family.prefixes, dropped=family.dropped)
+        model.load_state_dict({name: weights[short] for short, name in names.items()})
+        after = run_ours(model, images)
+        change = max(float((after[key] - before[key]).abs().max() / before[key].abs().max()) for key in case.outputs)
+        assert change > 1e-7, f"{key} hardly matters: {change}"
+
+
+@pytest.mark.parametrize("name", ["YOLOS", "EoMT", "DPT", "Depth Anything"])
+def test_opens_under_every_class_with_only_the_head_new(name: str, tmp_path: Path) -> None:
+    save_source(name, tmp_path)
+    weights = convert_checkpoint(open_source(tmp_path)).weights
+    for model_class in TASKS:
+        is_same = model_class is CASES[name].model_class
+        options = {} if is_same else {"num_labels": 7}
+        model, info = model_class.from_pretrained(tmp_path, output_loading_info=True, **options)
+        state = model.base_model.state_dict()
+        assert all(torch.equal(tensor, weights[f"model.{key}"]) for key, tensor in state.items())
+        heads = set() if model.base_model is model else {key for key in model.state_dict() if key[:6] != "model."}
+        assert info["missing_keys"] | {key for key, *_ in info["mismatched_keys"]} == (set() if is_same else heads)
+
+
+def test_other_labels_get_a_fresh_head(tmp_path: Path) -> None:
+    save_source("EoMT", tmp_path)
+    model, info = HfViTForUniversalSegmentation.from_pretrained(tmp_path, output_loading_info=True, num_labels=7)
+    assert {key for key, *_ in info["mismatched_keys"]} == {
+        f"universal_segmentation_head.classifier.{leaf}" for leaf in ("weight", "bias")
+    }
+    assert model(torch.zeros(1, 3, 24, 48)).class_queries_logits.shape == (1, 5, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("DPT", {"is_hybrid": True}, "is_hybrid=True"),
+        ("DPT", {"backbone_config": {"model_type": "swinv2"}}, "backbone_config=.*swinv2"),
+        ("DPT", {"backbone_config": {"model_type": "dinov2"}}, "backbone_config=.*dinov2"),
+        ("DPT", {"add_projection": True}, "add_projection=True"),
+        ("DPT", {"use_batch_norm_in_fusion_residual": True}, "use_batch_norm_in_fusion_residual=True"),
+        ("DPT", {"readout_type": "mean"}, "readout_type"),
+        ("Depth Anything", {"backbone_config": {"model_type": "swin"}}, "model_type='swin'"),
+        ("Depth Anything", {"max_depth": 3}, "max_depth=3 scales relative depth"),
+        ("Depth Anything", {"depth_estimation_type": "log"}, "depth_estimation_type"),
+        ("EoMT", {"hidden_act": "relu"}, "hidden_act='relu'"),
+        ("EoMT", {"num_queries": 9}, r"queries.weight of shape \(5, 32\)"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save_source(name, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(ValueError, match=message):
+        CASES[name].model_class.from_pretrained(tmp_path)
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_loss_of_an_image_is_that_of_eomt() -> None:
+    """Both draw as many points in the same order, so that from one seed they are the same.
+
+    Maps are zero along their border, beyond which EoMT reads zeros and ours reads the border.
+    """
+    options = HfViTUniversalSegmentationConfig(train_num_points=50, no_object_weight=0.3, class_weight=1.5)
+    names = ("train_num_points", "no_object_weight", "class_weight")
+    config = hf.EomtConfig(num_labels=4, **{name: getattr(options, name) for name in names})
+    weights = {"cross_entropy": options.class_weight, "mask": options.mask_weight, "dice": options.dice_weight}
+    generator = torch.Generator().manual_seed(0)
+    inner = torch.randn(1, 9, 12, 16, generator=generator).requires_grad_()
+    masks = nn.functional.pad(inner, (1, 1, 1, 1))
+    classes = torch.randn(1, 9, 5, generator=generator).requires_grad_()
+    targets, labels = torch.rand(3, 48, 64, generator=generator) > 0.6, torch.tensor([2, 0, 2])
+    targets = nn.functional.pad(targets.double(), (1, 1, 1, 1))
+    torch.manual_seed(1)
+    losses = EomtLoss(config, {})(masks, classes, [targets], [labels])
+    expected = torch.stack([weight * losses[f"loss_{name}"] for name, weight in weights.items()]).sum()
+    torch.manual_seed(1)
+    actual = universal_segmentation_loss(masks, classes, [targets], [labels], options, is_training=True)
+    assert_close(actual, expected, 1e-9, "loss")
+    theirs, ours = (torch.autograd.grad(loss, (inner, classes), retain_graph=True) for loss in (expected, actual))
+    for name, own, their in zip(("masks", "classes"), ours, theirs, strict=True):
+        assert_close(own, their, 1e-9, f"gradient of the {name}")
+
+
+def test_doubled_resolution_goes_into_one_batch_whatever_the_grid() -> None:
+    config = small_config(depth_config={**NECK, "doubles_resolution": True})
+    model = HfViTForDepthEstimation(config).eval()
+    draw_weights(model)
+    images = [pixels(config, 1, grid) for grid in ((3, 4), (2, 2))]
+    batch, mask = torch.zeros(2, 3, 24, 32), torch.zeros(2, 3, 4, dtype=torch.bool)
+    for own, visible, image in zip(batch, mask, images, strict=True):
+        own[:, : image.shape[2], : image.shape[3]] = image[0]
+        visible[: image.shape[2] // 8, : image.shape[3] // 8] = True
+    with torch.no_grad():
+        together = model(batch, patch_attention_mask=mask).predicted_depth
+        odd, even = (model(image).predicted_depth for image in images)
+    assert (odd.shape, even.shape, together.shape) == ((1, 64, 64), (1, 32, 32), (2, 48, 64))
+    assert_close(together[1, :32, :32], even[0], 1e-5, "even grid")
+    resized = nn.functional.interpolate(odd[None], size=(48, 64), mode="bilinear", align_corners=True)[0, 0]
+    assert_close(together[0], resized, 1e-5, "odd grid")
+
+
+def convert(name: str, processor: Any, folder: Path) -> Path:
+    """By the script, with its image processor."""
+    save_source(name, folder / "theirs")
+    processor.save_pretrained(folder / "theirs")
+    script.main([str(folder / "theirs"), str(folder / "ours")])
+    return folder / "ours"
+
+
+def test_converted_depth_runs_in_the_stock_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = {"height": 40, "width": 40}
+    processor = hf.DPTImageProcessor(size=size, keep_aspect_ratio=True, ensure_multiple_of=8)
+    folder = convert("Depth Anything", processor, tmp_path)
+    assert re.search(r"24x48  predicted_depth .* equal", capsys.readouterr().out)
+    assert "pipeline_tag: depth-estimation" in (folder / "README.md").read_text()
+    image = Image.effect_noise((60, 30), 80).convert("RGB")
+    ours, theirs = (
+        hf.pipeline("depth-estimation", model=str(place))(image)["predicted_depth"]
+        for place in (folder, tmp_path / "theirs")
+    )
+    assert ours.shape == (30, 60)
+    # theirs swings beyond what is predicted where it resizes, ours does not
+    torch.testing.assert_close(ours, theirs.clamp(ours.min(), ours.max()), rtol=0, atol=0.02 * float(theirs.max()))
+
+
+WITHOUT_PACKAGE = """
+import json
+from PIL import Image
+folder, photo = sys.argv[1:]
+segment = transformers.pipeline("image-segmentation", model=folder, trust_remote_code=True)
+found = segment(Image.open(photo), threshold=0.0, overlap_mask_area_threshold=0.0)
+parts = [[part["label"], part["score"], sum(part["mask"].tobytes())] for part in found]
+print(type(segment.model).__name__, json.dumps(parts))
+"""
+
+
+def test_converted_segmentation_runs_in_the_stock_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    processor = hf.EomtImageProcessor(size={"shortest_edge": 32, "longest_edge": 32}, do_pad=True)
+    folder = convert("EoMT", processor, tmp_path)
+    assert re.search(r"32x32  masks_queries_logits .* equal", capsys.readouterr().out)
+    image = Image.effect_noise((60, 30), 80).convert("RGB")
+    image.save(tmp_path / "photo.png")
+    options = {"threshold": 0.0, "overlap_mask_area_threshold": 0.0}
+    ours, theirs = (hf.pipeline("image-segmentation", model=str(place)) for place in (folder, tmp_path / "theirs"))
+    assert type(ours.model) is HfViTForUniversalSegmentation
+    with torch.no_grad():
+        outputs = ours.model(**ours.image_processor(image, return_tensors="pt"))
+    (expected,) = ours.image_processor.post_process_panoptic_segmentation(outputs, **options, target_sizes=[(30, 60)])
+    found = ours(image, **options)
+    assert len(found) == len(expected["segments_info"]) > 0
+    for part, info in zip(found, expected["segments_info"], strict=True):
+        assert (part["label"], part["score"]) == (ours.model.config.id2label[info["label_id"]], info["score"])
+        mask = torch.tensor(list(part["mask"].tobytes())).reshape(30, 60) > 0
+        assert torch.equal(mask, expected["segmentation"] == info["id"])
+    # EoMT resizes masks twice, which moves their edges
+    for part, other in zip(found, theirs(image, **options), strict=True):
+        assert (part["label"], part["score"]) == (other["label"], pytest.approx(other["score"], abs=1e-5))
+    process = run_without_package(WITHOUT_PACKAGE, tmp_path / "work", str(folder), str(tmp_path / "photo.png"))
+    name, said = process.stdout.strip().split(" ", 1)
+    assert name == "HfViTForUniversalSegmentation"
+    assert json.loads(said) == [[part["label"], part["score"], sum(part["mask"].tobytes())] for part in found]

@@ -1,0 +1,591 @@
+"""Original files of weights that come without a configuration: their layouts, written here, against timm's readers."""
+
+import argparse
+import json
+import random
+import re
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import eva, vision_transformer
+from torch import Tensor, nn
+
+from hf_vit import HfViTForImageClassification, HfViTModel
+from hf_vit.convert.families.meta import DINOV3_HEADS, HEADS, fields_of
+from hf_vit.convert.weights import Weights
+
+from ..helpers.fresh import run_with_package
+from ..helpers.hub import serve
+from ..helpers.references import assert_close, draw_weights
+from ..helpers.timm_models import SMALL, assert_equals_timm
+
+
+State = dict[str, Tensor]
+# All heads of these small models are 64 wide, as the files do not tell.
+FILE = {**SMALL, "embed_dim": 128, "num_heads": 2}
+
+
+def drawn(architecture: str, **options: Any) -> nn.Module:
+    model = timm.create_model(architecture, **{**FILE, **options}).double().eval()
+    draw_weights(model)
+    return model
+
+
+def renamed(state: State, *pairs: tuple[str, str]) -> State:
+    """`state` with regular expressions in its names replaced, one after the other."""
+    for pattern, replacement in pairs:
+        state = {re.sub(pattern, replacement, name): tensor for name, tensor in state.items()}
+    return state
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def dino(state: State) -> dict[str, Any]:
+    teacher = {f"backbone.{name}": tensor for name, tensor in state.items()}
+    training = {"head.mlp.0.weight": noise(8, 128), "head.last_layer.weight_v": noise(8, 8)}
+    return {"student": {}, "teacher": {**teacher, **training}, "epoch": 3, "args": argparse.Namespace(lr=0.1)}
+
+
+def deit(state: State) -> dict[str, Any]:
+    return {"model": state}
+
+
+def deit3(state: State) -> dict[str, Any]:
+    return {"model": renamed(state, (r"ls(\d)\.gamma", r"gamma_\1"))}
+
+
+def mae(state: State) -> dict[str, Any]:
+    decoder = {"decoder_embed.weight": noise(64, 128), "mask_token": noise(1, 1, 64)}
+    return {"model": {**state, **decoder}, "optimizer": {"state": {}}, "args": argparse.Namespace(blr=0.1), "epoch": 7}
+
+
+def dinov2(state: State) -> State:
+    state = {**state, "mask_token": noise(1, 128)}
+    if "reg_token" in state:
+        state["register_tokens"] = state.pop("reg_token")
+        state["pos_embed"] = torch.cat((noise(1, 1, 128), state["pos_embed"]), dim=1)
+    if state["blocks.0.mlp.fc1.weight"].shape[0] == 2 * state["blocks.0.mlp.fc2.weight"].shape[1]:
+        state = renamed(state, (r"mlp\.fc1", "mlp.w12"), (r"mlp\.fc2", "mlp.w3"))
+    return state
+
+
+def dinov3(state: State) -> State:
+    state = renamed(
+        state,
+        (r"gamma_(\d)", r"ls\1.gamma"),
+        ("reg_token", "storage_tokens"),
+        (r"mlp\.fc1_g", "mlp.w1"),
+        (r"mlp\.fc1_x", "mlp.w2"),
+        (r"fc2", "w3" if "blocks.0.mlp.fc1_g.weight" in state else "fc2"),
+    )
+    for block in ("blocks.0.", "blocks.1."):
+        masked = torch.full((128,), torch.nan)
+        query, value = state.pop(f"{block}attn.q_bias"), state.pop(f"{block}attn.v_bias")
+        state[f"{block}attn.qkv.bias"] = torch.cat((query, masked, value))
+        state[f"{block}attn.qkv.bias_mask"] = torch.cat((torch.ones(128), torch.zeros(128), torch.ones(128)))
+    constants = {"rope_embed.periods": torch.ones(16), "mask_token": noise(1, 128)}
+    return {**state, **constants, "local_cls_norm.weight": noise(128)}
+
+
+FilterFn = Callable[..., State]
+
+
+def adapted(state: State, model: nn.Module) -> State:
+    return vision_transformer.checkpoint_filter_fn(state, model, adapt_layer_scale=True)
+
+
+def teacher_backbone(state: dict[str, Any], model: nn.Module) -> State:
+    backbone = {name: tensor for name, tensor in state["teacher"].items() if name.startswith("backbone.")}
+    return renamed(backbone, (r"^backbone\.", ""))
+
+
+def encoder_of_mae(state: dict[str, Any], model: nn.Module) -> State:
+    return {name: tensor for name, tensor in state["model"].items() if name in model.state_dict()}
+
+
+NO_HEAD = {"num_classes": 0}
+BY_NAME = ("DeiT III",)  # whose file has the names of timm's with rotary positions
+# Architecture of timm, its options, how its weights stand in the original file, and how they are read from there.
+META_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], Any], FilterFn]] = {
+    "DINO": ("vit_small_patch16_224", NO_HEAD, dino, teacher_backbone),
+    "DeiT": ("deit_small_patch16_224", {}, deit, adapted),
+    "DeiT distilled": ("deit_small_distilled_patch16_224", {}, deit, adapted),
+    "DeiT III": ("deit3_small_patch16_224", {}, deit3, adapted),
+    "MAE": ("vit_base_patch16_224", NO_HEAD, mae, encoder_of_mae),
+    "MAE fine-tuned": ("vit_base_patch16_224", {"global_pool": "avg"}, deit, adapted),
+    "DINOv2": ("vit_small_patch14_dinov2", NO_HEAD, dinov2, adapted),
+    "DINOv2 with registers": ("vit_small_patch14_reg4_dinov2", NO_HEAD, dinov2, adapted),
+    "DINOv2 giant": ("vit_giant_patch14_reg4_dinov2", {**NO_HEAD, "num_heads": 2}, dinov2, adapted),
+    "DINOv3": ("vit_small_patch16_dinov3_qkvb", {**NO_HEAD, "global_pool": "token"}, dinov3, eva.checkpoint_filter_fn),
+    "DINOv3 gated": (
+        "vit_small_plus_patch16_dinov3_qkvb",
+        {**NO_HEAD, "global_pool": "token"},
+        dinov3,
+        eva.checkpoint_filter_fn,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", META_FILES)
+def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
+    architecture, options, original, read = META_FILES[name]
+    content = original(drawn(architecture, **options).state_dict())
+    torch.save(content, tmp_path / "published.pth")
+    theirs = timm.create_model(architecture, **{**FILE, **options}).double()
+    theirs.load_state_dict(read(content, theirs))
+    model_class = HfViTModel if options.get("num_classes") == 0 else HfViTForImageClassification
+    untold = {"architecture": architecture} if name in BY_NAME else {}
+    # Other sizes: original code resamples each in its own way, as the configuration says.
+    assert_equals_timm(
+        theirs,
+        lambda dtype: model_class.from_pretrained(tmp_path / "published.pth", dtype=dtype, **untold),
+        resampled="DINOv3" in name,
+    )
+
+
+def google_layer(ours: str, state: State, name: str) -> State:
+    """A linear layer or a norm of timm as Flax stores it."""
+    weight = state[f"{name}.weight"]
+    kernel = {f"{ours}/kernel": weight.T} if weight.ndim == 2 else {f"{ours}/scale": weight}
+    return {**kernel, f"{ours}/bias": state[f"{name}.bias"]}
+
+
+def google_heads(ours: str, state: State, name: str, parts: tuple[str, ...]) -> State:
+    """A projection of timm to two heads as Flax stores it: one for each part, (in, heads, width of a head)."""
+    weights, biases = (state[f"{name}.{leaf}"].chunk(len(parts)) for leaf in ("weight", "bias"))
+    arrays = {}
+    for part, weight, bias in zip(parts, weights, biases, strict=True):
+        arrays[f"{ours}/{part}/kernel"] = weight.T.reshape(-1, 2, 64)
+        arrays[f"{ours}/{part}/bias"] = bias.reshape(2, 64)
+    return arrays
+
+
+def google_block(state: State, index: int, attention: int, second_norm: int, mlp: int) -> State:
+    ours, theirs = f"Transformer/encoderblock_{index}", f"blocks.{index}"
+    attended = f"{ours}/MultiHeadDotProductAttention_{attention}"
+    return {
+        **google_layer(f"{ours}/LayerNorm_0", state, f"{theirs}.norm1"),
+        **google_heads(attended, state, f"{theirs}.attn.qkv", ("query", "key", "value")),
+        f"{attended}/out/kernel": state[f"{theirs}.attn.proj.weight"].T.reshape(2, 64, 128),
+        f"{attended}/out/bias": state[f"{theirs}.attn.proj.bias"],
+        **google_layer(f"{ours}/LayerNorm_{second_norm}", state, f"{theirs}.norm2"),
+        **google_layer(f"{ours}/MlpBlock_{mlp}/Dense_0", state, f"{theirs}.mlp.fc1"),
+        **google_layer(f"{ours}/MlpBlock_{mlp}/Dense_1", state, f"{theirs}.mlp.fc2"),
+    }
+
+
+def google_ends(state: State) -> State:
+    """What comes before and after the blocks."""
+    arrays = {
+        "embedding/kernel": state["patch_embed.proj.weight"].permute(2, 3, 1, 0),
+        "embedding/bias": state["patch_embed.proj.bias"],
+        **google_layer("Transformer/encoder_norm", state, "norm"),
+    }
+    if "cls_token" in state:
+        arrays["cls"] = state["cls_token"]
+    return arrays if "head.weight" not in state else {**arrays, **google_layer("head", state, "head")}
+
+
+def vision_transformer_npz(state: State) -> State:
+    blocks = [google_block(state, index, 1, 2, 3) for index in (0, 1)]
+    positions = {"Transformer/posembed_input/pos_embedding": state["pos_embed"]}
+    return {**google_ends(state), **positions, **blocks[0], **blocks[1]}
+
+
+def big_vision_npz(state: State) -> State:
+    blocks = [google_block(state, index, 0, 1, 0) for index in (0, 1)]
+    return {**google_ends(state), "pos_embedding": state["pos_embed"], **blocks[0], **blocks[1]}
+
+
+def siglip_npz(state: State) -> State:
+    head, pooled = "MAPHead_0", "MAPHead_0/MultiHeadDotProductAttention_0"
+    arrays = {
+        **big_vision_npz(state),
+        f"{head}/probe": state["attn_pool.latent"],
+        **google_heads(pooled, state, "attn_pool.q", ("query",)),
+        **google_heads(pooled, state, "attn_pool.kv", ("key", "value")),
+        f"{pooled}/out/kernel": state["attn_pool.proj.weight"].T.reshape(2, 64, 128),
+        f"{pooled}/out/bias": state["attn_pool.proj.bias"],
+        **google_layer(f"{head}/LayerNorm_0", state, "attn_pool.norm"),
+        **google_layer(f"{head}/MlpBlock_0/Dense_0", state, "attn_pool.mlp.fc1"),
+        **google_layer(f"{head}/MlpBlock_0/Dense_1", state, "attn_pool.mlp.fc2"),
+    }
+    text = {"params/txt/Encoder_0/pos_embedding": noise(1, 4, 8), "params/t": noise(1), "params/b": noise(1)}
+    return {**{f"params/img/{name}": tensor for name, tensor in arrays.items()}, **text}
+
+
+def write_npz(file: Path, arrays: State) -> Path:
+    np.savez(file, **{name: tensor.numpy() for name, tensor in arrays.items()})
+    return file
+
+
+NPZ_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], State]]] = {
+    "ViT": ("vit_base_patch16_224", {}, vision_transformer_npz),
+    "ViT without head": ("vit_base_patch16_224", NO_HEAD, vision_transformer_npz),
+    "big_vision": ("vit_base_patch16_224", {"no_embed_class": True}, big_vision_npz),
+    "big_vision mean": ("vit_base_patch16_siglip_gap_224", {}, big_vision_npz),
+    "SigLIP": ("vit_base_patch16_siglip_224", {**NO_HEAD, "act_layer": "gelu_tanh"}, siglip_npz),
+}
+
+
+@pytest.mark.parametrize("name", NPZ_FILES)
+def test_npz_equals_timm(name: str, tmp_path: Path) -> None:
+    architecture, options, original = NPZ_FILES[name]
+    file = write_npz(tmp_path / "published.npz", original(drawn(architecture, **options).state_dict()))
+    theirs = timm.create_model(architecture, **{**FILE, **options}).double()
+    theirs.load_pretrained(str(file))
+    model_class = HfViTModel if options.get("num_classes") == 0 else HfViTForImageClassification
+    assert_equals_timm(theirs, lambda dtype: model_class.from_pretrained(file, dtype=dtype), resampled=False)
+
+
+def test_representation_layer_becomes_the_pooler(tmp_path: Path) -> None:
+    theirs = drawn("vit_base_patch16_224")
+    layer = {"pre_logits/kernel": noise(128, 128) / 8, "pre_logits/bias": noise(128)}
+    file = write_npz(tmp_path / "in21k.npz", {**vision_transformer_npz(theirs.state_dict()), **layer})
+    ours = HfViTForImageClassification.from_pretrained(file, dtype=torch.float64).eval()
+    images = noise(2, 3, 32, 32)
+    with torch.no_grad():
+        pooled = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
+        pooled = torch.tanh(pooled @ layer["pre_logits/kernel"] + layer["pre_logits/bias"])
+        assert_close(ours(images).logits, theirs.head(pooled), 1e-9, "logits")
+
+
+def openai(state: State) -> State:
+    names = (
+        (r"^patch_embed\.proj", "conv1"),
+        (r"^pos_embed", "positional_embedding"),
+        (r"^cls_token", "class_embedding"),
+        (r"^norm_pre", "ln_pre"),
+        (r"^norm\.", "ln_post."),
+        (r"\.norm(\d)", r".ln_\1"),
+        (r"attn\.qkv\.", "attn.in_proj_"),
+        (r"attn\.proj", "attn.out_proj"),
+        (r"mlp\.fc1", "mlp.c_fc"),
+        (r"mlp\.fc2", "mlp.c_proj"),
+        (r"^blocks", "transformer.resblocks"),
+        (r"^", "visual."),
+    )
+    tower = renamed(state, *names)
+    tower["visual.class_embedding"] = tower["visual.class_embedding"].flatten()
+    tower["visual.positional_embedding"] = tower["visual.positional_embedding"][0]
+    text = {
+        "positional_embedding": noise(7, 64),
+        "transformer.resblocks.0.ln_1.weight": noise(64),
+        "logit_scale": noise(1),
+    }
+    return {**tower, **text, "visual.proj": noise(128, 64), "text_projection": noise(64, 64)}
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_clip_equals_timm(quick: bool, tmp_path: Path) -> None:
+    architecture = "vit_base_patch32_clip_quickgelu_224" if quick else "vit_base_patch32_clip_224"
+    content = openai(drawn(architecture, **NO_HEAD).state_dict())
+    theirs = timm.create_model(architecture, **{**FILE, "num_classes": 64}).double()
+    theirs.load_state_dict(vision_transformer.checkpoint_filter_fn(content, theirs))
+    theirs.reset_classifier(0)
+    file = tmp_path / "open_clip_model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in content.items()}, file)
+    with pytest.raises(ValueError, match="does not tell its activation"):
+        HfViTModel.from_pretrained(file)
+    hidden_act = "quick_gelu" if quick else "gelu"
+    assert_equals_timm(
+        theirs, lambda dtype: HfViTModel.from_pretrained(file, dtype=dtype, hidden_act=hidden_act), resampled=False
+    )
+    write_open_clip_config(tmp_path, quick)
+    assert HfViTModel.from_pretrained(file).config.hidden_act == hidden_act
+
+
+def write_open_clip_config(folder: Path, quick: bool = False, **changes: Any) -> None:
+    tower = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8, **changes}
+    model = {"embed_dim": 64, "quick_gelu": quick, "vision_cfg": tower}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
+
+
+def open_clip_state() -> State:
+    state = openai(drawn("vit_base_patch32_clip_224", **NO_HEAD).state_dict())
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+READ_FROM_HUB = """
+import sys
+from hf_vit import HfViTModel
+expected = HfViTModel.from_pretrained(sys.argv[1]).state_dict()
+state = HfViTModel.from_pretrained("user/clip").state_dict()
+assert all(tensor.equal(state[name]) for name, tensor in expected.items())
+"""
+
+
+def test_repository_of_open_clip_opens(tmp_path: Path) -> None:
+    folder, state = tmp_path / "repositories" / "user" / "clip", open_clip_state()
+    folder.mkdir(parents=True)
+    write_open_clip_config(folder)
+    with pytest.raises(OSError, match=r"There are no weights in.*open_clip_pytorch_model\.bin"):
+        HfViTModel.from_pretrained(folder)
+    torch.save(state, folder / "open_clip_pytorch_model.bin")
+    pickled = HfViTModel.from_pretrained(folder).state_dict()
+    save_file({name: 2 * tensor for name, tensor in state.items()}, folder / "open_clip_model.safetensors")
+    safe = HfViTModel.from_pretrained(folder).state_dict()  # which comes first
+    assert all(torch.equal(tensor, 2 * pickled[name]) for name, tensor in safe.items())
+    with serve(tmp_path / "repositories") as hub:
+        run_with_package(READ_FROM_HUB, tmp_path / "work", str(folder), **hub.client)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool_type": "avg"},
+        {"norm_kwargs": {"eps": 1e-6}},
+        {"act_kwargs": {"approximate": "tanh"}},
+        {"attentional_pool": True},
+        {"final_ln_after_pool": True},
+        {"timm_model_name": "vit_base_patch16_siglip_224"},
+        {"qk_norm": True},
+        {"layers": 3},
+        {"width": 192},
+        {"patch_size": 16},
+        {"layers": [1, 1, 1, 1]},
+    ],
+    ids=str,
+)
+def test_tower_of_open_clip_that_is_not_known_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    save_file(open_clip_state(), tmp_path / "open_clip_model.safetensors")
+    write_open_clip_config(tmp_path, **changes)
+    with pytest.raises(ValueError, match=rf"open_clip_config\.json.*{next(iter(changes))}"):
+        HfViTModel.from_pretrained(tmp_path)
+
+
+def test_fields_of_open_clip_without_effect_are_taken(tmp_path: Path) -> None:
+    save_file(open_clip_state(), tmp_path / "open_clip_model.safetensors")
+    write_open_clip_config(tmp_path, patch_dropout=0.5, pool_type="tok", norm_kwargs={}, attn_pooler_heads=8)
+    assert HfViTModel.from_pretrained(tmp_path).config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("vit_small_patch16_rope_224", r"no layout that is known here"),
+        ("vit_small_patch16_rope_ape_224", r"\(blocks\.0\.gamma_1\).*Give timm's name"),
+        ("vit_base_patch16_siglip_224", r"\(attn_pool\.latent, no cls_token\).*Give timm's name"),
+        ("vit_medium_patch16_gap_256", r"\(no cls_token\).*Give timm's name"),
+        ("vit_base_patch32_clip_quickgelu_224", r"\(norm_pre\.weight\).*Give timm's name"),
+    ],
+)
+def test_lone_file_of_timm_opens_by_its_architecture(architecture: str, message: str, tmp_path: Path) -> None:
+    theirs, place = drawn(architecture), tmp_path / "weights.pth"
+    torch.save(theirs.state_dict(), place)
+    with pytest.raises(ValueError, match=rf"{message}.*architecture="):
+        HfViTModel.from_pretrained(place)
+    options = {"architecture": architecture, "image_size": 32}
+
+    def open_ours(dtype: torch.dtype) -> HfViTForImageClassification:
+        return HfViTForImageClassification.from_pretrained(place, dtype=dtype, **options)
+
+    assert_equals_timm(theirs, open_ours)
+
+
+def test_architecture_that_is_no_plain_vit_is_refused(tmp_path: Path) -> None:
+    torch.save(
+        drawn("vit_base_patch16_rpn_224", class_token=True, global_pool="token").state_dict(), tmp_path / "a.pth"
+    )
+    with pytest.raises(ValueError, match="its blocks normalise after attention and MLP"):
+        HfViTModel.from_pretrained(tmp_path / "a.pth", architecture="vit_base_patch16_rpn_224")
+
+
+def test_given_heads_win(tmp_path: Path) -> None:
+    torch.save(drawn("vit_base_patch16_224", num_heads=4).state_dict(), tmp_path / "vit.pth")
+    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", num_attention_heads=4)
+    assert opened.config.num_attention_heads == 4
+    assert HfViTModel.from_pretrained(tmp_path / "vit.pth").config.num_attention_heads == 2
+
+
+def test_width_without_published_heads_is_asked_for(tmp_path: Path) -> None:
+    torch.save(drawn("vit_base_patch16_224", embed_dim=96, num_heads=4).state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(ValueError, match=r"no published model is 96 wide\. Give num_attention_heads="):
+        HfViTModel.from_pretrained(tmp_path / "vit.pth")
+    assert HfViTModel.from_pretrained(tmp_path / "vit.pth", num_attention_heads=4).config.num_attention_heads == 4
+
+
+def test_table_that_is_not_square_asks_for_the_image_size(tmp_path: Path) -> None:
+    torch.save(drawn("vit_base_patch16_224", img_size=(40, 48)).state_dict(), tmp_path / "vit.pth")
+    with pytest.raises(ValueError, match=r"31 rows.*image_size=\(height, width\)"):
+        HfViTModel.from_pretrained(tmp_path / "vit.pth")
+    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", image_size=(40, 48))
+    assert opened.config.grid_size == (5, 6)
+
+
+def test_hybrid_is_refused(tmp_path: Path) -> None:
+    arrays = vision_transformer_npz(drawn("vit_base_patch16_224").state_dict())
+    file = write_npz(tmp_path / "r50.npz", {**arrays, "conv_root/kernel": noise(7, 7, 3, 64)})
+    with pytest.raises(ValueError, match="a ResNet comes before the blocks"):
+        HfViTModel.from_pretrained(file)
+
+
+def test_unknown_layout_is_named(tmp_path: Path) -> None:
+    torch.save({"conv1.weight": noise(8, 3, 3, 3)}, tmp_path / "resnet.pth")
+    with pytest.raises(
+        ValueError, match=r"no layout that is known here: conv1\.weight.*Known by these names are.*DINOv3"
+    ):
+        HfViTModel.from_pretrained(tmp_path / "resnet.pth")
+
+
+@pytest.mark.parametrize("left", [0.5, 0.99])
+def test_file_that_is_cut_off_is_refused(left: float, tmp_path: Path) -> None:
+    state = drawn("vit_base_patch16_224").state_dict()
+    write_npz(tmp_path / "vit.npz", vision_transformer_npz(state))
+    torch.save(state, tmp_path / "vit.pth")
+    for name in ("vit.npz", "vit.pth"):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: int(left * len(whole))])
+        with pytest.raises(OSError, match=rf"{name}' is damaged or cut off"):
+            HfViTModel.from_pretrained(tmp_path / name)
+
+
+def test_array_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    file = write_npz(tmp_path / "vit.npz", vision_transformer_npz(drawn("vit_base_patch16_224").state_dict()))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 255
+    file.write_bytes(content)
+    with pytest.raises(OSError, match=r"vit\.npz' is damaged or cut off: Bad CRC"):
+        HfViTModel.from_pretrained(file)
+
+
+class Code:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return print, ("code in the file ran",)
+
+
+def test_code_in_a_file_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"model": drawn("vit_base_patch16_224").state_dict(), "args": Code()}, tmp_path / "vit.pth")
+    with pytest.raises(
+        OSError, match=r"vit\.pth' holds more than weights \(print\), and running code from a file is refused"
+    ) as refusal:
+        HfViTModel.from_pretrained(tmp_path / "vit.pth")
+    assert "ran" not in capsys.readouterr().out
+    assert "weights_only" not in "".join(traceback.format_exception(refusal.value))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_torchscript_archive_is_refused_with_its_cure(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(nn.Linear(2, 2)), tmp_path / "ViT-B-32.pt")
+    with pytest.raises(OSError, match=r"ViT-B-32\.pt' is a TorchScript archive.*openai/clip-vit-base-patch32"):
+        HfViTModel.from_pretrained(tmp_path / "ViT-B-32.pt")
+
+
+@pytest.mark.parametrize("content", [b"hello world", b"<html>404</html>", b"version https://git-lfs", b"", b"{}"])
+def test_file_that_is_none_of_torch_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "vit.pth").write_bytes(content)
+    with pytest.raises(OSError, match=r"vit\.pth' begins with b.*no file of weights does"):
+        HfViTModel.from_pretrained(tmp_path / "vit.pth")
+
+
+def complaint(file: Path) -> str | None:
+    try:
+        Weights([file])
+    except OSError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_any_damage_is_reported_with_the_file(is_zip: bool, tmp_path: Path) -> None:
+    file, draw = tmp_path / "vit.pth", random.Random(0)
+    torch.save({"weight": torch.zeros(1)}, file, _use_new_zipfile_serialization=is_zip)
+    whole, complaints = file.read_bytes(), []
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(1, len(whole))] = draw.randrange(256)
+        file.write_bytes(damaged)
+        complaints.append(complaint(file))
+    found = [words for words in complaints if words is not None]
+    assert len(found) > 30
+    assert all("vit.pth" in words and "weights_only" not in words for words in found)
+
+
+def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "vit.npz", cls=np.array([Code()], dtype=object))
+    with pytest.raises(OSError, match="'cls' of dtype object"):
+        HfViTModel.from_pretrained(tmp_path / "vit.npz")
+
+
+def test_image_size_that_does_not_explain_the_table_is_what_it_becomes(tmp_path: Path) -> None:
+    torch.save(drawn("vit_base_patch16_224").state_dict(), tmp_path / "vit.pth")
+    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", image_size=48)
+    assert opened.config.image_size == 48
+    assert opened.embeddings.position_embeddings.shape == (1, 1 + 36, 128)
+
+
+PLAIN, CLIP = "vit_base_patch16_224", "vit_base_patch32_clip_224"
+# Architecture of timm, its options, how its weights stand in the file, and what the file does not tell.
+LONE_FILES: dict[str, tuple[str, dict[str, Any], Callable[[State], State], dict[str, Any]]] = {
+    "vit.pth": (PLAIN, {}, dict, {}),
+    "vit.npz": (PLAIN, {}, vision_transformer_npz, {}),
+    "big_vision.npz": (PLAIN, {"no_embed_class": True}, big_vision_npz, {}),
+    "clip.pth": (CLIP, NO_HEAD, openai, {"hidden_act": "gelu"}),
+    "timm.pth": (PLAIN, {}, dict, {"architecture": PLAIN}),
+}
+
+
+@pytest.mark.parametrize("name", LONE_FILES)
+def test_image_size_that_explains_the_table_by_chance_is_what_it_becomes(name: str, tmp_path: Path) -> None:
+    architecture, options, original, untold = LONE_FILES[name]
+    content, file = original(drawn(architecture, **options).state_dict()), tmp_path / name
+    write_npz(file, content) if file.suffix == ".npz" else torch.save(content, file)
+    expected = HfViTModel.from_pretrained(file, **untold)
+    expected.resize_position_embeddings((16, 64))  # as many patches as 32 x 32
+    opened = HfViTModel.from_pretrained(file, image_size=(16, 64), **untold)
+    assert opened.config.grid_size == (2, 8)
+    assert torch.equal(opened.embeddings.position_embeddings, expected.embeddings.position_embeddings)
+
+
+def test_lone_file_of_timm_takes_the_image_size_where_no_square_fits(tmp_path: Path) -> None:
+    torch.save(drawn("vit_base_patch16_224", img_size=(40, 48)).state_dict(), tmp_path / "vit.pth")
+    opened = HfViTModel.from_pretrained(tmp_path / "vit.pth", architecture="vit_base_patch16_224", image_size=(40, 48))
+    assert opened.config.grid_size == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "heads"),
+    [
+        ("vit_small_patch16_224", HEADS),
+        ("deit3_huge_patch14_224", HEADS),
+        ("vit_huge_patch14_224", HEADS),
+        ("vit_giant_patch14_dinov2", HEADS),
+        ("vit_so400m_patch14_reg1_tipsv2", HEADS),
+        ("vit_huge_plus_patch16_dinov3_qkvb", DINOV3_HEADS),
+        ("vit_7b_patch16_dinov3", DINOV3_HEADS),
+    ],
+)
+def test_heads_of_published_widths(architecture: str, heads: dict[int, int]) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(architecture, depth=1)
+    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    assert fields_of({}, shapes, heads)["num_attention_heads"] == theirs.blocks[0].attn.num_heads
+
+
+def test_file_with_fewer_blocks_than_given_is_refused(tmp_path: Path) -> None:
+    state = drawn("vit_base_patch16_224").state_dict()
+    whole = {name: tensor for name, tensor in state.items() if not name.startswith("blocks.1.")}
+    torch.save(whole, tmp_path / "vit.pth")
+    with pytest.raises(ValueError, match=r"vit\.pth' holds 1 blocks, not num_hidden_layers=2"):
+        HfViTModel.from_pretrained(tmp_path / "vit.pth", num_hidden_layers=2, ignore_mismatched_sizes=True)
+    torch.save(state, tmp_path / "vit.pth")
+    assert len(HfViTModel.from_pretrained(tmp_path / "vit.pth", num_hidden_layers=1).encoder.layers) == 1
+
+
+@pytest.mark.parametrize("missing", ["blocks.0.mlp.fc2.weight", "blocks.1.norm2.bias", "norm.weight"])
+def test_missing_tensor_is_named(missing: str, tmp_path: Path) -> None:
+    state = drawn("vit_base_patch16_224").state_dict()
+    del state[missing]
+    torch.save(state, tmp_path / "vit.pth")
+    with pytest.raises(ValueError, match=re.escape(missing)):
+        HfViTModel.from_pretrained(tmp_path / "vit.pth")

@@ -1,0 +1,500 @@
+"""The image processor of a published checkpoint, against the library that it was published for."""
+
+import json
+
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+from PIL.Image import Resampling
+from safetensors.torch import save_file
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+from transformers.models.dpt.image_processing_dpt import get_resize_output_image_size
+
+from hf_vit.convert import FAMILIES, load_image_processor
+from hf_vit.convert.image_processor import (
+    CLASS_DEFAULTS,
+    HALF,
+    IMAGENET,
+    MODEL_CLASSES,
+    OPENAI,
+    ORIGINALS,
+    image_processor_options,
+    open_clip_image_processor_options,
+    original_image_processor_options,
+    resize_image_processor,
+    timm_image_processor_options,
+)
+from hf_vit.model.image_geometry import output_size
+
+from ..helpers.images import BACKENDS
+from .test_convert_files import drawn, openai
+
+
+STEPS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 0.00392156862745098}
+SQUARE = {"size": {"height": 224, "width": 224}}
+# preprocessor_config.json as on the Hub; of DeiT, MAE, MSN, I-JEPA and of dense prediction put together from what
+# their classes write.
+PUBLISHED = {
+    "google/vit-base-patch16-224": {
+        "do_normalize": True,
+        "do_resize": True,
+        "feature_extractor_type": "ViTFeatureExtractor",
+        **HALF,
+        "resample": 2,
+        "size": 224,
+    },
+    "facebook/deit-base-distilled-patch16-224": {
+        "crop_size": 224,
+        "do_center_crop": True,
+        "do_normalize": True,
+        "do_resize": True,
+        "feature_extractor_type": "DeiTFeatureExtractor",
+        **IMAGENET,
+        "resample": 3,
+        "size": 256,
+    },
+    "facebook/vit-mae-base": {
+        "do_normalize": True,
+        "do_resize": True,
+        "feature_extractor_type": "ViTFeatureExtractor",
+        **IMAGENET,
+        "resample": 2,
+        "size": 224,
+    },
+    "facebook/vit-msn-base": {
+        "do_normalize": True,
+        "do_resize": True,
+        "feature_extractor_type": "ViTFeatureExtractor",
+        **IMAGENET,
+        "size": 224,
+    },
+    "facebook/ijepa_vith14_1k": {
+        **STEPS,
+        **SQUARE,
+        **IMAGENET,
+        "do_convert_rgb": None,
+        "image_processor_type": "ViTImageProcessor",
+        "resample": 2,
+    },
+    "facebook/dinov2-base": {
+        **STEPS,
+        **IMAGENET,
+        "crop_size": {"height": 224, "width": 224},
+        "do_center_crop": True,
+        "do_convert_rgb": True,
+        "image_processor_type": "BitImageProcessor",
+        "resample": 3,
+        "size": {"shortest_edge": 256},
+    },
+    "facebook/dinov3-vits16-pretrain-lvd1689m": {
+        **STEPS,
+        **SQUARE,
+        **IMAGENET,
+        "crop_size": None,
+        "data_format": "channels_first",
+        "default_to_square": True,
+        "device": None,
+        "disable_grouping": None,
+        "do_center_crop": None,
+        "do_convert_rgb": None,
+        "image_processor_type": "DINOv3ViTImageProcessorFast",
+        "input_data_format": None,
+        "resample": 2,
+        "return_tensors": None,
+    },
+    "openai/clip-vit-base-patch32": {
+        **OPENAI,
+        "crop_size": 224,
+        "do_center_crop": True,
+        "do_normalize": True,
+        "do_resize": True,
+        "feature_extractor_type": "CLIPFeatureExtractor",
+        "resample": 3,
+        "size": 224,
+    },
+    "google/siglip-base-patch16-224": {
+        **STEPS,
+        **SQUARE,
+        **HALF,
+        "image_processor_type": "SiglipImageProcessor",
+        "processor_class": "SiglipProcessor",
+        "resample": 3,
+    },
+    "Intel/dpt-large": {
+        **STEPS,
+        **HALF,
+        "do_pad": False,
+        "ensure_multiple_of": 1,
+        "image_processor_type": "DPTImageProcessor",
+        "keep_aspect_ratio": False,
+        "resample": 3,
+        "size": {"height": 384, "width": 384},
+        "size_divisor": None,
+    },
+    "depth-anything/Depth-Anything-V2-Small-hf": {
+        **STEPS,
+        **IMAGENET,
+        "do_pad": False,
+        "ensure_multiple_of": 14,
+        "image_processor_type": "DPTImageProcessor",
+        "keep_aspect_ratio": True,
+        "resample": 3,
+        "size": {"height": 518, "width": 518},
+        "size_divisor": None,
+    },
+    "tue-mps/coco_panoptic_eomt_large_640": {
+        **STEPS,
+        **IMAGENET,
+        "crop_size": None,
+        "default_to_square": False,
+        "do_center_crop": None,
+        "do_pad": True,
+        "do_split_image": False,
+        "ignore_index": None,
+        "image_processor_type": "EomtImageProcessorFast",
+        "resample": 2,
+        "size": {"longest_edge": 640, "shortest_edge": 640},
+    },
+}
+TIMM = {
+    "augreg": {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.9, "mean": [0.5] * 3},
+    "nothing said": {"input_size": [3, 224, 224], "mean": None},
+    "squash": {"input_size": [3, 336, 336], "crop_pct": 1.0, "crop_mode": "squash", "mean": OPENAI["image_mean"]},
+    "squash and crop": {"input_size": [3, 384, 384], "crop_pct": 0.95, "crop_mode": "squash"},
+    "not square": {"input_size": [3, 256, 192], "interpolation": "bilinear", "crop_pct": 1.0, "crop_mode": "squash"},
+    "whole edge": {"input_size": [3, 224, 224], "interpolation": "bilinear", "crop_pct": 1.0},
+    "lanczos": {"input_size": [3, 160, 160], "interpolation": "lanczos", "crop_pct": 0.95, "crop_mode": "center"},
+}
+
+
+@pytest.fixture(scope="module")
+def photos():
+    """Landscape, portrait, thin, and smaller than what models take; odd sides, to crop with a pixel to spare."""
+    china, flower = load_sample_images().images
+    crops = (china, flower, china[:, :301], china[:, :429], flower[40:240, 100:], china[:160, :131], flower[:97, :63])
+    return [Image.fromarray(crop) for crop in crops]
+
+
+def assert_same_pixels(processor, photos, expected):
+    """One grey level apart at most.
+
+    But for a few pixels of the filters that go beyond black and white: they are cut off between the two directions,
+    whose order differs in torchvision and between releases of PIL.
+    """
+    overshoots = processor.resample in (Resampling.BICUBIC, Resampling.LANCZOS)
+    for photo, theirs in zip(photos, expected, strict=True):
+        ours = processor(photo, return_tensors="pt").pixel_values[0]
+        assert ours.shape == theirs.shape
+        levels = (ours - theirs).abs() * torch.tensor(processor.image_std)[:, None, None] * 255
+        assert (levels > 1.01).float().mean() <= (2e-3 if overshoots else 0)
+        assert levels.mean() <= 0.3
+        assert levels.max() <= 10.01
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_file_gives_the_pixels_of_its_own_class(tmp_path, photos, name, backend):
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PUBLISHED[name]))
+    backend_of_peer = "torchvision" if "dinov3" in name else backend  # it has no other
+    peer = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend=backend_of_peer)
+    assert type(peer).__module__.startswith("transformers.")
+    expected = [peer(photo, return_tensors="pt").pixel_values[0] for photo in photos]
+    options = image_processor_options(PUBLISHED[name], model_type="vit")
+    assert_same_pixels(BACKENDS[backend](**options), photos, expected)
+
+
+# SigLIP 2 bounds the number of patches, and ViTPose crops where others resize.
+@pytest.mark.parametrize("name", sorted(CLASS_DEFAULTS.keys() - {"Siglip2", "VitPose"}))
+def test_keys_left_out_are_the_defaults_of_the_class(name):
+    theirs = getattr(transformers, f"{name}ImageProcessor")()
+    ours = image_processor_options({"image_processor_type": f"{name}ImageProcessor"}, model_type="vit")
+    assert ours["size"] == dict(theirs.size)
+    assert ours["do_center_crop"] == bool(theirs.do_center_crop)
+    assert not ours["do_center_crop"] or ours["crop_size"] == dict(theirs.crop_size)
+    for option in ("do_resize", "resample", "do_rescale", "rescale_factor", "do_normalize"):
+        assert ours[option] == getattr(theirs, option), option
+    assert (ours["image_mean"], ours["image_std"]) == (list(theirs.image_mean), list(theirs.image_std))
+    for ending in ("FeatureExtractor", "ImageProcessorFast", "ImageProcessorPil"):
+        assert image_processor_options({"image_processor_type": f"{name}{ending}"}, model_type="vit") == ours
+
+
+@pytest.mark.parametrize("name", sorted(CLASS_DEFAULTS.keys() - {"Siglip2"}))
+def test_int_size_means_what_it_means_to_the_class(name):
+    theirs = getattr(transformers, f"{name}ImageProcessor")
+    for said in ({}, {"default_to_square": True}, {"default_to_square": False}):
+        file = {"image_processor_type": f"{name}ImageProcessor", "size": 96, **said}
+        assert image_processor_options(file, model_type="vit")["size"] == dict(theirs.from_dict(file).size)
+
+
+@pytest.mark.parametrize("model_type", MODEL_CLASSES)
+def test_file_without_a_class_has_that_of_its_model(model_type):
+    name = f"{MODEL_CLASSES[model_type]}ImageProcessor"
+    assert IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type, {}).get("torchvision", name) == name
+    named = image_processor_options({"image_processor_type": name}, model_type="vit")
+    assert image_processor_options({}, model_type=model_type) == named
+
+
+def test_siglip2_becomes_a_square_of_as_many_patches():
+    file = {"image_processor_type": "Siglip2ImageProcessorFast", "patch_size": 14, "max_num_patches": 256, **HALF}
+    options = image_processor_options(file, model_type="siglip2")
+    assert options["size"] == {"height": 224, "width": 224}
+    assert {"patch_size", "max_num_patches"}.isdisjoint(options)
+
+
+def test_images_for_yolos_keep_their_proportions_and_are_padded():
+    file = {
+        "feature_extractor_type": "YolosFeatureExtractor",
+        "size": 512,
+        "max_size": 864,
+        "format": "coco_detection",
+    }
+    options = image_processor_options(file, model_type="yolos")
+    assert options["size"] == {"shortest_edge": 512, "longest_edge": 864}
+    assert (options["ensure_multiple_of"], options["do_pad"]) == (16, True)
+    processor = BACKENDS["pil"](**options, patch_size=16)
+    batch = processor([Image.new("RGB", size) for size in ((640, 480), (1000, 300))], return_tensors="pt")
+    assert batch.pixel_values.shape == (2, 3, 512, 864)
+    assert batch.patch_attention_mask.sum((1, 2)).tolist() == [32 * 43, 16 * 54]
+
+
+@pytest.mark.parametrize(
+    ("file", "model_type", "message"),
+    [
+        ({"do_pad": True, "size_divisor": 14}, "dpt", "'do_pad': True, 'size_divisor': 14"),
+        ({"size": {"shortest_edge": 512, "longest_edge": None}, "do_split_image": True}, "eomt", "do_split_image"),
+        ({"size": 224, "do_pad": True, "size_divisor": 32}, "vit", "'do_pad': True, 'size_divisor': 32"),
+        ({"image_processor_type": "SamImageProcessor"}, "vit", "'SamImageProcessor' is not known"),
+        ({"size": 224}, "sam", "model type 'sam' is not known"),
+        ({"size": {"depth": 3}}, "vit", "size={'depth': 3}"),
+    ],
+)
+def test_file_that_cannot_be_honoured_is_refused_by_name(file, model_type, message):
+    with pytest.raises(ValueError, match=message):
+        image_processor_options(file, model_type=model_type)
+
+
+def test_ratio_is_kept_to_the_pixel_as_dpt_keeps_it():
+    rng = torch.Generator().manual_seed(0)
+    for height, width, target in torch.randint(20, 900, (300, 3), generator=rng).tolist():
+        for multiple in (1, 14):
+            image = torch.empty(1, height, width, device="meta")
+            theirs = get_resize_output_image_size(image, (target, target + 7), True, multiple)
+            size = {"height": target, "width": target + 7}
+            ours = output_size(height, width, size, (multiple, multiple), "image", keep_aspect_ratio=True)
+            assert ours == (max(theirs.height, multiple), max(theirs.width, multiple)), (height, width, size)
+
+
+def test_other_image_size_of_a_ratio_or_a_padding_that_is_kept():
+    depth = image_processor_options(PUBLISHED["depth-anything/Depth-Anything-V2-Small-hf"], model_type="vit")
+    eomt = image_processor_options(PUBLISHED["tue-mps/coco_panoptic_eomt_large_640"], model_type="vit")
+    for options in (depth, eomt):
+        processor = BACKENDS["pil"](**resize_image_processor(options, (56, 70)))
+        assert processor(Image.new("RGB", (40, 30)), return_tensors="pt").pixel_values.shape == (1, 3, 56, 70)
+
+
+def test_options_that_are_off_or_mean_nothing_to_pixels_are_dropped():
+    file = {"do_pad": False, "keep_aspect_ratio": False, "do_reduce_labels": True, "processor_class": "CLIPProcessor"}
+    assert image_processor_options(file, model_type="vit") == image_processor_options({}, model_type="vit")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", TIMM)
+def test_timm_file_gives_the_pixels_of_its_transform(photos, name, backend):
+    config = timm.data.resolve_data_config(pretrained_cfg=TIMM[name])
+    transform = timm.data.create_transform(**config, is_training=False)
+    processor = BACKENDS[backend](**timm_image_processor_options(TIMM[name]))
+    assert_same_pixels(processor, photos, [transform(photo) for photo in photos])
+
+
+def test_timm_file_of_another_number_of_channels_says_so():
+    options = timm_image_processor_options({"input_size": [1, 28, 28], "mean": [0.1307], "std": [0.3081]})
+    pixels = BACKENDS["pil"](**options)(Image.new("RGB", (40, 30)), return_tensors="pt").pixel_values
+    assert pixels.shape == (1, 1, 28, 28)
+    assert pixels.mean() == pytest.approx(-0.1307 / 0.3081)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"crop_mode": "border"}, "crop_mode='border'"),
+        ({"crop_mode": "center", "input_size": [3, 256, 192]}, r"input_size=\(3, 256, 192\)"),
+        ({"interpolation": "random"}, "interpolation='random'"),
+    ],
+)
+def test_timm_file_that_cannot_be_honoured_is_refused_by_name(config, message):
+    with pytest.raises(ValueError, match=message):
+        timm_image_processor_options(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "image_size", "resize"),
+    [
+        ("dinov2", 224, Resize(256, InterpolationMode.BICUBIC)),
+        ("dinov2", 384, Resize(438, InterpolationMode.BICUBIC)),
+        ("vit_jax", 384, Resize((384, 384), InterpolationMode.BILINEAR)),
+    ],
+)
+def test_original_weights_get_the_pixels_of_their_own_evaluation(photos, family, image_size, resize):
+    colours = HALF if family == "vit_jax" else IMAGENET
+    steps = [resize, CenterCrop(image_size), ToTensor(), Normalize(colours["image_mean"], colours["image_std"])]
+    processor = BACKENDS["pil"](**original_image_processor_options(family, image_size))
+    assert_same_pixels(processor, photos, [Compose(steps)(photo) for photo in photos])
+
+
+OPEN_CLIP = {
+    "nothing said": ({}, Resize(64, InterpolationMode.BICUBIC), OPENAI),
+    "siglip": (
+        {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"},
+        Resize((64, 64), InterpolationMode.BILINEAR),
+        HALF,
+    ),
+    "shortest": (
+        {"mean": None, "std": IMAGENET["image_std"], "interpolation": "random", "resize_mode": "shortest"},
+        Resize(64, InterpolationMode.BICUBIC),
+        {**OPENAI, "image_std": IMAGENET["image_std"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPEN_CLIP)
+def test_open_clip_file_gives_the_pixels_of_its_transform(photos, name):
+    file, resize, colours = OPEN_CLIP[name]
+    steps = [resize, CenterCrop(64), ToTensor(), Normalize(colours["image_mean"], colours["image_std"])]
+    processor = BACKENDS["pil"](**open_clip_image_processor_options(file, 64))
+    assert_same_pixels(processor, photos, [Compose(steps)(photo) for photo in photos])
+
+
+def test_open_clip_file_that_cannot_be_honoured_is_refused_by_name():
+    with pytest.raises(ValueError, match="resize_mode='longest' has no counterpart"):
+        open_clip_image_processor_options({"resize_mode": "longest"}, 64)
+
+
+def test_open_clip_weights_are_processed_as_the_file_beside_them_says(tmp_path):
+    weights = openai(drawn("vit_base_patch32_clip_224", num_classes=0).float().state_dict())
+    torch.save(weights, tmp_path / "open_clip_pytorch_model.bin")
+    vision = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8}
+    for preprocess, mean, size in (
+        ({"preprocess_cfg": {"mean": [0.5] * 3, "resize_mode": "squash"}}, 0.5, {"height": 32, "width": 32}),
+        ({}, OPENAI["image_mean"][0], {"shortest_edge": 32}),
+    ):
+        file = {"model_cfg": {"vision_cfg": vision}, **preprocess}
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(file))
+        processor = load_image_processor(tmp_path / "open_clip_pytorch_model.bin")
+        assert (processor.image_mean[0], processor.size) == (mean, size)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, (36, Resampling.BICUBIC, 0.485)),
+        ({"pretrained_cfg": None}, (36, Resampling.BICUBIC, 0.485)),
+        ({"interpolation": "bilinear", "crop_pct": 1.0, "mean": [0.5] * 3}, (32, Resampling.BILINEAR, 0.5)),
+    ],
+    ids=["nothing", "null", "beside the architecture"],
+)
+def test_timm_folder_without_options_gets_those_of_timm(tmp_path, caplog, said, expected):
+    save_file(drawn("vit_base_patch16_224").state_dict(), tmp_path / "model.safetensors")
+    config = {"architecture": "vit_base_patch16_224", "model_args": {"img_size": 32, "num_heads": 2}, **said}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with caplog.at_level("WARNING", "hf_vit"):
+        processor = load_image_processor(tmp_path)
+    assert "does not say how its images are processed" in caplog.text
+    assert (processor.size["shortest_edge"], processor.resample, processor.image_mean[0]) == expected
+    assert processor.crop_size == {"height": 32, "width": 32}
+
+
+def test_lone_file_is_understood_by_what_is_given(tmp_path):
+    file = tmp_path / "vit.safetensors"
+    save_file(drawn("vit_small_patch16_rope_224").state_dict(), file)
+    processor = load_image_processor(file, 64, given={"architecture": "vit_small_patch16_rope_224"})
+    assert (processor.crop_size, processor.image_mean[0]) == ({"height": 64, "width": 64}, 0.485)
+
+
+def test_lone_file_of_grey_images_gets_one_channel(tmp_path):
+    torch.save(drawn("vit_base_patch16_224", in_chans=1).state_dict(), tmp_path / "vit.pth")
+    assert load_image_processor(tmp_path / "vit.pth").num_channels == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ({"size": {"height": 384, "width": 384}}, {"size": {"height": 378, "width": 378}}),
+        ({"size": {"height": 28, "width": 384}}, {"size": {"height": 28, "width": 378}}),
+        ({"size": {"height": 8, "width": 14}}, {"size": {"height": 14, "width": 14}}),
+        (
+            {"size": {"shortest_edge": 438}, "do_center_crop": True, "crop_size": {"height": 384, "width": 384}},
+            {"size": {"shortest_edge": 431}, "crop_size": {"height": 378, "width": 378}},
+        ),
+        ({"size": {"shortest_edge": 384}}, {"size": {"shortest_edge": 384}}),
+    ],
+)
+def test_images_get_whole_patches_where_the_patch_is_known(tmp_path, caplog, file, expected):
+    file = {"image_processor_type": "BitImageProcessor", "do_center_crop": False, **file}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(file))
+    with caplog.at_level("WARNING", "hf_vit"):
+        processor = load_image_processor(tmp_path, patch_size=14)
+    assert {name: processor.to_dict()[name] for name in expected} == expected
+    assert ("make no whole number of patches of 14" in caplog.text) == (file["size"] != expected["size"])
+    assert load_image_processor(tmp_path).size == file["size"]
+
+
+def test_originals_are_those_of_the_families():
+    assert ORIGINALS.keys() == {family.images for family in FAMILIES if family.images}
+
+
+def test_original_weights_of_an_unknown_family_are_refused():
+    with pytest.raises(ValueError, match=r"'sam'\. Known are: dinov2, vit_jax, clip"):
+        original_image_processor_options("sam")
+
+
+@pytest.mark.parametrize(
+    ("options", "image_size", "expected"),
+    [
+        ({"size": {"height": 224, "width": 224}}, 384, {"size": {"height": 384, "width": 384}}),
+        ({"size": {"height": 224, "width": 224}}, (192, 256), {"size": {"height": 192, "width": 256}}),
+        (
+            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
+            384,
+            {"size": {"shortest_edge": 439}, "crop_size": {"height": 384, "width": 384}},
+        ),
+        (
+            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
+            (112, 448),
+            {"size": {"shortest_edge": 512}, "crop_size": {"height": 112, "width": 448}},
+        ),
+        (
+            {
+                "size": {"height": 256, "width": 256},
+                "do_center_crop": True,
+                "crop_size": {"height": 224, "width": 224},
+            },
+            (112, 448),
+            {"size": {"height": 128, "width": 512}, "crop_size": {"height": 112, "width": 448}},
+        ),
+    ],
+)
+def test_another_image_size_keeps_the_share_that_is_cropped(options, image_size, expected):
+    resized = resize_image_processor({**options, **IMAGENET}, image_size)
+    assert resized == {**options, **IMAGENET, **expected}
+    pixels = BACKENDS["torchvision"](**resized)(Image.new("RGB", (640, 480)), return_tensors="pt").pixel_values
+    assert pixels.shape[-2:] == ((image_size, image_size) if isinstance(image_size, int) else image_size)
+
+
+def test_another_number_of_channels_takes_the_mean_or_repeats():
+    options = image_processor_options(PUBLISHED["facebook/dinov2-base"], model_type="dinov2")
+    grey, five = (resize_image_processor(options, num_channels=number) for number in (1, 5))
+    assert (grey["image_mean"], grey["image_std"]) == ([pytest.approx(0.449)], [pytest.approx(0.226)])
+    assert five["image_mean"] == [0.485, 0.456, 0.406, 0.485, 0.456]
+    assert resize_image_processor(options, num_channels=3) == options
+    pixels = BACKENDS["pil"](**grey)(Image.new("RGB", (300, 300)), return_tensors="pt").pixel_values
+    assert pixels.shape == (1, 1, 224, 224)
+    assert resize_image_processor({**HALF, "image_mean": 0.5}, num_channels=1)["image_mean"] == 0.5
+
+
+def test_size_that_follows_the_image_becomes_exact():
+    resized = resize_image_processor({"size": {"longest_edge": 512}, **HALF}, 384)
+    assert resized["size"] == {"height": 384, "width": 384}

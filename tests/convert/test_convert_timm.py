@@ -1,0 +1,284 @@
+"""Checkpoints of timm: every plain architecture by name, and equal outputs at small size."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import save_for_hf
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
+from hf_vit.convert.families.meta import ALWAYS_THERE, META_FILE, NEEDS_NAME
+from hf_vit.convert.families.timm_architectures import COLUMNS_FIRST, REFUSED
+from hf_vit.convert.families.timm_vit import TIMM
+from hf_vit.convert.loading import convert_checkpoint
+from hf_vit.convert.source import Source
+from hf_vit.model.configuration_hf_vit import to_pair
+
+from ..helpers.fresh import run_with_package
+from ..helpers.references import draw_weights
+from ..helpers.timm_models import SMALL, assert_equals_timm
+
+
+NAMES = ("vit_*", "deit*", "flexivit_*", "test_vit*", "eva_large_*")
+ARCHITECTURES = sorted({name for pattern in NAMES for name in timm.list_models(pattern)})
+
+
+def published_config(model: nn.Module) -> dict[str, Any]:
+    """What timm writes into config.json for a published model."""
+    published = {"input_size": model.pretrained_cfg["input_size"]}
+    return {
+        "architecture": model.pretrained_cfg["architecture"],
+        "num_classes": model.num_classes,
+        "global_pool": model.global_pool,
+        "pretrained_cfg": published,
+    }
+
+
+class Shapes:
+    """Tensors without content, in place of files of up to 27 GB."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.files = (Path("model.safetensors"),)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+    def file_of(self, name: str) -> Path:
+        return self.files[0]
+
+    def read(self, name: str) -> Tensor:
+        return torch.empty(self.shapes[name], device="meta")
+
+    def read_to_change(self, names: tuple[str, ...]) -> list[Tensor]:
+        return [self.read(name) for name in names]
+
+    def release(self) -> None:
+        """Nothing was mapped."""
+
+
+def refusal(architecture: str) -> str | None:
+    """Why an architecture is refused, if its name is among those that are."""
+    return next((reason for pattern, reason in REFUSED.items() if re.fullmatch(pattern, architecture)), None)
+
+
+CONVERTED = [name for name in ARCHITECTURES if refusal(name) is None]
+
+
+def test_no_architecture_is_left_out() -> None:
+    # Of timm 1.0.31. A new one fails here until it is sorted.
+    assert (len(CONVERTED), len(ARCHITECTURES) - len(CONVERTED)) == (171, 69)
+
+
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(CONVERTED)))
+def test_what_is_no_plain_vit_is_refused(architecture: str) -> None:
+    reason = re.escape(refusal(architecture) or "")
+    with pytest.raises(ValueError, match=f"'{architecture}' is no plain ViT: {reason}"):
+        TIMM.configure({"architecture": architecture}, {})
+
+
+@pytest.mark.parametrize("architecture", CONVERTED)
+def test_architecture_is_the_same(architecture: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(architecture, depth=2)
+    source = Source(architecture, published_config(theirs), Shapes(theirs))  # type: ignore[arg-type]
+    converted = convert_checkpoint(source)
+    config = converted.config
+    assert converted.model_class is (HfViTForImageClassification if theirs.num_classes else HfViTModel)
+    assert_same_blocks(config, theirs)
+    assert_same_tokens(config, theirs)
+    assert_same_rotation(config, theirs, architecture)
+
+
+def assert_same_blocks(config: HfViTConfig, theirs: nn.Module) -> None:
+    block = theirs.blocks[0]
+    assert config.num_attention_heads == block.attn.num_heads
+    values = torch.linspace(-4, 4, 100)
+    mlps = [block.mlp, *([theirs.attn_pool.mlp] if theirs.attn_pool is not None else [])]
+    for mlp in mlps:
+        assert torch.equal(ACT2FN[config.hidden_act](values), mlp.act(values))
+    norms = [module for module in theirs.modules() if isinstance(module, timm.layers.LayerNorm | timm.layers.RmsNorm)]
+    assert {norm.eps for norm in norms} == {config.layer_norm_eps}
+    kind = timm.layers.LayerNorm if config.norm_type == "layernorm" else timm.layers.RmsNorm
+    assert {type(norm) for norm in norms} == {kind}
+    assert type(block) in (timm.models.vision_transformer.Block, timm.models.eva.EvaBlock)
+
+
+def assert_same_tokens(config: HfViTConfig, theirs: nn.Module) -> None:
+    assert config.grid_size == theirs.patch_embed.grid_size
+    assert to_pair(config.patch_size) == theirs.patch_embed.patch_size
+    assert config.num_prefix_tokens == theirs.num_prefix_tokens
+    assert ("learned" in config.position_embedding_type) == (theirs.pos_embed is not None)
+    assert {"cls": "token", "mean": "avg", "attention": "map"}[config.pooling] == theirs.global_pool
+    assert config.norm_after_pooling == (not isinstance(theirs.fc_norm, nn.Identity))
+
+
+def assert_same_rotation(config: HfViTConfig, theirs: nn.Module, architecture: str) -> None:
+    rope = getattr(theirs, "rope", None)
+    assert ("rotary" in config.position_embedding_type) == (rope is not None)
+    if rope is None:
+        return
+    assert config.rope_theta == rope.temperature
+    assert rope.grid_offset == 0
+    if config.rope_coordinates == "centered":
+        assert rope.rotate_half
+        assert (rope.normalize_coords, rope.grid_indexing) == ("separate", "ij")
+    else:
+        assert not rope.rotate_half
+        assert (rope.grid_indexing == "xy") == (re.fullmatch(COLUMNS_FIRST, architecture) is not None)
+        assert (rope.ref_feat_shape is not None) == (config.rope_coordinates == "scaled_index")
+        assert rope.ref_feat_shape in (None, config.rotary_grid_size)
+
+
+# The heads of "test_vit" are 32 wide, which no file tells.
+@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"test_vit"}))
+def test_lone_file_is_opened_as_what_it_is_or_refused(architecture: str) -> None:
+    options = {} if architecture.endswith("sapiens2") else {"depth": 2}  # these refuse to be so short
+    with torch.device("meta"):
+        theirs = timm.create_model(architecture, **options)
+    names = theirs.state_dict().keys()
+    lone = Source(architecture, {}, Shapes(theirs))  # type: ignore[arg-type]
+    if names & {*NEEDS_NAME} or not names >= {*META_FILE.marks, *ALWAYS_THERE}:
+        with pytest.raises(ValueError, match=r"timm.*architecture="):
+            convert_checkpoint(lone)
+    elif architecture not in CONVERTED:
+        with pytest.raises(ValueError, match="do not fit"):
+            convert_checkpoint(lone)
+    else:
+        named = Source(architecture, published_config(theirs), Shapes(theirs))  # type: ignore[arg-type]
+        configs = [convert_checkpoint(source).config for source in (lone, named)]
+        for config in configs:
+            config.position_antialias = False  # the code of facebookresearch resamples in other ways
+        assert configs[0].to_dict() == configs[1].to_dict()
+
+
+# Every kind of model: an architecture, and arguments beside `SMALL`.
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("vit_base_patch16_224", {}),
+    "without head": ("vit_base_patch16_224", {"num_classes": 0}),
+    "not square": ("vit_base_patch16_224", {"img_size": (32, 48), "patch_size": (8, 16)}),
+    "mean": ("vit_medium_patch16_gap_256", {}),
+    "norm after pooling": ("vit_base_patch16_224", {"global_pool": "avg"}),
+    "registers": ("vit_medium_patch16_reg4_gap_256", {}),
+    "registers with positions": ("vit_so150m2_patch16_reg1_gap_256", {}),
+    "class token and registers with positions": ("vit_base_patch16_224", {"reg_tokens": 2}),
+    "query and key norm": ("vit_base_patch16_224", {"qk_norm": True}),
+    "root mean square norm": ("test_vit4", {}),
+    "CLIP": ("vit_base_patch32_clip_224", {}),
+    "CLIP quick": ("vit_base_patch32_clip_quickgelu_224", {}),
+    "activation by argument": ("vit_base_patch16_224", {"act_layer": "quick_gelu"}),
+    "norm by argument": ("vit_base_patch32_clip_224", {"norm_layer": "layernorm"}),
+    "SigLIP": ("vit_base_patch16_siglip_224", {}),
+    "SigLIP 2": ("vit_so400m_patch16_siglip_256", {}),
+    "SigLIP mean": ("vit_base_patch16_siglip_gap_224", {}),
+    "registers that are not pooled": ("vit_so150m_patch16_reg4_map_256", {}),
+    "DeiT III": ("deit3_small_patch16_224", {}),
+    "distilled": ("deit_tiny_distilled_patch16_224", {}),
+    "DINOv2": ("vit_small_patch14_dinov2", {}),
+    "DINOv2 giant": ("vit_giant_patch14_reg4_dinov2", {}),
+    "DINOv3": ("vit_small_patch16_dinov3", {}),
+    "DINOv3 with biases": ("vit_small_patch16_dinov3_qkvb", {}),
+    "DINOv3 gated": ("vit_small_plus_patch16_dinov3_qkvb", {}),
+    "rotary scaled": ("vit_medium_patch16_rope_reg1_gap_256", {}),
+    "rotary without biases": ("vit_mediumd_patch16_rope_reg1_gap_256", {}),
+    "rotary": ("vit_small_patch16_rope_224", {}),
+    "rotary and learned": ("vit_small_patch16_rope_ape_224", {}),
+}
+
+
+def small_model(kind: str, **options: Any) -> nn.Module:
+    architecture, more = KINDS[kind]
+    model = timm.create_model(architecture, **{**SMALL, **more, **options}).eval()
+    draw_weights(model)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_timm(kind: str, tmp_path: Path) -> None:
+    theirs = small_model(kind).double()
+    save_for_hf(theirs, tmp_path, safe_serialization=True)
+    model_class = HfViTForImageClassification if theirs.num_classes else HfViTModel
+    assert_equals_timm(theirs, lambda dtype: model_class.from_pretrained(tmp_path, dtype=dtype))
+
+
+def saved(folder: Path, **changes: Any) -> Path:
+    """A small plain model as timm saves it, with changes in its config.json."""
+    save_for_hf(small_model("plain"), folder, safe_serialization=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+def test_labels_carry_their_descriptions(tmp_path: Path) -> None:
+    names = ["n01", "n02", "n03", "n04", "n05"]
+    saved(tmp_path, label_names=names, label_descriptions={"n02": "goldfish"})
+    config = HfViTForImageClassification.from_pretrained(tmp_path).config
+    assert config.id2label == {0: "n01", 1: "goldfish", 2: "n03", 3: "n04", 4: "n05"}
+    assert config.label2id["goldfish"] == 1
+
+
+def test_pickled_weights_open_too(tmp_path: Path) -> None:
+    theirs = small_model("plain")
+    save_for_hf(theirs, tmp_path, safe_serialization=False)
+    assert_equals_timm(theirs, lambda dtype: HfViTForImageClassification.from_pretrained(tmp_path, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architecture": "vit_base_patch16_xyz_224"}, "'vit_base_patch16_xyz_224' is not known here"),
+        ({"architecture": "convnext_tiny"}, "'convnext_tiny' is not known here"),
+        ({"num_classes": 1000}, "num_classes=1000, but the classifier in the weights has 5"),
+        ({"model_args": {"depth": 3}}, "depth=3, but the weights hold 2 blocks"),
+        ({"model_args": {"global_pool": "max"}}, "global_pool='max'"),
+        ({"model_args": {"block_fn": "ResPostBlock"}}, "of which block_fn is not known here"),
+        ({"model_args": {"act_layer": "relu6"}}, "act_layer='relu6'"),
+        ({"model_args": {"embed_dim": 32}}, "Add num_heads to model_args"),
+    ],
+)
+def test_what_is_not_known_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        HfViTModel.from_pretrained(saved(tmp_path, **changes))
+
+
+def test_timm_is_not_needed(tmp_path: Path) -> None:
+    code = """
+        import sys
+        sys.modules["timm"] = None
+        from hf_vit import HfViTModel
+        print(HfViTModel.from_pretrained("published").config.num_attention_heads)
+    """
+    (tmp_path / "published").mkdir()
+    saved(tmp_path / "published")
+    assert run_with_package(code, tmp_path).stdout.strip() == "4"
+
+
+@pytest.mark.parametrize(
+    ("name", "today"),
+    [
+        ("vit_base_patch16_224.augreg_in21k", "vit_base_patch16_224"),
+        ("vit_huge_patch14_224_in21k", "vit_huge_patch14_224"),
+        ("vit_small_patch8_224_dino", "vit_small_patch8_224"),
+        ("vit_base_patch16_224_miil_in21k", "vit_base_patch16_224_miil"),
+        ("vit_huge_patch14_224_clip_laion2b", "vit_huge_patch14_clip_224"),
+    ],
+)
+def test_old_names_mean_what_they_mean_today(name: str, today: str) -> None:
+    with torch.device("meta"):
+        theirs = timm.create_model(today, depth=1)
+    shapes = {tensor: tuple(value.shape) for tensor, value in theirs.state_dict().items()}
+    config = published_config(theirs)
+    assert TIMM.configure({**config, "architecture": name}, shapes) == TIMM.configure(config, shapes)
+
+
+def test_attention_pooling_that_the_mean_replaces_is_left_out(tmp_path: Path) -> None:
+    theirs = small_model("SigLIP mean")
+    save_for_hf(theirs, tmp_path, safe_serialization=True)
+    pooled = small_model("SigLIP", num_classes=5).state_dict()
+    save_file(pooled, tmp_path / "model.safetensors")
+    theirs.load_state_dict({name: tensor for name, tensor in pooled.items() if not name.startswith("attn_pool.")})
+    assert_equals_timm(theirs, lambda dtype: HfViTForImageClassification.from_pretrained(tmp_path, dtype=dtype))

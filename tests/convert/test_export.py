@@ -1,0 +1,218 @@
+"""Export: other libraries open what we write and compute the same, and it comes back bit by bit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import transformers
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+from torch import Tensor
+
+from hf_vit import HfViTBackbone, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit.convert import LAYOUTS, export_checkpoint
+from hf_vit.model.pretrained import HfViTPreTrainedModel
+
+from ..helpers.models import pixels, small_config
+from ..helpers.references import draw_weights
+
+
+NAMES = {"id2label": dict(enumerate(["ant", "bee", "cat", "dog", "elk"]))}
+# For each layout, models that it can express.
+EXPRESSIBLE: dict[str, list[tuple[type[HfViTPreTrainedModel], dict[str, Any]]]] = {
+    "vit": [
+        (HfViTModel, {"use_pooler": True}),
+        (HfViTForImageClassification, {"layer_norm_eps": 1e-12, "hidden_act": "relu", "qkv_bias": False, **NAMES}),
+        (HfViTForImageClassification, {"num_channels": 1, "image_size": (16, 32)}),
+    ],
+    "deit": [(HfViTForImageClassification, {"use_distillation_token": True, **NAMES})],
+    "dinov2": [
+        (HfViTModel, {"layerscale_value": 0.3, "use_mask_token": True, "intermediate_size": 64}),
+        (HfViTForImageClassification, {"layerscale_value": 1.0, "pooling": "cls_mean", "intermediate_size": 64}),
+    ],
+    "dinov2_with_registers": [
+        (
+            HfViTModel,
+            {
+                "layerscale_value": 1.0,
+                "use_mask_token": True,
+                "num_register_tokens": 3,
+                "position_antialias": True,
+                "use_gated_mlp": True,
+                "hidden_act": "silu",
+                "intermediate_size": 88,  # two thirds of 4 * 32, rounded up to a multiple of 8
+            },
+        )
+    ],
+    "timm": [
+        (HfViTForImageClassification, {"position_antialias": True, **NAMES}),
+        (HfViTForImageClassification, {"pooling": "mean", "norm_after_pooling": True, "num_channels": 1}),
+        (HfViTForImageClassification, {"pooling": "mean", "use_cls_token": False, "use_qk_norm": True}),
+        (HfViTForImageClassification, {"use_distillation_token": True}),
+        (HfViTForImageClassification, {"pooling": "attention", "hidden_act": "quick_gelu"}),
+        (HfViTModel, {"num_register_tokens": 2, "prefix_has_position": False, "layerscale_value": 0.5}),
+        (HfViTForImageClassification, {"num_register_tokens": 4}),
+        (HfViTModel, {"num_register_tokens": 4, "pooling": "attention", "image_size": (16, 32)}),
+        (
+            HfViTForImageClassification,
+            {"num_register_tokens": 3, "use_cls_token": False, "pooling": "mean", "image_size": (16, 32)},
+        ),
+        (HfViTModel, {"norm_type": "rmsnorm", "qkv_bias": False, "proj_bias": False, "mlp_bias": False}),
+    ],
+}
+CASES = [(layout, *case) for layout, cases in EXPRESSIBLE.items() for case in cases]
+
+
+def build(model_class: type[HfViTPreTrainedModel], **options: Any) -> HfViTPreTrainedModel:
+    model = model_class(small_config(**options)).eval()
+    draw_weights(model)
+    return model
+
+
+def run_theirs(layout: str, folder: Path, images: Tensor) -> dict[str, Tensor]:
+    """Opens a folder with the library it is written for; nothing may be missing or left over."""
+    if layout == "timm":
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        name = "logits" if model.num_classes else "pooler_output"
+        return {name: model(images)}
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    outputs = model.eval()(images)
+    names = ("logits", "cls_logits", "distillation_logits", "last_hidden_state")
+    return {name: outputs[name] for name in names if name in outputs}
+
+
+@pytest.mark.parametrize(("layout", "model_class", "options"), CASES, ids=[f"{c[0]}-{i}" for i, c in enumerate(CASES)])
+def test_opens_elsewhere_with_the_same_outputs_and_comes_back(
+    layout: str, model_class: type[HfViTPreTrainedModel], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model, folder = build(model_class, **options), tmp_path / "exported"
+    export_checkpoint(model, folder, layout)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.json", "exported", "model.safetensors"]
+    images = pixels(model.config)
+    with torch.no_grad():
+        expected, actual = model(images), run_theirs(layout, folder, images)
+    assert actual
+    for name, value in actual.items():
+        assert value.std() > 0.1
+        torch.testing.assert_close(value, expected[name], atol=1e-5 * float(value.abs().max()), rtol=0)
+    back = model_class.from_pretrained(folder)
+    state = back.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    if "id2label" in options:
+        assert back.config.id2label == options["id2label"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "reason"),
+    [
+        ("vit", {"num_register_tokens": 2}, "no place for embeddings.register_tokens"),
+        ("vit", {"pooling": "mean"}, "cannot express pooling='mean'"),
+        ("vit", {"position_embedding_type": "sincos2d"}, "position_embedding_type='sincos2d' \\(there 'learned'\\)"),
+        ("vit", {"key_bias": False}, "no place for .*query_bias"),
+        ("deit", {}, "cannot express use_distillation_token=False|no place"),
+        (
+            "dinov2",
+            {"layerscale_value": None, "intermediate_size": 64, "pooling": "cls_mean"},
+            r"cannot express layerscale_value=None \(there 1.0\)",
+        ),
+        ("dinov2", {"image_size": (16, 32)}, r"fail with image_size=\(16, 32\), .*load the model with image_size=32"),
+        ("dinov2_with_registers", {"patch_size": (8, 16)}, r"fail with patch_size=\(8, 16\)"),
+        ("dinov2", {"layerscale_value": 1.0}, "cannot express intermediate_size=48"),
+        ("timm", {"layer_norm_eps": 1e-12}, "cannot express layer_norm_eps"),
+        ("timm", {"use_pre_layernorm": True}, "cannot express use_pre_layernorm=True"),
+        ("timm", {"position_embedding_type": "rotary"}, "cannot express position_embedding_type='rotary'"),
+        ("timm", {"position_embedding_type": "none"}, "cannot express position_embedding_type='none'"),
+        ("timm", {"key_bias": False}, "cannot express key_bias=False"),
+        ("timm", {"mlp_bias": False}, "cannot express"),
+        ("timm", {"pooling": "cls_mean"}, "cls_mean"),
+        (
+            "timm",
+            {"use_distillation_token": True, "num_register_tokens": 2},
+            "cannot express num_register_tokens=2 with use_distillation_token=True",
+        ),
+        ("timm", {"use_distillation_token": True, "pooling": "mean"}, "cannot express pooling='mean' with use_dist"),
+        ("timm", {"use_distillation_token": True, "prefix_has_position": False}, "cannot express prefix_has_position"),
+        ("timm", {"hidden_act": "relu"}, "cannot express hidden_act='relu'"),
+        ("swin", {}, "no layout 'swin'.* vit, deit"),
+    ],
+)
+def test_what_a_layout_cannot_express_is_refused(
+    layout: str, options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        export_checkpoint(build(HfViTForImageClassification, **options), tmp_path / "exported", layout)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_distilled_model_without_classifiers_is_refused_where_timm_takes_the_mean_of_both_tokens(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ValueError, match=r"mean of both tokens.*Export an HfViTForImageClassification"):
+        export_checkpoint(build(HfViTModel, use_distillation_token=True), tmp_path / "exported", "timm")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layout", ["vit", "deit", "timm"])
+def test_a_mask_token_is_left_out_where_there_is_no_place_for_it(
+    layout: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**EXPRESSIBLE[layout][-1][1], "use_distillation_token": layout == "deit"}
+    model, folder = build(HfViTForImageClassification, use_mask_token=True, **options), tmp_path / "exported"
+    with caplog.at_level("WARNING", "hf_vit"):
+        export_checkpoint(model, folder, layout)
+    assert "has no mask token: it is left out" in caplog.text
+    images = pixels(model.config)
+    with torch.no_grad():
+        logits = run_theirs(layout, folder, images)["logits"]
+        torch.testing.assert_close(logits, model(images).logits, atol=1e-5 * float(logits.abs().max()), rtol=0)
+    assert not HfViTForImageClassification.from_pretrained(folder).config.use_mask_token
+
+
+def test_a_backbone_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"HfViTBackbone has no counterpart.*base_model"):
+        export_checkpoint(build(HfViTBackbone), tmp_path / "exported", "vit")
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        export_checkpoint(build(HfViTModel), tmp_path, "vit")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+PROCESSORS = [
+    {"size": {"height": 32, "width": 32}},
+    {"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32, "resample": 3, "image_mean": 0.4},
+]
+
+
+@pytest.mark.parametrize("options", PROCESSORS, ids=["exact", "crop"])
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_image_processor_goes_along(layout: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model_class, config = EXPRESSIBLE[layout][0]
+    processor, folder = HfViTImageProcessor(**options), tmp_path / "exported"
+    export_checkpoint(build(model_class, **config), folder, layout, processor)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 48, 3), np.uint8)).resize((90, 72))
+    if layout == "timm":
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        theirs = create_transform(**resolve_model_data_config(model), is_training=False)(photo)[None]
+    else:
+        theirs = transformers.AutoImageProcessor.from_pretrained(folder)(photo, return_tensors="pt").pixel_values
+    ours = processor(photo, return_tensors="pt").pixel_values
+    assert float((ours - theirs).abs().max()) <= 2.01 / 255 / min(processor.image_std)
+    again = HfViTImageProcessor.from_pretrained(folder)(photo, return_tensors="pt").pixel_values
+    assert torch.equal(again, ours)
+
+
+def test_image_processing_that_a_layout_cannot_do_is_refused(tmp_path: Path) -> None:
+    processor = HfViTImageProcessor(do_pad=True, ensure_multiple_of=8, size={"longest_edge": 64})
+    with pytest.raises(ValueError, match=r"image processor does not fit the layout 'vit'.*do_pad"):
+        export_checkpoint(build(HfViTModel), tmp_path / "exported", "vit", processor)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,190 @@
+"""Images that cannot be read are found, and held-out images chosen, before a training starts."""
+
+from collections import Counter
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value, concatenate_datasets
+from PIL import Image as PILImage
+
+from hf_vit.data import hold_out, load_image_classification, unreadable_images, without_unreadable
+from hf_vit.model.image_inputs import read_image
+
+from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_pictures
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Dataset:
+    """Six images in two classes, of which a/1.jpg is cut off, b/1.jpg is a text and b/2.jpg is empty."""
+    write_pictures(tmp_path, *(f"{label}/{number}.jpg" for label in "ab" for number in range(3)))
+    # Large enough to be decoded in part
+    picture(0, (200, 200)).save(tmp_path / "a" / "1.jpg")
+    truncate(tmp_path / "a" / "1.jpg", 0.9)
+    (tmp_path / "b" / "1.jpg").write_text("<html>not found</html>")
+    (tmp_path / "b" / "2.jpg").write_bytes(b"")
+    return load_image_classification(str(tmp_path))["train"]
+
+
+def test_images_are_decoded_to_their_last_byte(damaged, tmp_path):
+    PILImage.open(tmp_path / "a" / "1.jpg").verify()  # which sees nothing wrong
+    unreadable = unreadable_images(damaged)
+    assert list(unreadable) == [1, 4, 5]
+    assert unreadable[1].startswith(f"{tmp_path}/a/1.jpg: it cannot be decoded: image file is truncated")
+    assert unreadable[4].startswith(f"{tmp_path}/b/1.jpg: it is not an image that PIL can read")
+    assert unreadable[5].startswith(f"{tmp_path}/b/2.jpg: it is not an image")
+    assert "BytesIO" not in "".join(unreadable.values())
+
+
+def test_threads_change_nothing(damaged):
+    many = concatenate_datasets([damaged] * 30)
+    expected = [6 * repeat + index for repeat in range(30) for index in (1, 4, 5)]
+    for num_threads in (1, 8):
+        assert list(unreadable_images(many, num_threads)) == expected
+
+
+def named(images: list, files: list[str] | None = None) -> Dataset:
+    """A dataset of encoded images or paths, and what they are called."""
+    files = files or [f"image {number} of train" for number in range(len(images))]
+    return Dataset.from_dict({"image": images, "file": files}, Features({"image": Image(), "file": Value("string")}))
+
+
+def test_images_that_are_no_files_are_named_too():
+    content = [encoded(picture(number)) for number in range(3)]
+    content[1] = content[1][:-30]
+    unreadable = unreadable_images(named([*content, None]))
+    assert list(unreadable) == [1, 3]
+    assert unreadable[1].startswith("image 1 of train: it cannot be decoded")
+    assert unreadable[3] == "image 3 of train: there is no image"
+
+
+def test_a_file_that_is_gone_is_unreadable(damaged, tmp_path):
+    (tmp_path / "a" / "0.jpg").unlink()
+    assert "No such file" in unreadable_images(damaged)[0]
+
+
+def test_images_too_large_to_be_safe_are_unreadable(monkeypatch):
+    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 20)
+    assert "too large" in unreadable_images(named([encoded(picture(0))]))[0]
+
+
+def odd_images() -> dict[str, bytes]:
+    """Encoded images of all sorts that decoders disagree about."""
+    colour, grey = picture(0, (12, 8)), picture(1, (12, 8)).convert("L")
+    alpha = colour.copy()
+    alpha.putalpha(grey)
+    turned = PILImage.Exif()
+    turned[0x0112] = 6
+    animated = BytesIO()
+    colour.quantize(8).save(animated, "GIF", save_all=True, append_images=[grey.quantize(8)])
+    exif = BytesIO()
+    colour.save(exif, "JPEG", exif=turned)
+    deep = PILImage.fromarray(np.linspace(0, 65535, 96).reshape(8, 12).astype(np.uint16))
+    return {
+        "16 bits": encoded(deep),
+        "alpha": encoded(alpha),
+        "CMYK": encoded(colour.convert("CMYK"), "JPEG"),
+        "palette": encoded(colour.quantize(8)),
+        "1 bit": encoded(grey.convert("1")),
+        "animated": animated.getvalue(),
+        "turned": exif.getvalue(),
+    }
+
+
+def test_a_column_of_images_gives_what_our_reader_gives(tmp_path):
+    # Otherwise a model would be trained on other pixels than it is later used on.
+    kinds = odd_images()
+    for name, content in kinds.items():
+        (tmp_path / name).write_bytes(content)
+    for images in ([str(tmp_path / name) for name in kinds], list(kinds.values())):
+        split = named(images)
+        assert unreadable_images(split) == {}
+        for name, image in zip(kinds, split["image"], strict=True):
+            for num_channels in (1, 3):
+                expected = read_image(tmp_path / name, num_channels=num_channels)
+                assert read_image(image, num_channels=num_channels).equal(expected), name
+    assert split["image"][list(kinds).index("turned")].size == (8, 12)
+
+
+def test_unreadable_images_of_all_splits_are_listed_unless_they_may_be_skipped(damaged, tmp_path, caplog):
+    splits = DatasetDict({"train": damaged, "test": damaged.select(range(2))})
+    unreadable = {"train": {1: "a/1.jpg: truncated", 4: "b/1.jpg: no image"}, "test": {0: "a/0.jpg: truncated"}}
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)^3 of 8 images cannot be read:\n.*a/1.jpg: trunc.*b/1.jpg: no.*a/0.jpg: .* with skip_unreadable\.",
+    ):
+        without_unreadable(splits, unreadable, skip_unreadable=False)
+    assert not caplog.records
+    kept = without_unreadable(splits, unreadable, skip_unreadable=True)
+    assert [Path(file).name for file in kept["train"]["file"]] == ["0.jpg", "2.jpg", "0.jpg", "2.jpg"]
+    assert kept["test"]["file"][:] == [f"{tmp_path}/a/1.jpg"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "Left out: 3 of 8 images cannot be read" in caplog.text
+
+
+def test_only_the_first_unreadable_images_are_listed():
+    splits = DatasetDict({"train": dataset_of([0, 1] * 100, ["a", "b"])})
+    unreadable = {"train": {index: f"image {index} of train: truncated" for index in range(110)}}
+    with pytest.raises(ValueError, match=r"(?s)^110 of 200 .*image 99 of train: truncated\n  and 10 more\n"):
+        without_unreadable(splits, unreadable, skip_unreadable=False)
+
+
+def test_readable_images_are_left_as_they_are():
+    splits = DatasetDict({"train": dataset_of([0, 1], ["a", "b"])})
+    assert without_unreadable(splits, {"train": {}}, skip_unreadable=False) is splits
+
+
+def test_no_class_of_train_and_no_split_is_skipped_as_a_whole():
+    split = dataset_of([0, 1, 1], ["a", "b", "never"])
+    splits = DatasetDict({"train": split, "test": split})
+    for train, test, message in (
+        ([1, 2], [], r"no image would be left to train b on\. Repair"),
+        ([], [0, 1, 2], r"no image would be left for 'test'\. Repair"),
+    ):
+        unreadable = {"train": dict.fromkeys(train, "truncated"), "test": dict.fromkeys(test, "truncated")}
+        with pytest.raises(ValueError, match=message):
+            without_unreadable(splits, unreadable, skip_unreadable=True)
+    kept = without_unreadable(splits, {"train": {}, "test": {0: "truncated"}}, skip_unreadable=True)
+    assert kept["test"]["label"][:] == [1, 1]
+
+
+def labelled(*counts: int) -> Dataset:
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    return Dataset.from_dict(
+        {"label": labels}, Features({"label": ClassLabel(names=[f"class {index}" for index in range(len(counts))])})
+    )
+
+
+def test_another_seed_holds_out_other_images():
+    train = labelled(50, 50).add_column("number", list(range(100)))
+    held_out = [hold_out(train, 0.2, seed)["test"]["number"][:] for seed in (0, 0, 1)]
+    assert held_out[0] == held_out[1] != held_out[2]
+    assert Counter(hold_out(train, 0.2, seed=1)["test"]["label"]) == {0: 10, 1: 10}
+
+
+def test_classes_without_an_image_do_not_matter_to_holding_out():
+    assert len(hold_out(labelled(10, 0, 10))["test"]) == 2
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 5])
+def test_a_share_must_be_a_share(fraction):
+    with pytest.raises(ValueError, match=f"train_val_split={fraction} of the images cannot be held out"):
+        hold_out(labelled(10, 10), fraction)
+
+
+@pytest.mark.parametrize(
+    ("counts", "fraction", "message"),
+    [
+        ((10, 1, 5, 1), 0.5, "classes have a single image, .*: class 1, class 3"),
+        (
+            (5, 5, 5),
+            0.1,
+            "Of 15 images, train_val_split=0.1 holds out 2, but each of the 3 classes needs one on both sides",
+        ),
+        ((5, 5, 5), 0.9, "Of 15 images, train_val_split=0.9 holds out 14, but each of the 3 classes"),
+    ],
+)
+def test_classes_too_small_to_be_split_are_refused(counts, fraction, message):
+    with pytest.raises(ValueError, match=message):
+        hold_out(labelled(*counts), fraction)

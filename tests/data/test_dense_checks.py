@@ -1,0 +1,117 @@
+"""Images and targets that cannot be trained on are found before a training starts."""
+
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from datasets import DatasetDict, concatenate_datasets
+
+from hf_vit.data import (
+    TargetData,
+    TargetDataset,
+    check_dense,
+    load_depth_estimation,
+    load_semantic_segmentation,
+    load_universal_segmentation,
+    without_unreadable,
+)
+
+from ..helpers.datasets import (
+    SHAPE,
+    picture,
+    truncate,
+    write_depth_folders,
+    write_image,
+    write_instances,
+    write_mask_folders,
+    write_panoptic,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def masks(tmp_path: Path) -> TargetData:
+    return load_semantic_segmentation(str(write_mask_folders(tmp_path / "masks")))
+
+
+def faults(data: TargetData, split: str = "train") -> dict[int, str]:
+    return check_dense(data.examples(split), show_progress=False)
+
+
+def test_good_data_have_no_faults(masks: TargetData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_panoptic(tmp_path / "panoptic")
+    write_instances(tmp_path / "instances", {"category_id": 3, "segmentation": [[1, 1, 5, 1, 5, 4]]})
+    assert faults(masks) == faults(masks, "validation") == {}
+    assert faults(load_depth_estimation(str(write_depth_folders(tmp_path / "depth")))) == {}
+    assert faults(load_universal_segmentation(str(tmp_path / "panoptic")), "validation") == {}
+    assert faults(load_universal_segmentation(str(tmp_path / "instances"))) == {}
+    assert not caplog.records
+
+
+def test_every_fault_is_found_with_its_file_and_reason(masks: TargetData, tmp_path: Path) -> None:
+    folder = tmp_path / "masks" / "train"
+    picture(0, (200, 200)).save(folder / "images" / "0.jpg")
+    truncate(folder / "images" / "0.jpg", 0.9)
+    write_image(folder / "masks" / "1.png", np.full(SHAPE, 3, np.uint8))
+    write_image(folder / "masks" / "2.png", np.zeros((5, 9), np.uint8))
+    (folder / "masks" / "3.png").unlink()
+    found = faults(masks)
+    assert list(found) == [0, 1, 2, 3]
+    assert found[0].startswith(f"{folder}/images/0.jpg cannot be decoded: image file is truncated")
+    assert found[1].startswith(f"mask of {folder}/images/1.jpg has the labels 3, which are outside the class list")
+    assert found[2] == (
+        f"{folder}/images/2.jpg has 6 x 8 pixels, but its segmentation map 5 x 9. They must be of one size."
+    )
+    assert "No such file" in found[3]
+    assert f"{folder}/masks/3.png" in found[3]
+
+
+def test_shards_and_threads_change_nothing(masks: TargetData, tmp_path: Path) -> None:
+    write_image(tmp_path / "masks" / "train" / "masks" / "1.png", np.full(SHAPE, 3, np.uint8))
+    many = concatenate_datasets([masks.splits["train"]] * 40)
+    whole = [check_dense(TargetDataset(many, masks.read_target), num_threads=threads) for threads in (1, 8)]
+    assert list(whole[0]) == list(whole[1]) == [4 * repeat + 1 for repeat in range(40)]
+    shards = [many.shard(3, rank, contiguous=False) for rank in range(3)]
+    found = [check_dense(TargetDataset(shard, masks.read_target)) for shard in shards]
+    merged = {rank + 3 * index: reason for rank, reasons in enumerate(found) for index, reason in reasons.items()}
+    assert dict(sorted(merged.items())) == whole[0]
+
+
+def test_masks_of_an_image_of_another_size_are_named(tmp_path: Path) -> None:
+    write_instances(tmp_path, {"category_id": 3, "segmentation": {"size": [3, 4], "counts": [6, 6]}})
+    [reason] = faults(load_universal_segmentation(str(tmp_path))).values()
+    assert reason.startswith("annotation 0 of ")
+    assert reason.endswith("12.jpg has a mask of 3 x 4 pixels, but its JSON gives the image 6 x 8.")
+
+
+@pytest.mark.parametrize("counts", [[6, 12, 3], [6, 12, 31], [6, -12, 54], "6<", "abc"])
+def test_run_lengths_that_do_not_add_up_are_named(tmp_path: Path, counts: object) -> None:
+    write_instances(tmp_path, {"category_id": 3, "segmentation": {"size": list(SHAPE), "counts": counts}})
+    [reason] = faults(load_universal_segmentation(str(tmp_path))).values()
+    assert reason.startswith("annotation 0 of ")
+    assert "12.jpg has a mask that is damaged: " in reason
+
+
+def test_depth_without_a_valid_pixel_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_depth_folders(tmp_path)
+    write_image(folder / "train" / "depths" / "2.png", np.zeros(SHAPE, np.uint16))
+    write_image(folder / "train" / "depths" / "3.png", np.ones(SHAPE, np.uint8))
+    [reason] = faults(load_depth_estimation(str(folder))).values()
+    assert reason.startswith(f"depth map of {folder}/train/images/3.jpg has the mode L")
+    assert f"1 of 4 depth maps have no valid pixel, and nothing is learned from them:\n  {folder}" in caplog.text
+    assert "2.jpg" in caplog.text
+
+
+def test_what_is_wrong_is_listed_or_left_out(masks: TargetData, tmp_path: Path) -> None:
+    write_image(tmp_path / "masks" / "train" / "masks" / "1.png", np.full(SHAPE, 3, np.uint8))
+    found = {"train": faults(masks), "validation": {}}
+    with pytest.raises(ValueError, match=r"^1 of 6 images cannot be trained on:\n  mask of .*1\.jpg has the labels 3"):
+        without_unreadable(masks.splits, found, skip_unreadable=False, fault="cannot be trained on")
+    kept = without_unreadable(masks.splits, found, skip_unreadable=True, fault="cannot be trained on")
+    assert isinstance(kept, DatasetDict)
+    assert [Path(file).name for file in kept["train"]["file"]] == ["0.jpg", "2.jpg", "3.jpg"]

@@ -1,0 +1,397 @@
+"""Data sets for segmentation and depth from every kind of source, and what is said about bad ones."""
+
+import json
+import math
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict, Features, Image
+from PIL import Image as PILImage
+
+from hf_vit.data import (
+    TargetData,
+    hold_out,
+    load_depth_estimation,
+    load_semantic_segmentation,
+    load_universal_segmentation,
+)
+
+from ..helpers.datasets import (
+    SHAPE,
+    class_map,
+    depth_in_millimetres,
+    encoded,
+    picture,
+    write_coco,
+    write_depth_folders,
+    write_image,
+    write_instances,
+    write_mask_folders,
+    write_masks,
+    write_panoptic,
+    write_pictures,
+)
+from ..helpers.fresh import run_with_package
+from ..helpers.hub import serve
+
+
+NAMES = ("sky", "road", "car")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def load_masks(source: Path, **options) -> TargetData:
+    """Loads masks of numbers, and checks what holds for every source."""
+    data = load_semantic_segmentation(str(source), **{"class_names": NAMES, **options})
+    assert data.names == NAMES
+    for split in data.splits.values():
+        assert list(split.features) == ["image", "mask", "file"]
+        assert split.features["image"] == Image()
+    return data
+
+
+def maps(data: TargetData, split: str = "train") -> list[list]:
+    examples = data.examples(split)
+    return [examples[index]["segmentation_map"].tolist() for index in range(len(examples))]
+
+
+def expected_maps(count: int) -> list[list]:
+    return [class_map(number).tolist() for number in range(count)]
+
+
+def test_folders_give_images_masks_files_and_names(tmp_path):
+    folder = write_mask_folders(tmp_path)
+    data = load_semantic_segmentation(str(folder))
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 4, "validation": 2}
+    assert (data.names, data.thing_ids) == (NAMES, ())
+    example = data.examples("validation")[1]
+    assert example["file"] == f"{folder}/val/images/1.jpg"
+    assert (example["image"].mode, example["image"].size) == ("RGB", SHAPE[::-1])
+    assert torch.equal(example["segmentation_map"], torch.from_numpy(class_map(1)).long())
+    assert maps(data) == expected_maps(4)
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "splits"),
+    [
+        ("train/images", "train/masks", ["train"]),
+        ("training/Images", "training/annotations", ["train"]),
+        ("images/train", "annotations/train", ["train"]),
+        ("rgb/val", "labels/val", ["validation"]),
+        ("images", "masks", ["train"]),
+        ("test/img/night/a b", "test/mask/night/a b", ["test"]),
+    ],
+)
+def test_layouts_are_recognised(tmp_path, images, masks, splits):
+    write_pictures(tmp_path, *(f"{images}/{number}.0.jpg" for number in range(2)))
+    write_masks(tmp_path, *(f"{masks}/{number}.0.png" for number in range(2)))
+    (tmp_path / images / "Thumbs.db").touch()
+    data = load_masks(tmp_path)
+    assert list(data.splits) == splits
+    assert maps(data, splits[0]) == expected_maps(2)
+
+
+@pytest.mark.parametrize(
+    ("image", "mask"), [("{}", "{}_L"), ("{}_0{}_leftImg8bit", "{}_0{}_gtFine_labelIds"), ("rgb_{}", "rgb_{}_mask")]
+)
+def test_words_that_all_stems_end_in_do_not_matter(tmp_path, image, mask):
+    write_pictures(tmp_path, *(f"images/{image.format(number, number)}.jpg" for number in range(3)))
+    write_masks(tmp_path, *(f"masks/{mask.format(number, number)}.png" for number in range(3)))
+    assert maps(load_masks(tmp_path)) == expected_maps(3)
+
+
+def test_files_without_a_partner_are_listed_for_both_sides_of_all_splits(tmp_path):
+    write_mask_folders(tmp_path)
+    write_pictures(tmp_path, "train/images/a.jpg", "val/images/0.png")
+    write_masks(tmp_path, "val/masks/b.png")
+    with pytest.raises(
+        ValueError,
+        match=r"(?s)^3 files in .* have no partner:\n  .*train/images/a\.jpg: no mask in .*train/masks\n.*"
+        r"val/images/0\.jpg', '.*val/images/0\.png' have one stem\n.*val/masks/b\.png: no image in .*val/images\n.*"
+        r"Add what lacks or remove",
+    ):
+        load_masks(tmp_path)
+
+
+def test_folders_without_pairs_are_refused(tmp_path):
+    write_pictures(tmp_path, "train/cat/0.jpg")
+    with pytest.raises(
+        ValueError, match=r"holds no pairs of an image and a mask, only 'train'\. Put them into train/im"
+    ):
+        load_masks(tmp_path)
+    write_pictures(tmp_path, "train/images/0.jpg")
+    (tmp_path / "train" / "masks").mkdir()
+    with pytest.raises(ValueError, match=r"train/masks has no file that ends in \.bmp"):
+        load_masks(tmp_path)
+
+
+def test_a_split_without_masks_is_left_out(tmp_path, caplog):
+    write_mask_folders(tmp_path)
+    write_pictures(tmp_path, "test/images/0.jpg")
+    assert list(load_masks(tmp_path).splits) == ["train", "validation"]
+    assert "as they lack a folder of images or of masks: 'test'" in caplog.text
+
+
+def test_a_palette_beside_the_splits_reads_colours(tmp_path):
+    write_pictures(tmp_path, "images/0.jpg")
+    colors = np.array([[9, 8, 7], [0, 0, 255], [128, 0, 0]], np.uint8)
+    labels = np.random.default_rng(0).integers(0, 3, SHAPE)
+    write_image(tmp_path / "masks" / "0.png", colors[labels])
+    (tmp_path / "palette.txt").write_text("sky 9 8 7\nroad 0 0 255\ncar 128 0 0")
+    assert maps(load_semantic_segmentation(str(tmp_path))) == [labels.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("folder", "suffix"), [("depths", ".png"), ("depth", ".tif"), ("depth_maps", ".npy"), ("depths", ".npy")]
+)
+def test_depth_lies_beside_masks(tmp_path, folder, suffix):
+    write_mask_folders(tmp_path)
+    for split, count in (("train", 4), ("val", 2)):
+        (tmp_path / split / folder).mkdir()
+        for number in range(count):
+            file = tmp_path / split / folder / f"{number}{suffix}"
+            depth = depth_in_millimetres(number)
+            np.save(file, depth / 1000) if suffix == ".npy" else write_image(file, depth)
+    data = load_depth_estimation(str(tmp_path))
+    assert list(data.splits["train"].features) == ["image", "depth", "file"]
+    expected = torch.from_numpy(depth_in_millimetres(1).astype(np.float32) / 1000)
+    assert torch.allclose(data.examples("validation")[1]["depth_map"], expected)
+
+
+def test_depth_has_a_scale(tmp_path):
+    write_depth_folders(tmp_path)
+    near, far = (
+        load_depth_estimation(str(tmp_path), depth_scale=scale).examples("train")[0]["depth_map"]
+        for scale in (1000, 250)
+    )
+    assert torch.equal(4 * near, far)
+    with pytest.raises(ValueError, match="depth_scale=0 must be positive"):
+        load_depth_estimation(str(tmp_path), depth_scale=0)
+
+
+def pairs_table(count: int = 2, image: str = "image", mask: str = "label") -> Dataset:
+    """Images and masks as bytes, as on the Hub."""
+    content = {
+        image: [encoded(picture(number)) for number in range(count)],
+        mask: [encoded(PILImage.fromarray(class_map(number))) for number in range(count)],
+    }
+    return Dataset.from_dict(content, Features({image: Image(), mask: Image()})).add_column("id", list(range(count)))
+
+
+@pytest.mark.parametrize("mask", ["label", "annotation", "segmentation_mask"])
+def test_two_columns_of_images_are_images_and_masks(tmp_path, mask):
+    pairs_table(image="pixel_values", mask=mask).to_parquet(tmp_path / "a" / "train-00000-of-00001.parquet")
+    DatasetDict({"train": pairs_table(mask=mask), "val": pairs_table(1, mask=mask)}).save_to_disk(tmp_path / "b")
+    for source in ("a", "b"):
+        data = load_masks(tmp_path / source)
+        assert maps(data) == expected_maps(2)
+        assert data.splits["train"]["file"][:] == ["image 0 of train", "image 1 of train"]
+    assert list(data.splits) == ["train", "validation"]
+
+
+def test_columns_of_other_names_are_named(tmp_path):
+    pairs_table(image="left", mask="right").to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(
+        ValueError, match=r"no column of a usual name \(mask, label.*only 'left', 'right'\. Name it with m"
+    ):
+        load_masks(tmp_path)
+    assert maps(load_masks(tmp_path, mask_column_name="right")) == expected_maps(2)
+    pairs_table().remove_columns("label").to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(
+        ValueError, match="has 1 columns of encoded images, but there must be one of images and one of m"
+    ):
+        load_masks(tmp_path)
+
+
+HUB_CODE = """
+import json, sys
+from hf_vit.data import load_semantic_segmentation
+
+data = load_semantic_segmentation("user/streets")
+print(json.dumps([data.names, data.examples("train")[1]["segmentation_map"].tolist()]))
+try:
+    load_semantic_segmentation("user/unnamed")
+except ValueError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def test_names_of_classes_are_found_on_the_hub(tmp_path):
+    for name in ("streets", "unnamed"):
+        (tmp_path / "hub" / "user" / name).mkdir(parents=True)
+        pairs_table().to_parquet(tmp_path / "hub" / "user" / name / "train.parquet")
+    (tmp_path / "hub" / "user" / "streets" / "id2label.json").write_text('{"0": "sky", "1": "road", "2": "car"}')
+    with serve(tmp_path / "hub") as hub:
+        lines = run_with_package(HUB_CODE, tmp_path, **hub.client).stdout.splitlines()
+    assert json.loads(lines[0]) == [list(NAMES), class_map(1).tolist()]
+    assert json.loads(lines[1]).startswith("The names of the classes are unknown. Give them as class_names")
+
+
+def test_options_that_do_not_apply_are_refused(tmp_path):
+    write_mask_folders(tmp_path)
+    with pytest.raises(ValueError, match="dataset_revision='v1' is for datasets on the Hub"):
+        load_masks(tmp_path, dataset_revision="v1")
+    with pytest.raises(ValueError, match="dataset_config_name='small' chooses on the Hub"):
+        load_masks(tmp_path, dataset_config_name="small")
+    with pytest.raises(ValueError, match=r"classes\.txt is a file of unknown kind"):
+        load_masks(tmp_path / "classes.txt")
+    with pytest.raises(FileNotFoundError, match="There is no file or folder"):
+        load_masks(tmp_path / "elsewhere")
+
+
+def regions(labels: list[list[int]], folder: Path, *things: str) -> tuple[list[int], list[list]]:
+    write_pictures(folder, "images/0.jpg")
+    write_image(folder / "masks" / "0.png", np.array(labels, np.uint8))
+    data = load_universal_segmentation(str(folder), class_names=NAMES, thing_names=things)
+    assert data.thing_ids == tuple(sorted(NAMES.index(name) for name in things))
+    target = data.read_target(data.splits["train"][0])
+    return target["class_labels"].tolist(), target["masks"].int().tolist()
+
+
+def test_semantic_masks_are_split_by_class_and_things_by_region(tmp_path):
+    labels = [[2, 255, 2, 0], [0, 0, 0, 0], [2, 0, 0, 2], [0, 2, 0, 1]]
+    classes, masks = regions(labels, tmp_path)
+    assert classes == [0, 1, 2]
+    assert masks == [(np.array(labels) == number).astype(int).tolist() for number in classes]
+    classes, masks = regions(labels, tmp_path, "car", "road")
+    assert classes == [0, 1, 2, 2, 2]
+    # pieces across a pixel of no class are one thing, and so are those that meet at a corner
+    assert masks[2:] == [
+        [[1, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+        [[0, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]],
+        [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]],
+    ]
+    with pytest.raises(ValueError, match="thing_names has 'dog', but the classes are 'sky', 'road', 'car'"):
+        regions(labels, tmp_path, "dog")
+
+
+def test_an_image_without_any_class_has_no_masks(tmp_path):
+    write_pictures(tmp_path, "images/0.jpg")
+    write_image(tmp_path / "masks" / "0.png", np.full(SHAPE, 255, np.uint8))
+    data = load_universal_segmentation(str(tmp_path), class_names=NAMES, thing_names=["car"])
+    example = data.examples("train")[0]
+    assert (example["masks"].shape, example["masks"].dtype) == ((0, *SHAPE), torch.bool)
+    assert (example["class_labels"].shape, example["class_labels"].dtype) == ((0,), torch.int64)
+
+
+def test_panoptic_annotations_of_coco_are_read(tmp_path):
+    ids = write_panoptic(tmp_path)
+    data = load_universal_segmentation(str(tmp_path))
+    assert (list(data.splits), data.names, data.thing_ids) == (["validation"], ("cat", "sky"), (0,))
+    example = data.examples("validation")[0]
+    assert example["file"] == f"{tmp_path}/val2017/12.jpg"
+    assert example["class_labels"].tolist() == [1, 0, 0, 0]
+    assert example["is_crowd"].tolist() == [False, False, False, True]
+    assert np.array_equal(example["masks"].numpy(), np.stack([ids == number for number in (70000, 300, 5, 9)]))
+
+
+def test_panoptic_masks_must_hold_the_segments_that_are_listed(tmp_path):
+    write_panoptic(tmp_path)
+    file = tmp_path / "annotations" / "panoptic_val2017.json"
+    content = json.loads(file.read_text())
+    content["annotations"][0]["segments_info"][1]["id"] = 301
+    file.write_text(json.dumps(content))
+    examples = load_universal_segmentation(str(tmp_path)).examples("validation")
+    with pytest.raises(
+        ValueError, match=r"^panoptic mask of .*12\.jpg has the segments 300, which are not in its seg"
+    ):
+        examples[0]
+
+
+SQUARE = {"category_id": 3, "segmentation": [[1, 1, 5, 1, 5, 4, 1, 4]]}
+
+
+def test_instances_of_coco_are_drawn_from_polygons_and_run_lengths(tmp_path):
+    run_lengths = {"size": list(SHAPE), "counts": [6, 12, 30]}  # the second and third column
+    write_instances(
+        tmp_path,
+        SQUARE,
+        {"category_id": 7, "segmentation": run_lengths},
+        {"category_id": 7, "segmentation": [*SQUARE["segmentation"], [6, 0, 8, 0, 8, 2, 6, 2]]},
+        {"category_id": 3, "segmentation": run_lengths, "iscrowd": 1},
+    )
+    data = load_universal_segmentation(str(tmp_path))
+    assert (list(data.splits), data.names) == (["train"], ("cat", "sky"))
+    example = data.examples("train")[0]
+    square, columns, parts = (np.zeros(SHAPE, bool) for _ in range(3))
+    square[1:4, 1:5] = columns[:, 1:3] = parts[1:4, 1:5] = parts[:2, 6:8] = True
+    assert example["class_labels"].tolist() == [0, 1, 1, 0]
+    assert example["is_crowd"].tolist() == [False, False, False, True]
+    assert np.array_equal(example["masks"].numpy(), np.stack([square, columns, parts, columns]))
+
+
+def test_images_without_instances_have_no_masks(tmp_path):
+    file = write_instances(tmp_path, SQUARE)
+    content = json.loads(file.read_text())
+    content["images"].append({**content["images"][0], "id": 13})
+    file.write_text(json.dumps(content))
+    assert load_universal_segmentation(str(file)).examples("train")[1]["masks"].shape == (0, *SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "message"),
+    [
+        (
+            {"category_id": 3},
+            r"1 of 1 annotations in .*annotations\.json have no mask:\n  annotation 0 has no segmentat",
+        ),
+        ({"category_id": 3, "segmentation": [[1, 1, 5, 5]]}, "annotation 0 has no polygons of at least three points"),
+        ({"category_id": 3, "segmentation": [[1, 1, 5, "4", 5, 5]]}, "0 has a polygon with something else than numb"),
+        ({"category_id": 3, "segmentation": [[1, 1, 5, math.nan, 5, 5]]}, "with something else than numbers"),
+        ({"category_id": 3, "segmentation": [[1, 1, 5, 1e12, 5, 5]]}, "has a polygon far outside the image of 6 x 8"),
+        ({"category_id": 3, "segmentation": [[9, 1, 9, 3, 12, 3]]}, "0 lies wholly outside the image of 6 x 8 pixels"),
+        (
+            {"segmentation": [[1, 1, 5, 1, 5, 4]]},
+            r"1 annotations in .*json are incomplete:\n  id 0 has no categor",
+        ),
+        ({**SQUARE, "category_id": 8}, "has annotations of categories that are not in it: 8"),
+        ({**SQUARE, "image_id": 99}, "has annotations of images that are not in it: 99"),
+    ],
+)
+def test_bad_annotations_are_named(tmp_path, annotation, message):
+    write_instances(tmp_path, annotation)
+    with pytest.raises(ValueError, match=message):
+        load_universal_segmentation(str(tmp_path))
+
+
+def test_images_of_annotations_must_exist(tmp_path):
+    write_instances(tmp_path, SQUARE)
+    (tmp_path / "train" / "images" / "12.jpg").unlink()
+    with pytest.raises(
+        ValueError, match=r"(?s)12\.jpg of .*annotations\.json lies in none of the folders:\n  .*train/im"
+    ):
+        load_universal_segmentation(str(tmp_path))
+
+
+def test_one_of_two_kinds_of_annotations_is_chosen(tmp_path):
+    write_panoptic(tmp_path)
+    write_coco(tmp_path / "annotations" / "instances_val2017.json", [{"id": 1, "image_id": 12, **SQUARE}])
+    with pytest.raises(
+        ValueError, match=r"annotations of panoptic and instances\. Choose with annotations='panoptic'"
+    ):
+        load_universal_segmentation(str(tmp_path))
+    with pytest.raises(ValueError, match="annotations='boxes' is unknown"):
+        load_universal_segmentation(str(tmp_path), annotations="boxes")
+    for kind, count in (("panoptic", 4), ("instances", 1)):
+        data = load_universal_segmentation(str(tmp_path), annotations=kind)
+        assert len(data.examples("validation")[0]["masks"]) == count
+    with pytest.raises(ValueError, match="name classes and things themselves"):
+        load_universal_segmentation(str(tmp_path), annotations="panoptic", thing_names=["cat"])
+
+
+def test_images_without_labels_are_held_out_at_random(tmp_path):
+    write_pictures(tmp_path, *(f"images/{number}.jpg" for number in range(20)))
+    write_masks(tmp_path, *(f"masks/{number}.png" for number in range(20)))
+    train = load_masks(tmp_path).splits["train"]
+    held_out = [hold_out(train, 0.2, seed)["test"]["file"][:] for seed in (0, 0, 1)]
+    assert held_out[0] == held_out[1] != held_out[2]
+    assert len(held_out[0]) == 4
+    assert set(hold_out(train, 0.2)["train"]["file"]) == set(train["file"]) - set(held_out[0])
+    with pytest.raises(ValueError, match="A single image cannot be both trained on and held out"):
+        hold_out(train.select([0]))

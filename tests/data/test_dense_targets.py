@@ -1,0 +1,189 @@
+"""Masks and depth maps as they lie in files, and the classes that masks are of."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as PILImage
+
+from hf_vit.data import ClassList, read_depth, read_mask
+from hf_vit.data.formats.classes import choose_classes
+
+from ..helpers.datasets import class_map, encoded, truncate, write_image
+
+
+NAMES = ("sky", "road", "car")
+COLORS = (((0, 0, 0), 255), ((128, 64, 0), 0), ((0, 0, 255), 1), ((1, 2, 3), 2), ((1, 2, 4), 2))
+CLASSES = ClassList(NAMES, COLORS)
+
+
+def mask_of(image: PILImage.Image, classes: ClassList = CLASSES) -> torch.Tensor:
+    labels = read_mask(encoded(image), classes)
+    assert labels.dtype == torch.int64
+    return labels
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "I;16", "I"])
+def test_masks_of_numbers_are_read_as_they_are(mode: str) -> None:
+    numbers = class_map(0)
+    dtype = {"I;16": np.uint16, "I": np.int32}.get(mode, np.uint8)
+    image = PILImage.fromarray(numbers.astype(dtype))
+    if mode == "P":
+        image.putpalette([9, 9, 9] * 256)  # colours that tell nothing apart
+    assert image.mode == mode
+    file = "TIFF" if mode == "I" else "PNG"
+    assert read_mask(encoded(image, file), CLASSES).tolist() == numbers.tolist()
+
+
+def test_masks_of_one_bit_are_of_two_classes() -> None:
+    assert mask_of(PILImage.fromarray(np.eye(3, dtype=bool))).tolist() == np.eye(3, dtype=int).tolist()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+def test_colours_are_looked_up_in_the_palette(mode: str) -> None:
+    colors = np.array([[[0, 0, 0], [128, 64, 0], [0, 0, 255]], [[1, 2, 3], [1, 2, 4], [0, 0, 0]]], np.uint8)
+    assert mask_of(PILImage.fromarray(colors).convert(mode)).tolist() == [[255, 0, 1], [2, 2, 255]]
+
+
+def test_reduced_labels_count_from_one() -> None:
+    numbers = np.array([[0, 1, 2, 3, 255]], np.uint8)
+    classes = ClassList(NAMES, reduce_labels=True)
+    assert mask_of(PILImage.fromarray(numbers), classes).tolist() == [[255, 0, 1, 2, 255]]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (np.array([[0, 7, 3]], np.uint8), r"^mask has the labels 3, 7, which are outside the class list \(255 is for"),
+        (np.array([[0, 700]], np.uint16), r"has the labels 700, which"),
+        (np.array([[-1, 0]], np.int32), r"values from -1 to 0\. Class numbers lie in 0\.\.254"),
+        (np.array([[[0, 0, 0], [9, 8, 7]]], np.uint8), r"has the colours \(9, 8, 7\), which are not in the palette"),
+        (np.array([[0.5]], np.float32), "has the mode F. Masks have class numbers in one band"),
+    ],
+)
+def test_what_is_of_no_class_is_named(pixels: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_mask(encoded(PILImage.fromarray(pixels), "TIFF"), CLASSES)
+
+
+def test_colours_without_a_palette_ask_for_one() -> None:
+    with pytest.raises(
+        ValueError, match=r"has colours \(mode RGB\) and no palette says what they mean\. Put a file pal"
+    ):
+        mask_of(PILImage.new("RGB", (2, 2)), ClassList(NAMES))
+
+
+def choose(folder: Path, **options: object) -> ClassList:
+    return choose_classes(folder, **{"class_names": None, "classes_file": None, "reduce_labels": False, **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("classes.txt", "sky\nroad\ncar\n\n"),
+        ("id2label.json", json.dumps({"1": "road", "0": "sky", "2": "car", "255": "nothing"})),
+        ("palette.txt", "void 0 0 0\nsky 128 64 0\nroad 0 0 255\ncar 1 2 3\ncar 1 2 4"),
+        ("label_colors.txt", "0 0 0\tVoid\n128 64 0\tsky\n0 0 255\troad\n1 2 3\tcar\n1 2 4\tcar"),
+        ("class_dict.csv", "name,r,g,b\nvoid,0,0,0\nsky,128,64,0\nroad,0,0,255\ncar,1,2,3\ncar,1,2,4\n"),
+    ],
+)
+def test_files_of_classes_are_found(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert choose(tmp_path) == ClassList(NAMES, () if "0 0 0" not in text.replace(",", " ") else COLORS)
+    assert choose(tmp_path / "elsewhere", classes_file=str(tmp_path / name)) == choose(tmp_path)
+
+
+def test_given_names_say_the_order_and_a_palette_the_colours(tmp_path: Path) -> None:
+    (tmp_path / "palette.txt").write_text("traffic light 1 2 3\nsky 4 5 6")
+    names = ["sky", "traffic light"]
+    assert choose(tmp_path, class_names=names) == ClassList(tuple(names), (((1, 2, 3), 1), ((4, 5, 6), 0)))
+    with pytest.raises(ValueError, match=r"colours for 'traffic light', but the classes are 'sky', 'car'\. Spell"):
+        choose(tmp_path, class_names=["sky", "car"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "README.md",
+            "",
+            r"names of the classes are unknown\. Give them as class_names, or in a file classes\.txt or",
+        ),
+        ("classes.txt", "sky\nroad\nsky", "Class names must not be empty, nor be there twice as 'sky'"),
+        ("classes.txt", "\n".join(map(str, range(256))), "There are 256 class names, but masks tell 1 to 255 classes"),
+        (
+            "id2label.json",
+            '{"1": "sky", "2": "car"}',
+            r"numbers its classes 1, 2, but 2 classes go from 0 to 1\. Where",
+        ),
+        ("id2label.json", '["sky"]', "is no JSON object of class numbers and names"),
+        ("palette.txt", "sky 0 0 1\nroad 0 1", "has the line 'road 0 1' among colours"),
+        ("palette.txt", "sky 0 0 1\nroad 0 0 1", r"gives the colour \(0, 0, 1\) to 'sky' and to 'road'"),
+    ],
+)
+def test_bad_files_of_classes_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        choose(tmp_path)
+
+
+METRES = np.array([[0.5, 2.25, 0], [40.0, 0, 0]], np.float32)
+
+
+def depth_of(file: Path, array: np.ndarray, **options: float) -> torch.Tensor:
+    if file.suffix == ".npy":
+        np.save(file, array)
+    else:
+        write_image(file, array)
+    depth = read_depth(file, **options)
+    assert depth.dtype == torch.float32
+    return depth
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "scale"),
+    [("a.png", np.uint16, 1000), ("a.tif", np.uint16, 256), ("a.tif", np.int32, 1000), ("a.npy", np.int64, 256)],
+)
+def test_whole_numbers_are_scaled_to_metres(tmp_path: Path, name: str, dtype: type, scale: float) -> None:
+    units = (METRES * scale).astype(dtype)
+    assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METRES))
+    # sixteen bits, of which those of an image would lose eight
+    assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
+
+
+def test_a_scale_that_is_given_counts_for_floats_too(tmp_path: Path) -> None:
+    found = depth_of(tmp_path / "a.npy", 256 * METRES, depth_scale=256)
+    assert torch.equal(found, torch.from_numpy(METRES))
+
+
+@pytest.mark.parametrize("name", ["a.tif", "a.npy"])
+def test_floats_are_metres_and_what_is_no_depth_is_zero(tmp_path: Path, name: str) -> None:
+    wild = METRES.copy()
+    wild[0, 2], wild[1, 1], wild[1, 2] = np.nan, np.inf, -3
+    assert torch.equal(depth_of(tmp_path / name, wild), torch.from_numpy(METRES))
+    if name == "a.npy":
+        assert torch.equal(depth_of(tmp_path / name, wild[None].astype(">f8")), torch.from_numpy(METRES))
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("a.png", np.ones((2, 2), np.uint8), "has the mode L, but depth has one band of 16-bit or 32-bit numbers"),
+        ("a.png", np.ones((2, 2, 3), np.uint8), "has the mode RGB, but depth"),
+        ("a.npy", np.ones((2, 2), np.uint8), r"is an array \(2, 2\) of uint8\. Depth is \(H, W\), floats in metres"),
+        ("a.npy", np.ones((2, 2, 3)), r"is an array \(2, 2, 3\) of float64"),
+    ],
+)
+def test_what_cannot_be_depth_is_refused(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        depth_of(tmp_path / name, array)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.npy"])
+def test_damaged_depth_is_named(tmp_path: Path, name: str) -> None:
+    depth_of(tmp_path / name, np.random.default_rng(0).integers(1, 9999, (40, 40)).astype(np.uint16))
+    truncate(tmp_path / name)
+    with pytest.raises(OSError, match=r"^depth map cannot be (read|decoded): .* truncated or damaged"):
+        read_depth(tmp_path / name)

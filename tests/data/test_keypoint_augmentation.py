@@ -1,0 +1,183 @@
+"""What the crop of an object and its keypoints go through together."""
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hf_vit import HfViTImageProcessor
+from hf_vit.data import AugmentedDataset, keypoint_augmentation
+
+
+SIZE = (128, 96)
+OFF: dict[str, Any] = {
+    "scale_range": (1.0, 1.0),
+    "max_rotation": 0.0,
+    "max_shift": 0.0,
+    "horizontal_flip": 0.0,
+    "photometric": 0.0,
+}
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"scale_range": (0.5, 2.0)},
+    {"max_rotation": 180.0},
+    {"max_shift": 0.5},
+    {"box_padding": 0.7},
+    {"scale_range": (0.65, 1.35), "max_rotation": 40.0, "max_shift": 0.2},
+]
+BOX = torch.tensor([60.0, 30.0, 180.0, 150.0])
+# Left, right, middle, and one that is not labelled
+KEYPOINTS = torch.tensor([[80.0, 50.5, 2.0], [160.25, 60.0, 1.0], [120.0, 130.0, 2.0], [0.0, 0.0, 0.0]])
+PAIRS = ((0, 1),)
+
+
+def paint() -> Tensor:
+    """The first three keypoints are blots, red, green and blue."""
+    rows, columns = torch.meshgrid(torch.arange(180.0), torch.arange(240.0), indexing="ij")
+    blots = [(-((columns - x) ** 2 + (rows - y) ** 2) / 18).exp() for x, y, _ in KEYPOINTS[:3].tolist()]
+    return (255 * torch.stack(blots)).round().to(torch.uint8)
+
+
+EXAMPLE = {
+    "image": paint(),
+    "file": "a.jpg",
+    "keypoints": KEYPOINTS,
+    "box": BOX,
+    "area": torch.tensor(14400.0),
+    "image_id": 7,
+}
+
+
+def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) -> list[dict[str, Any]]:
+    """Examples drawn with some options on."""
+    transform = keypoint_augmentation(SIZE, flip_pairs=PAIRS, **{**OFF, **options})
+    torch.manual_seed(0)
+    return [transform(example) for _ in range(count)]
+
+
+def centre(blot: Tensor) -> Tensor:
+    """Mean place (x, y) of a blot (h, w)."""
+    rows, columns = torch.meshgrid(*(torch.arange(float(length)) for length in blot.shape), indexing="ij")
+    return torch.stack(((columns * blot).sum(), (rows * blot).sum())) / blot.sum()
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+@pytest.mark.parametrize("options", CHANGES)
+def test_keypoints_stay_on_their_pixels_and_mirror_images_swap_pairs(options: dict[str, Any], flip: float) -> None:
+    checked = 0
+    for example in draws(horizontal_flip=flip, **options):
+        image, keypoints = example["image"], example["keypoints"]
+        assert (image.shape, image.dtype) == ((3, *SIZE), torch.uint8)
+        assert (keypoints.shape, keypoints.dtype) == ((4, 3), torch.float32)
+        assert not keypoints[3].any()
+        for channel, number in enumerate((1, 0, 2) if flip else (0, 1, 2)):
+            x, y, visibility = keypoints[number].tolist()
+            if visibility == 0:
+                assert keypoints[number].tolist() == [0, 0, 0]
+                assert image[channel, 2:-2, 2:-2].max() < 250  # its middle is outside
+                continue
+            assert visibility == KEYPOINTS[channel, 2]
+            assert image[channel, round(y), round(x)] > 200
+            if min(x, y, SIZE[1] - x, SIZE[0] - y) > 16:  # all of the blot is inside
+                assert (centre(image[channel].float()) - torch.tensor([x, y])).abs().max() < 0.25
+                checked += 1
+    assert checked > 10
+
+
+def test_with_nothing_left_to_chance_the_crop_is_that_of_the_image_processor() -> None:
+    height, width = SIZE
+    processor = HfViTImageProcessor(
+        size={"height": height, "width": width}, do_affine_crop=True, do_rescale=False, do_normalize=False
+    )
+    for box in (BOX, torch.tensor([0.0, 0.0, 240.0, 180.0])):  # an object, and the whole image
+        for image in (EXAMPLE["image"], torch.full((3, 180, 240), 200, dtype=torch.uint8)):
+            [example] = draws(1, {**EXAMPLE, "image": image, "box": box})
+            expected = processor(image, object_boxes=[box[None]], keypoints=[KEYPOINTS[None]], return_tensors="pt")
+            assert (example["image"] - expected["pixel_values"][0]).abs().max() <= 1  # rounding
+            assert torch.allclose(example["keypoints"], expected["labels"][0], atol=1e-4)
+
+
+def test_what_is_no_longer_true_is_left_out() -> None:
+    [example] = draws(1)
+    assert example.keys() == {"image", "keypoints", "file", "image_id"}
+
+
+def test_no_labelled_keypoint_is_fine() -> None:
+    [example] = draws(1, {**EXAMPLE, "keypoints": torch.zeros(4, 3)}, horizontal_flip=1.0)
+    assert not example["keypoints"].any()
+
+
+def test_images_of_any_mode_and_number_of_channels_are_taken() -> None:
+    for mode, num_channels in (("L", 3), ("RGBA", 1), ("I;16", 3)):
+        example = {**EXAMPLE, "image": Image.new(mode, (240, 180))}
+        [made] = draws(1, example, num_channels=num_channels, photometric=1.0, max_rotation=5)
+        assert made["image"].shape == (num_channels, *SIZE)
+
+
+def similarities(**options: Any) -> Tensor:
+    """Scale, angle in degrees, and shift (x, y) in pixels of the middle of two keypoints, against no change."""
+    [plain, *found] = [example["keypoints"][:2, :2].double() for example in draws(1) + draws(60, **options)]
+    points = torch.stack(found)  # (60, 2, 2)
+    (x, y), (old_x, old_y) = (points[:, 1] - points[:, 0]).unbind(dim=1), plain[1] - plain[0]
+    scales = torch.hypot(x, y) / torch.hypot(old_x, old_y)
+    angles = torch.rad2deg(torch.atan2(y, x) - torch.atan2(old_y, old_x))
+    return torch.cat((torch.stack((scales, angles), dim=1), points.mean(dim=1) - plain.mean(dim=0)), dim=1)
+
+
+def test_scale_rotation_and_shift_are_drawn_from_their_ranges() -> None:
+    scales = similarities(scale_range=(0.5, 1.0))[:, 0]
+    assert 0.499 < scales.min() < 0.55
+    assert 0.95 < scales.max() < 1.001
+    assert 18 < (scales < 0.5**0.5).sum() < 42
+    angles = similarities(max_rotation=30.0)[:, 1]
+    assert -30.1 < angles.min() < -25
+    assert 25 < angles.max() < 30.1
+    shifts = similarities(max_shift=0.1)[:, 2:]
+    for side, length in enumerate((96, 128)):
+        assert -0.1 * length - 0.01 < shifts[:, side].min() < -0.08 * length
+        assert 0.08 * length < shifts[:, side].max() < 0.1 * length + 0.01
+
+
+def test_half_of_the_examples_are_mirrored() -> None:
+    [plain] = draws(1)
+    found = [torch.equal(example["image"], plain["image"].flip(-1)) for example in draws(60, horizontal_flip=0.5)]
+    assert 18 < sum(found) < 42
+
+
+def test_colours_change_on_the_image_alone() -> None:
+    [plain] = draws(1)
+    found = draws(60, photometric=0.5)
+    assert 15 < sum(bool((example["image"] != plain["image"]).any()) for example in found) < 45
+    assert all(torch.equal(example["keypoints"], plain["keypoints"]) for example in found)
+
+
+def test_an_augmented_example_is_a_function_of_seed_epoch_and_index() -> None:
+    transform = pickle.loads(pickle.dumps(keypoint_augmentation(SIZE)))
+    dataset = AugmentedDataset([EXAMPLE] * 2, transform, seed=3, column=None)
+    first = dataset[0]
+    torch.rand(7)
+    again, other = dataset[0], dataset[1]
+    dataset.set_epoch(1)
+    for key in ("image", "keypoints"):
+        assert torch.equal(first[key], again[key])
+        assert not torch.equal(first[key], other[key])
+        assert not torch.equal(first[key], dataset[0][key])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale_range": (2.0, 0.5)}, r"scale_range=\(2.0, 0.5\) must be two positive numbers, the smaller one first"),
+        ({"box_padding": 0}, "box_padding=0 must be positive; 1 cuts at the box"),
+        ({"max_rotation": 200}, "max_rotation=200 must lie between 0 and 180 degrees"),
+        ({"max_shift": 1.5}, r"max_shift=1.5 is a share of the crop and must lie in \[0, 1\)"),
+        ({"horizontal_flip": 2}, "horizontal_flip=2 is a probability"),
+        ({"num_channels": 4, "photometric": 0.5}, "photometric=0.5 changes 1 or 3 channels, not num_channels=4"),
+    ],
+)
+def test_mistakes_are_explained(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        keypoint_augmentation((8, 8), **options)

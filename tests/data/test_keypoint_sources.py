@@ -1,0 +1,351 @@
+"""Data sets for keypoints from every kind of source, and what is said about bad ones."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, Features, Image, List, Value
+
+from hf_vit.data import KeypointData, hold_out, load_keypoint_detection
+from hf_vit.data.formats.keypoint_names import COCO_SIGMAS, flip_pairs_of
+from hf_vit.data.targets import target_of
+
+from ..helpers.datasets import encoded, picture, write_image
+from ..helpers.object_files import write_json
+
+
+NAMES = ("nose", "left_ear", "right_ear")
+CATEGORY = {"id": 5, "name": "pet", "keypoints": list(NAMES), "skeleton": [[1, 2], [1, 3]]}
+WIDTH, HEIGHT = SIZE = (40, 30)
+# The first image has two objects and one that nobody has labelled, the second has one.
+FIRST = [12, 8, 2, 20, 6, 1, 0, 0, 0]
+SECOND = [1, 2, 2, 3, 4, 2, 39, 29, 2]
+THIRD = [0, 0, 2, 5, 5.5, 2, 7, 7, 2]
+ANNOTATIONS = [
+    {"id": 1, "image_id": 3, "category_id": 5, "bbox": [10, 5, 15, 10], "area": 99, "keypoints": FIRST, "iscrowd": 0},
+    {"id": 2, "image_id": 4, "category_id": 5, "bbox": [0, 0, 10, 10], "area": 0, "keypoints": THIRD},
+    {"id": 3, "image_id": 3, "category_id": 5, "bbox": [0, 0, 40, 30], "keypoints": [7, 7, 0] * 3, "num_keypoints": 0},
+    {"id": 4, "image_id": 3, "category_id": 5, "bbox": [0, 2, 40, 28], "keypoints": SECOND},
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def load(source: Path, **options: Any) -> KeypointData:
+    return load_keypoint_detection(str(source), **options)
+
+
+def write_coco(
+    folder: Path, file: str = "train/annotations.json", images: str = "train/images", **changes: Any
+) -> Path:
+    """Writes two images and their objects; `changes` replace lists of the JSON."""
+    for number, name in ((3, "a.png"), (4, "b.png")):
+        write_image(folder / images / name, picture(number, SIZE))
+    entries = [
+        {"id": i, "file_name": name, "width": WIDTH, "height": HEIGHT} for i, name in ((4, "b.png"), (3, "a.png"))
+    ]
+    categories = [CATEGORY, {"id": 6, "name": "toy"}]
+    write_json(folder / file, {"images": entries, "annotations": ANNOTATIONS, "categories": categories, **changes})
+    return folder
+
+
+def with_annotation(folder: Path, **changes: Any) -> Path:
+    return write_coco(folder, annotations=[{**ANNOTATIONS[0], **changes}, *ANNOTATIONS[1:]])
+
+
+def table(data: KeypointData, split: str = "train") -> list[tuple[str, list, list, float]]:
+    """File, keypoints, box and area of every example."""
+    examples = data.examples(split)
+    found = [examples[index] for index in range(len(examples))]
+    return [(Path(e["file"]).name, e["keypoints"].tolist(), e["box"].tolist(), e["area"].item()) for e in found]
+
+
+def triples(values: list[float]) -> list[list[float]]:
+    return np.reshape(values, (-1, 3)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("file", "images", "split"),
+    [
+        ("train/annotations.json", "train/images", "train"),
+        ("annotations/person_keypoints_val2017.json", "val2017", "validation"),
+    ],
+)
+def test_objects_of_coco_with_a_labelled_keypoint_are_one_example_each(tmp_path, caplog, file, images, split) -> None:
+    data = load(write_coco(tmp_path, file, images))
+    assert (list(data.splits), data.names) == ([split], NAMES)
+    assert (data.flip_pairs, data.skeleton, data.oks_sigmas) == (((1, 2),), ((0, 1), (0, 2)), None)
+    assert table(data, split) == [
+        ("b.png", triples(THIRD), [0, 0, 10, 10], 100),
+        ("a.png", triples(FIRST), [10, 5, 25, 15], 99),
+        ("a.png", triples(SECOND), [0, 2, 40, 30], 1120),
+    ]
+    assert "1 of 4 objects have no labelled keypoint; they are left out" in caplog.text
+    example = data.examples(split)[1]
+    assert (example["keypoints"].dtype, example["box"].dtype, example["image"].size) == (
+        torch.float32,
+        torch.float32,
+        SIZE,
+    )
+    assert set(target_of(example)) == {"keypoints", "box", "area", "image_id"}
+    numbers = [example["image_id"] for example in data.examples(split).read_targets()]
+    assert numbers[0] != numbers[1] == numbers[2]
+
+
+def test_the_box_can_be_the_whole_image(tmp_path: Path) -> None:
+    source = with_annotation(tmp_path, bbox=[0, 0, 400, 1])
+    assert [(box, area) for _, _, box, area in table(load(source, whole_image=True))] == [
+        ([0, 0, 40, 30], 100),
+        ([0, 0, 40, 30], 99),
+        ([0, 0, 40, 30], 1120),
+    ]
+
+
+def test_keypoints_without_any_box_are_in_the_whole_image(tmp_path: Path) -> None:
+    source = write_coco(tmp_path, annotations=[{**ANNOTATIONS[0], "bbox": 0, "area": 0}])
+    with pytest.raises(ValueError, match="have no bbox of 4 numbers"):
+        load(source)
+    bare = {key: value for key, value in ANNOTATIONS[0].items() if key not in ("bbox", "area")}
+    assert table(load(write_coco(tmp_path, annotations=[bare])))[0][2:] == ([0, 0, 40, 30], 1200)
+
+
+def test_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> None:
+    crowd = {"id": 8, "image_id": 3, "category_id": 5, "bbox": [0, 0, 40, 30], "iscrowd": 1}
+    toy = {"id": 9, "image_id": 3, "category_id": 6, "bbox": [0, 0, 40, 30]}
+    assert len(load(write_coco(tmp_path, annotations=[*ANNOTATIONS, crowd, toy])).splits["train"]) == 3
+    assert "1 annotations of categories without keypoints" in caplog.text
+    assert "2 of 5 objects have no labelled keypoint" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keypoints": FIRST[:6]}, r"1 of 4 annotations have no keypoints of 9 numbers:\n  annotation 1 of .*: \[12"),
+        ({"keypoints": [*FIRST, 1, 2, 2]}, "annotation 1 of .*: 12 numbers"),
+        (
+            {"keypoints": [float("nan"), *FIRST[1:]]},
+            r"1 keypoints are no numbers x, y.*\n  keypoint 1 of annotation 1",
+        ),
+        ({"keypoints": [12, 8, 3, *FIRST[3:]]}, r"1 keypoints are no numbers.*\n  .*: \[12\.0, 8\.0, 3\.0\]"),
+        ({"keypoints": [42, 8, 2, *FIRST[3:]]}, r"1 labelled keypoints lie outside.*\n  keypoint 1 of .*\n.*Repair"),
+        ({"bbox": [10, 5, 40, 10]}, "1 of 3 boxes have no area, or reach out of their image"),
+        ({"bbox": [10, 5, 0, 10]}, "1 of 3 boxes have no area, or reach out of their image"),
+        ({"id": 2}, "1 ids of annotations in .* occur more than once"),
+        ({"category_id": 7}, "has annotations of categories that are not in it: 7"),
+    ],
+)
+def test_bad_annotations_are_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        load(with_annotation(tmp_path, **changes))
+
+
+def test_what_is_outside_counts_as_not_labelled_where_that_is_asked(tmp_path: Path, caplog) -> None:
+    source = with_annotation(tmp_path, keypoints=[12, 8, 2, 20, 60, 1, 0, 0, 0], bbox=[10, 5, 40, 10])
+    _, keypoints, box, area = table(load(source, box_errors="clip"))[1]
+    assert (keypoints, box, area) == (triples([12, 8, 2, 0, 0, 0, 0, 0, 0]), [10, 5, 40, 15], 99)
+    assert "1 keypoints lie outside of their image and count as not labelled" in caplog.text
+    assert [row[1] for row in table(load(source, box_errors="drop"))] == [triples(THIRD), triples(SECOND)]
+
+
+def test_files_without_keypoints_or_with_those_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no category with a list of keypoints"):
+        load(write_coco(tmp_path, categories=[{"id": 5, "name": "pet"}]))
+    with pytest.raises(ValueError, match=r"has several categories with keypoints: 'pet', 'bird'\. Leave one"):
+        load(write_coco(tmp_path, categories=[CATEGORY, {"id": 6, "name": "bird", "keypoints": ["beak"]}]))
+    with pytest.raises(ValueError, match="The skeleton joins the keypoints 1 and 4, but they go from 1 to 3"):
+        load(write_coco(tmp_path, categories=[{**CATEGORY, "skeleton": [[1, 4]]}]))
+    with pytest.raises(ValueError, match="Several keypoints are called 'nose'"):
+        load(write_coco(tmp_path, categories=[{**CATEGORY, "keypoints": ["nose", "nose", "ear"]}]))
+    with pytest.raises(ValueError, match="has no object with a labelled keypoint in train"):
+        load(write_coco(tmp_path, annotations=ANNOTATIONS[2:3]))
+    write_coco(tmp_path)
+    write_coco(tmp_path, "val/annotations.json", "val/images", categories=[{**CATEGORY, "keypoints": ["a", "b", "c"]}])
+    with pytest.raises(ValueError, match=r"differ in keypoints\. Make them the same"):
+        load(tmp_path)
+
+
+def test_objects_of_an_image_are_held_out_together(tmp_path: Path) -> None:
+    write_image(tmp_path / "a.png", picture(0, SIZE))
+    for number in range(10):
+        write_image(tmp_path / f"{number}.png", picture(number, SIZE))
+    rows = [(f"{number % 10}.png", number, 1) for number in range(30)]
+    train = load(write_csv(tmp_path / "all.csv", ["file", "x1", "y1"], *rows)).splits["train"]
+    held_out = hold_out(train, 0.2)
+    files = {split: set(part["file"][:]) for split, part in held_out.items()}
+    assert (len(held_out["test"]), len(files["test"])) == (6, 2)
+    assert not files["train"] & files["test"]
+    assert hold_out(train, 0.2)["test"]["file"][:] == held_out["test"]["file"][:]
+
+
+def write_csv(file: Path, columns: list[str], *rows: Any) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([columns, *rows])
+    return file
+
+
+def write_landmarks(folder: Path, columns: list[str], *rows: Any) -> Path:
+    for number, name in enumerate("ab"):
+        write_image(folder / "images" / f"{name}.png", picture(number, SIZE))
+    return write_csv(folder / "landmarks.csv", ["file", *columns], *rows)
+
+
+def test_tables_name_keypoints_in_columns(tmp_path: Path) -> None:
+    columns = ["nose_x", "nose_y", "nose_v", "Left Ear_x", "Left Ear_y", "Right Ear_x", "Right Ear_y"]
+    rows = [("images/a.png", 12, 8, 1, 20, 6.5, "", ""), ("images/a.png", 3, 4, 0, 5, 6, 7, 8)]
+    file = write_landmarks(tmp_path, columns, *rows)
+    for source in (file, tmp_path):
+        data = load(source)
+        assert (data.names, data.flip_pairs, data.skeleton) == (("nose", "Left Ear", "Right Ear"), ((1, 2),), ())
+        whole = ([0, 0, 40, 30], 1200)
+        assert table(data) == [
+            ("a.png", triples([12, 8, 1, 20, 6.5, 2, 0, 0, 0]), *whole),
+            ("a.png", triples([0, 0, 0, 5, 6, 2, 7, 8, 2]), *whole),
+        ]
+        assert [target["image_id"] for target in data.examples("train").read_targets()] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells"),
+    [
+        (["x_min", "y_min", "x_max", "y_max"], (1, 2, 30, 20)),
+        (["xmin", "ymin", "xmax", "ymax"], (1, 2, 30, 20)),
+        (["bbox"], ("[1, 2, 29, 18]",)),
+        (["bbox"], ("1 2 29 18",)),
+    ],
+)
+def test_tables_may_have_boxes_and_splits(tmp_path: Path, columns: list[str], cells: tuple) -> None:
+    rows = [("images/a.png", 3, 4, "val", *cells), ("images/b.png", 5, 6, "train", *("" for _ in cells))]
+    data = load(write_landmarks(tmp_path, ["x1", "y1", "split", *columns], *rows))
+    assert data.names == ("1",)
+    assert table(data, "validation") == [("a.png", [[3, 4, 2]], [1, 2, 30, 20], 522)]
+    assert table(data, "train") == [("b.png", [[5, 6, 2]], [0, 0, 40, 30], 1200)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "message"),
+    [
+        (
+            ["x1", "y1"],
+            ("images/a.png", 3, ""),
+            r"1 of 1 rows are malformed:\n  .*csv, row 1: only one of x1 and y1 is",
+        ),
+        (["x1", "y1"], ("images/a.png", "3,5", 2), "x1 is '3,5', which is no number"),
+        (
+            ["x1", "y1", "bbox"],
+            ("images/a.png", 3, 2, "1 2 3"),
+            "bbox is '1 2 3', which is not x, y, width and height",
+        ),
+        (
+            ["x1", "y1"],
+            ("images/a.png", 41, 2),
+            r"1 labelled keypoints lie outside.*\n  keypoint 1 of .*csv, row 1: \[41",
+        ),
+        (
+            ["x1", "y1"],
+            ("images/c.png", 3, 2),
+            r"1 of 1 images do not exist\. Paths are relative to the folder of their",
+        ),
+        (["x1", "y1", "x2"], ("images/a.png", 3, 2, 1), "has not both x and y of the keypoints '2'"),
+        (["label"], ("images/a.png", 3), "has no keypoints, only the columns 'file', 'label'. Call them nose_x"),
+        (["x1", "y1", "v1"], ("images/a.png", 3, 2, 5), r"1 keypoints are no numbers x, y.*: \[3\.0, 2\.0, 5\.0\]"),
+    ],
+)
+def test_bad_tables_are_named(tmp_path: Path, columns: list[str], row: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        load(write_landmarks(tmp_path, columns, row))
+
+
+def test_tables_of_splits_have_the_same_keypoints(tmp_path: Path) -> None:
+    write_landmarks(tmp_path, ["x1", "y1"], ("images/a.png", 1, 1)).rename(tmp_path / "train.csv")
+    write_landmarks(tmp_path, ["x2", "y2"], ("images/a.png", 1, 1)).rename(tmp_path / "val.csv")
+    with pytest.raises(ValueError, match=r"differ in their keypoints\. Make them the same"):
+        load(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no keypoints\. Give COCO's JSON"):
+        load(tmp_path / "images")
+
+
+@pytest.mark.parametrize("form", ["triples", "flat", "pairs"])
+def test_columns_of_objects_may_have_keypoints(tmp_path: Path, form: str) -> None:
+    of_images: list[list[list[float]]] = [[FIRST, SECOND], [], [THIRD]]
+    written = {
+        "flat": lambda values: values,
+        "triples": triples,
+        "pairs": lambda values: [t[:2] for t in triples(values)],
+    }
+    kind = List(Value("float32")) if form == "flat" else List(List(Value("float32")))
+    features = Features({"image": Image(), "objects": List({"keypoints": kind, "bbox": List(Value("float32"))})})
+    content = {
+        "image": [encoded(picture(number, SIZE)) for number in range(3)],
+        "objects": [[{"keypoints": written[form](v), "bbox": [0, 0, 9, 9]} for v in found] for found in of_images],
+    }
+    Dataset.from_dict(content, features).to_parquet(tmp_path / "train.parquet")
+    data = load(tmp_path, flip_pairs=["1,2"])
+    assert (data.names, data.flip_pairs) == (("0", "1", "2"), ((1, 2),))
+    expected = [triples(values) for values in (FIRST, SECOND, THIRD)]
+    if form == "pairs":
+        expected = [[[x, y, 2] for x, y, _ in keypoints] for keypoints in expected]
+    assert [row[1] for row in table(data)] == expected
+    assert {tuple(row[2]) for row in table(data)} == {(0, 0, 9, 9)}
+    assert data.splits["train"]["file"][:] == ["image 0 of train", "image 0 of train", "image 2 of train"]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "left_eye right_eye", "Left-Eye Right-Eye", "leftear rightear", "L_Ear R_Ear", "LEar REar", "eye.l eye.r",
+        "earL earR", "LeftEye RightEye", "hand_left_thumb1 hand_right_thumb1", "earleft earright",
+    ],
+)  # fmt: skip
+def test_names_say_what_a_mirror_image_swaps(pair: str) -> None:
+    first, second = pair.split()
+    assert flip_pairs_of([second, "nose", "upright", first]) == ((0, 3),)
+
+
+def test_a_side_without_another_and_pairs_by_number_are_warned_of(caplog) -> None:
+    assert flip_pairs_of(["nose", "left_ear", "left_brow_1", "right_brow_1"]) == ((2, 3),)
+    assert "No keypoint is the other side of 'left_ear'" in caplog.text
+    assert "Taken for mirror images by their numbers: 'left_brow_1,right_brow_1'" in caplog.text
+    assert flip_pairs_of(["a", "b"]) == ()
+    assert "a mirror image swaps none" in caplog.text
+
+
+def test_points_of_ibug_are_mirrored_as_they_lie(caplog) -> None:
+    sides = (
+        ["right_brow"] * 5 + ["left_brow"] * 5 + ["nose"] * 9 + ["right_eye"] * 6 + ["left_eye"] * 6 + ["mouth"] * 20
+    )
+    names = [f"{part}_{sides[:i].count(part)}" for i, part in enumerate(sides)]
+    pairs = flip_pairs_of([f"jaw_{number}" for number in range(17)] + names)
+    assert {(0, 16), (17, 26), (21, 22), (36, 45), (40, 47), (41, 46), (48, 54), (60, 64), (65, 67)} <= set(pairs)
+    assert len(pairs) == 29
+    assert not {8, 27, 30, 33, 51, 57, 62, 66} & {number for pair in pairs for number in pair}
+    assert "68 keypoints are taken for those of iBUG" in caplog.text
+
+
+def test_pairs_can_be_given_by_name_or_number() -> None:
+    assert flip_pairs_of(NAMES, ["right_ear, left_ear"]) == flip_pairs_of(NAMES, ["1,2"]) == ((1, 2),)
+    assert flip_pairs_of(NAMES, []) == ()
+    for given, message in (
+        (["left_ear,tail"], "flip_pairs has 'left_ear,tail', which is no pair as 'left_eye,right_eye' or '1,2'"),
+        (["nose"], "flip_pairs has 'nose', which is no pair"),
+        (["0,1", "1,2"], "flip_pairs names 'left_ear' more than once"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            flip_pairs_of(NAMES, given)
+
+
+def test_keypoints_of_coco_have_its_sigmas_in_any_order(tmp_path: Path) -> None:
+    names = list(COCO_SIGMAS)[::-1]
+    category = {"id": 5, "name": "person", "keypoints": names, "skeleton": []}
+    annotation = {**ANNOTATIONS[0], "keypoints": [5, 5, 2] * 17}
+    data = load(write_coco(tmp_path, categories=[category], annotations=[annotation]))
+    assert data.oks_sigmas == tuple(COCO_SIGMAS[name] for name in names)
+    assert data.oks_sigmas[-1] == 0.026
+    assert len(data.flip_pairs) == 8

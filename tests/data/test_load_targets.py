@@ -1,0 +1,95 @@
+"""The data of a training with targets: checked, held out, drawn, numbered as a model does."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import DatasetDict
+from PIL import Image
+
+from hf_vit.data import TargetData, load_keypoint_detection, load_semantic_segmentation
+from hf_vit.training import HfViTTrainingArguments
+from hf_vit.training.load_data import load_targets, with_model_classes
+from hf_vit.training.tasks.semantic_segmentation import SemanticDataArguments
+
+from ..helpers.dense_trainings import NUM_TRAIN, make_trainer, write_scenes
+from ..helpers.object_trainings import write_figures, write_objects
+
+
+@pytest.fixture
+def scenes(tmp_path: Path) -> Path:
+    return write_scenes(tmp_path / "scenes")
+
+
+def load(scenes: Path, **options: object) -> TargetData:
+    args = HfViTTrainingArguments(output_dir=str(scenes / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
+    data_args = SemanticDataArguments(dataset_name=str(scenes), **options)
+    return load_targets(lambda: load_semantic_segmentation(str(scenes)), data_args, args)
+
+
+def sizes(data: TargetData) -> dict[str, int]:
+    return {name: len(rows) for name, rows in data.splits.items()}
+
+
+def test_wrong_pairs_are_named_or_left_out_if_asked(scenes: Path) -> None:
+    Image.fromarray(np.full((18, 20), 9, dtype=np.uint8)).save(scenes / "train" / "masks" / "0.png")
+    Image.new("RGB", (5, 5)).save(scenes / "val" / "images" / "1.png")
+    with pytest.raises(ValueError, match=r"(?s)2 of 13 images cannot be trained on:.*labels 9.*has 5 x 5 pixels, but"):
+        load(scenes)
+    assert sizes(load(scenes, skip_unreadable=True)) == {"train": NUM_TRAIN - 1, "validation": 4}
+
+
+@pytest.mark.parametrize(
+    ("task", "write"), [("object_detection", write_objects), ("keypoint_detection", write_figures)]
+)
+def test_images_of_another_size_than_their_annotations_say_are_named_before_training(
+    task: str, write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    data = write(tmp_path / "data")
+    turned = Image.Exif()
+    turned[0x0112] = 6  # a quarter to the right
+    Image.new("RGB", (44, 40)).save(data / "train" / "images" / "0.png", exif=turned)
+    Image.new("RGB", (50, 43)).save(data / "train" / "images" / "7.png")
+    named = (
+        r"(?s)cannot be trained on:.*0\.png is 40 wide and 44 high, but its annotations say 44 and 40.*"
+        r"7\.png is 50 wide and 43 high"
+    )
+    with pytest.raises(ValueError, match=named):
+        make_trainer(task, data, tmp_path)
+    kept = make_trainer(task, data, tmp_path, "--skip_unreadable", "true").train_dataset
+    assert {"0.png", "7.png"}.isdisjoint(Path(kept[index]["file"]).name for index in range(len(kept)))
+
+
+def test_without_validation_a_share_is_held_out_and_always_the_same(scenes: Path) -> None:
+    shutil.rmtree(scenes / "val")
+    first, second = load(scenes, train_val_split=0.25), load(scenes, train_val_split=0.25)
+    assert sizes(first) == {"train": 6, "validation": 2}
+    assert first.splits["validation"]["file"][:] == second.splits["validation"]["file"][:]
+    assert not {*first.splits["validation"]["file"]} & {*first.splits["train"]["file"]}
+    assert sizes(load(scenes, train_val_split=0.0)) == {"train": NUM_TRAIN}
+
+
+def test_a_trial_takes_a_few(scenes: Path) -> None:
+    assert sizes(load(scenes, max_train_samples=3, max_eval_samples=2)) == {"train": 3, "validation": 2}
+
+
+def test_keypoints_are_those_of_the_model_by_their_names(tmp_path: Path) -> None:
+    data = load_keypoint_detection(str(write_figures(tmp_path / "figures")))
+    assert data.names == ("top", "left_foot", "right_foot")
+    model = {"tail": 0, "right_foot": 1, "top": 2, "left_foot": 3}
+    (given, *_), (target, *_) = (
+        list(own.examples("validation").read_targets()) for own in (data, with_model_classes(data, model))
+    )
+    assert torch.equal(target["keypoints"][[2, 3, 1]], given["keypoints"])
+    assert not target["keypoints"][0].any()
+    assert torch.equal(target["box"], given["box"])
+
+
+def test_there_may_be_more_classes_than_a_mask_has_values() -> None:
+    names = [f"class {number}" for number in range(300)]
+    data = TargetData(DatasetDict(), lambda row: {"class_labels": torch.tensor([0, 299])}, tuple(names))
+    model = {name: 299 - number for number, name in enumerate(names)}
+    assert with_model_classes(data, model).read_target({})["class_labels"].tolist() == [299, 0]

@@ -1,0 +1,619 @@
+"""Data sets for image classification from every kind of source, and what is said about bad ones."""
+
+import csv
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from datasets import ClassLabel, DatasetDict, Features, Image, Value
+from prediction import inputs
+
+from hf_vit.data import hold_out, load_image_classification
+from hf_vit.data.formats.folders import IMAGE_SUFFIXES
+
+from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_idx, write_idx_file, write_pictures
+from ..helpers.fresh import run_with_package
+from ..helpers.hub import serve
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def load(source: Path, **options) -> DatasetDict:
+    """Loads, and checks what holds for every source."""
+    splits = load_image_classification(str(source), **options)
+    features = {name: split.features for name, split in splits.items()}
+    for name in splits:
+        assert list(features[name]) == ["image", "label", "file"]
+        assert features[name]["file"] == Value("string")
+        assert features[name]["image"] == Image()
+        assert isinstance(features[name]["label"], ClassLabel)
+        assert features[name] == next(iter(features.values()))
+    return splits
+
+
+def names(splits: DatasetDict, split: str) -> list[str]:
+    """The label of each example by name."""
+    feature = splits[split].features["label"]
+    return [feature.names[label] for label in splits[split]["label"]]
+
+
+def classes(splits: DatasetDict) -> list[str]:
+    return next(iter(splits.values())).features["label"].names
+
+
+def write_csv(file: Path, columns: list[str], *rows: list, delimiter: str = ",") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", newline="") as stream:
+        csv.writer(stream, delimiter=delimiter).writerows([columns, *rows])
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        (".", {}),
+        (".", {"packed": True}),
+        (".", {"spelling": "."}),
+        (".", {"spelling": ".", "packed": True}),
+        ("MNIST/raw", {}),
+        (".", {"prefix": "qmnist-", "packed": True}),
+    ],
+)
+def test_idx_files_give_their_pixels_and_labels(tmp_path, place, options):
+    train = write_idx(tmp_path / place, "train", [2, 0, 1, 1], **options)
+    test = write_idx(tmp_path / place, "t10k", [1, 2], **options)
+    splits = load(tmp_path)
+    assert list(splits) == ["train", "test"]
+    for split, pixels in (("train", train), ("test", test)):
+        assert all(image.mode == "L" for image in splits[split]["image"])
+        assert np.array_equal(np.stack([np.asarray(image) for image in splits[split]["image"]]), pixels)
+    assert splits["train"]["label"][:] == [2, 0, 1, 1]
+    assert classes(splits) == ["0", "1", "2"]
+
+
+def test_idx_files_unpacked_are_read_rather_than_those_packed_beside_them(tmp_path):
+    write_idx(tmp_path, "train", [0, 1, 2], packed=True)
+    pixels = write_idx(tmp_path, "train", [0, 1])
+    assert np.array_equal(np.asarray(load(tmp_path)["train"][0]["image"]), pixels[0])
+
+
+def test_idx_images_need_not_be_square(tmp_path):
+    write_idx_file(tmp_path / "train-images-idx3-ubyte", np.arange(24).reshape(2, 3, 4))
+    write_idx_file(tmp_path / "train-labels-idx1-ubyte", np.array([0, 1]))
+    assert np.array_equal(np.asarray(load(tmp_path)["train"][1]["image"]), np.arange(12, 24).reshape(3, 4))
+
+
+def test_images_of_emnist_are_turned_upright(tmp_path):
+    write_idx_file(tmp_path / "emnist-letters-train-images-idx3-ubyte", np.arange(24).reshape(2, 3, 4))
+    write_idx_file(tmp_path / "emnist-letters-train-labels-idx1-ubyte", np.array([1, 2]))
+    image = np.asarray(load(tmp_path)["train"][1]["image"])
+    assert np.array_equal(image, np.arange(12, 24).reshape(3, 4).T)
+
+
+def test_several_sets_of_idx_files_are_chosen_by_name(tmp_path):
+    write_idx(tmp_path, "train", [1, 2, 3], prefix="emnist-letters-")
+    write_idx(tmp_path / "MNIST" / "raw", "train", [0, 1])
+    with pytest.raises(ValueError, match=r"idx files of 'MNIST', 'emnist-letters', but dataset_config_name=None"):
+        load(tmp_path)
+    assert classes(load(tmp_path, dataset_config_name="MNIST")) == ["0", "1"]
+    # numbers that do not begin at 0 keep their names
+    assert classes(load(tmp_path, dataset_config_name="emnist-letters")) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["images-idx3", "labels-idx1"])
+def test_a_truncated_idx_file_is_named(tmp_path, kind, packed):
+    write_idx(tmp_path, "train", [0, 1, 0, 1], packed=packed)
+    file = next(tmp_path.glob(f"*{kind}*"))
+    truncate(file, 0.8)
+    with pytest.raises(ValueError, match=rf"{file.name} (is truncated|cannot be unpacked).*Get it anew"):
+        load(tmp_path)
+
+
+def test_a_file_that_is_no_idx_file_is_named(tmp_path):
+    write_idx(tmp_path, "train", [0, 1])
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(b"<html>")
+    with pytest.raises(
+        ValueError, match=r"labels-idx1-ubyte begins with the bytes 3c 68 74 6d and not with 00 00 08 01"
+    ):
+        load(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").rename(tmp_path / "train-labels-idx1-ubyte.gz")
+    with pytest.raises(ValueError, match=r"labels-idx1-ubyte\.gz cannot be unpacked: Not a gzipped file"):
+        load(tmp_path)
+
+
+def test_idx_files_must_come_in_pairs_of_equal_number(tmp_path):
+    write_idx(tmp_path, "train", [0, 1])
+    write_idx_file(tmp_path / "train-labels-idx1-ubyte", np.array([0, 1, 0]))
+    with pytest.raises(ValueError, match=r"images-idx3-ubyte holds 2 images, but .*labels-idx1-ubyte 3 labels"):
+        load(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    with pytest.raises(ValueError, match=r"no labels for .*train-images-idx3-ubyte"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "test"),
+    [
+        ("data/train-00000-of-00001.parquet", "data/validation-00000-of-00001.parquet", "data/test-0.parquet"),
+        ("train.parquet", "val.parquet", "test.parquet"),
+        ("train/0000.parquet", "dev/0000.parquet", "test/0000.parquet"),
+    ],
+)
+def test_parquet_files_say_their_split(tmp_path, train, validation, test):
+    for name, labels in ((train, [0, 1, 1]), (validation, [1]), (test, [0, 0])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        dataset_of(labels, ["dog", "cat"]).to_parquet(tmp_path / name)
+    splits = load(tmp_path)
+    assert {split: names(splits, split) for split in splits} == {
+        "train": ["dog", "cat", "cat"],
+        "validation": ["cat"],
+        "test": ["dog", "dog"],
+    }
+    assert np.array_equal(np.asarray(splits["train"][2]["image"]), np.asarray(picture(2)))
+
+
+def test_parquet_files_that_say_no_split_are_one_training_set(tmp_path):
+    folder = tmp_path / "odd [name]"
+    folder.mkdir()
+    dataset_of([0, 1], ["dog", "cat"]).to_parquet(folder / "0.parquet")
+    dataset_of([1], ["dog", "cat"]).to_parquet(folder / "1.parquet")
+    assert names(load(folder), "train") == ["dog", "cat", "cat"]
+    assert names(load(folder / "0.parquet"), "train") == ["dog", "cat"]
+
+
+def test_parquet_files_beside_known_splits_are_left_out_with_a_warning(tmp_path, caplog):
+    for name in ("train", "extra"):
+        dataset_of([0, 1], ["dog", "cat"]).to_parquet(tmp_path / f"{name}.parquet")
+    assert list(load(tmp_path)) == ["train"]
+    assert "Left out, as their names say no split" in caplog.text
+    assert "extra.parquet" in caplog.text
+
+
+def test_parquet_without_the_metadata_of_datasets(tmp_path):
+    content = [encoded(picture(number)) for number in range(3)]
+    plain = datasets.Dataset.from_dict(
+        {"img": [{"bytes": image, "path": "a.png"} for image in content], "labels": [2, 0, 2]},
+        features=Features({"img": {"bytes": Value("binary"), "path": Value("string")}, "labels": Value("int32")}),
+    )
+    plain.to_parquet(tmp_path / "train.parquet")
+    bare = datasets.Dataset.from_dict({"image": content, "class": ["0", "2", "2"]})
+    bare.cast_column("image", Value("binary")).to_parquet(tmp_path / "test.parquet")
+    splits = load(tmp_path)
+    assert (names(splits, "train"), names(splits, "test")) == (["2", "0", "2"], ["0", "2", "2"])
+    assert classes(splits) == ["0", "2"]
+    assert np.array_equal(np.asarray(splits["test"][1]["image"]), np.asarray(picture(1)))
+
+
+def test_parquet_files_that_are_truncated_or_empty_are_named(tmp_path):
+    dataset_of([0, 1], ["dog", "cat"]).to_parquet(tmp_path / "train.parquet")
+    dataset_of([0, 1], ["dog", "cat"]).select([]).to_parquet(tmp_path / "test.parquet")
+    with pytest.raises(ValueError, match=r"'test' cannot be read from '.*/test.parquet': .*no data"):
+        load(tmp_path)
+    truncate(tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"'train' cannot be read from '.*/train.parquet': Parquet magic bytes"):
+        load(tmp_path)
+
+
+def test_several_label_columns_ask_for_one(tmp_path):
+    cifar = dataset_of([0, 1], ["apple", "bear"], "img", "fine_label")
+    cifar = cifar.add_column("coarse_label", [1, 0], feature=ClassLabel(names=["animal", "fruit"]))
+    cifar.to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(
+        ValueError, match=r"several columns .* 'fine_label', 'coarse_label'. Choose one with label_column_name\."
+    ):
+        load(tmp_path)
+    assert names(load(tmp_path, label_column_name="coarse_label"), "train") == ["fruit", "animal"]
+    assert names(load(tmp_path, label_column_name="fine_label"), "train") == ["apple", "bear"]
+
+
+def test_columns_that_are_missing_or_hold_something_else_are_named(tmp_path):
+    file = tmp_path / "train.parquet"
+    dataset_of(["a", "b"], None, "picture", "kind").to_parquet(file)
+    with pytest.raises(
+        ValueError, match=r"'train' has no column of a usual name \(label, .*\), only 'picture', 'kind'"
+    ):
+        load(file)
+    with pytest.raises(
+        ValueError, match=r"no column 'species', only 'picture', 'kind'. Name the right one with label_column_name\."
+    ):
+        load(file, label_column_name="species")
+    with pytest.raises(
+        ValueError, match=r"no encoded images in the column 'kind', which is of type Value\('string'\)"
+    ):
+        load(file, image_column_name="kind", label_column_name="kind")
+    assert classes(load(file, label_column_name="kind")) == ["a", "b"]
+
+
+def test_saved_datasets_are_opened(tmp_path):
+    train, test = dataset_of([0, 1], ["dog", "cat"], "img"), dataset_of([1], ["dog", "cat"], "img")
+    DatasetDict({"train": train, "valid": test, "unsupervised": test}).save_to_disk(tmp_path / "all")
+    splits = load(tmp_path / "all")
+    assert {split: names(splits, split) for split in splits} == {"train": ["dog", "cat"], "validation": ["cat"]}
+    train.save_to_disk(tmp_path / "one")
+    assert names(load(tmp_path / "one"), "train") == ["dog", "cat"]
+
+
+def test_a_single_split_of_another_name_is_for_training(tmp_path):
+    split = dataset_of([0, 1], ["dog", "cat"])
+    DatasetDict({"full": split}).save_to_disk(tmp_path / "one")
+    assert list(load(tmp_path / "one")) == ["train"]
+    DatasetDict({"full": split, "small": split}).save_to_disk(tmp_path / "two")
+    with pytest.raises(ValueError, match=r"None of the splits 'full', 'small' goes by a known name: train, training"):
+        load(tmp_path / "two")
+
+
+def test_classes_in_another_order_keep_their_names(tmp_path):
+    train, test = dataset_of([0, 1], ["dog", "cat"]), dataset_of([0, 1], ["cat", "dog"])
+    for name, split in (("train", train), ("test", test)):
+        split.to_parquet(tmp_path / f"{name}.parquet")
+    splits = load(tmp_path)
+    assert (classes(splits), names(splits, "test")) == (["dog", "cat"], ["cat", "dog"])
+
+
+@pytest.mark.parametrize("path_column", ["image", "image_path", "path", "file", "filename", "file_name", "Image"])
+@pytest.mark.parametrize("label_column", ["label", "labels", "class", "category", "target", "fine_label"])
+def test_csv_with_usual_columns(tmp_path, path_column, label_column):
+    write_pictures(tmp_path, "images/0.png", "images/1.png")
+    write_csv(tmp_path / "list.csv", [path_column, label_column], ["images/0.png", "dog"], ["images/1.png", "cat"])
+    splits = load(tmp_path / "list.csv")
+    assert (names(splits, "train"), classes(splits)) == (["dog", "cat"], ["cat", "dog"])
+    assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))
+
+
+def test_tables_of_other_kinds(tmp_path):
+    write_pictures(tmp_path, "0.png", "1.png", "2.png")
+    rows = [["0.png", 10], ["1.png", 9], ["2.png", 10]]
+    write_csv(tmp_path / "tabs.tsv", ["path", "label"], *rows, delimiter="\t")
+    write_csv(tmp_path / "semicolons.csv", ["path", "label"], *rows, delimiter=";")
+    (tmp_path / "bom.csv").write_text("path, label\n0.png, 10\n\n1.png,9\n2.png,10\n", encoding="utf-8-sig")
+    lines = [json.dumps({"path": path, "label": label, "box": [1, 2]}) for path, label in rows]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    for name in ("tabs.tsv", "semicolons.csv", "bom.csv", "lines.jsonl"):
+        splits = load(tmp_path / name)
+        assert (names(splits, "train"), classes(splits)) == (["10", "9", "10"], ["9", "10"])
+
+
+@pytest.mark.parametrize("label", ["NA", "null", "None", "nan", "007"])
+def test_a_label_of_a_table_is_text_and_nothing_else(tmp_path, label):
+    write_pictures(tmp_path, "0.png", "1.png")
+    write_csv(tmp_path / "list.csv", ["image", "label"], ["0.png", label], ["1.png", "1"])
+    assert names(load(tmp_path / "list.csv"), "train") == [label, "1"]
+
+
+def test_folders_with_a_table_for_each_split(tmp_path):
+    for split, folder in (("train", "train"), ("validation", "val"), ("test", "test")):
+        write_pictures(tmp_path / folder, "0.png", "1.png")
+        write_csv(tmp_path / f"{folder}.csv", ["image", "label"], [f"{folder}/0.png", "a"], [f"{folder}/1.png", "b"])
+        write_csv(tmp_path / folder / "metadata.csv", ["file_name", "label"], ["0.png", "x"], ["1.png", "y"])
+        assert names(load(tmp_path), split) == ["a", "b"]
+    for file in tmp_path.glob("*.csv"):
+        file.unlink()
+    splits = load(tmp_path)
+    assert {split: names(splits, split) for split in splits} == {
+        split: ["x", "y"] for split in ("train", "validation", "test")
+    }
+
+
+def test_metadata_with_a_split_column(tmp_path):
+    write_pictures(tmp_path, "0.png", "1.png", "2.png")
+    rows = [["0.png", "a", "train"], ["1.png", "a", "dev"], ["2.png", "b", "Training"]]
+    write_csv(tmp_path / "metadata.csv", ["file_name", "label", "split"], *rows)
+    splits = load(tmp_path)
+    assert {split: names(splits, split) for split in splits} == {"train": ["a", "b"], "validation": ["a"]}
+    write_csv(tmp_path / "metadata.csv", ["file_name", "label", "split"], *rows, ["0.png", "a", "fold 3"])
+    with pytest.raises(ValueError, match=r"metadata.csv, row 4, is of the split 'fold 3'. Known are train"):
+        load(tmp_path)
+
+
+def test_two_tables_for_a_split_are_refused(tmp_path):
+    write_csv(tmp_path / "val.csv", ["image", "label"])
+    write_csv(tmp_path / "validation.csv", ["image", "label"])
+    with pytest.raises(ValueError, match=r"'val' and 'validation' both mean the split 'validation'. Keep one"):
+        load(tmp_path)
+
+
+def test_images_of_a_table_that_do_not_exist_are_listed(tmp_path):
+    write_pictures(tmp_path, "here.png")
+    write_csv(tmp_path / "list.csv", ["image", "label"], ["here.png", "a"], *([f"{n}.png", "b"] for n in range(12)))
+    with pytest.raises(ValueError, match=r"(?s)12 of 13 images do not exist.*/0\.png.*/9\.png\n  and 2 more"):
+        load(tmp_path / "list.csv")
+
+
+def test_tables_with_other_columns_ask_for_them(tmp_path):
+    write_pictures(tmp_path, "0.png", "1.png")
+    file = tmp_path / "list.csv"
+    write_csv(file, ["id", "label", "class"], ["0.png", "a", "x"], ["1.png", "b", "y"])
+    with pytest.raises(
+        ValueError, match=r"list.csv has no column of a usual name \(image, .*only 'id', 'label', 'class'"
+    ):
+        load(file)
+    with pytest.raises(ValueError, match=r"several columns that could be it: 'label', 'class'"):
+        load(file, image_column_name="id")
+    assert classes(load(file, image_column_name="id", label_column_name="class")) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"image,label\n", "a.csv has no rows"),
+        ("a.csv", b"", "a.csv has no rows"),
+        (
+            "a.csv",
+            b"image,label\n0.png,cat, black\n",
+            "has 1 rows with more or fewer cells than its header; the first is",
+        ),
+        ("a.csv", b"image,label\n0.png,cat\n1.png\n", "the first is row 2"),
+        ("a.csv", "image,label\n0.png,épagneul\n".encode("latin-1"), "a.csv is no UTF-8 text"),
+        ("a.jsonl", b'{"image": "0.png"}\n{"image": \n', "a.jsonl, line 2 is no JSON object"),
+        ("a.jsonl", b'{"image": "0.png", "label": 1}\n3\n', "a.jsonl, line 2 is no JSON object"),
+        ("a.jsonl", b'{"image": "0.png", "label": [1]}\n', r"a.jsonl, row 1, has the label \[1\]"),
+    ],
+)
+def test_a_malformed_table_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "test"),
+    [("train", "validation", "test"), ("training", "val", "testing"), ("Train", "dev", "Test")],
+)
+def test_folders_of_splits_and_classes(tmp_path, train, validation, test):
+    write_pictures(tmp_path / train, "b/1.png", "b/0.png", "a/2.png")
+    write_pictures(tmp_path / validation, "a/3.png")
+    write_pictures(tmp_path / test, "b/4.png", "a/5.png")
+    splits = load(tmp_path)
+    assert {split: names(splits, split) for split in splits} == {
+        "train": ["a", "b", "b"],
+        "validation": ["a"],
+        "test": ["a", "b"],
+    }
+    assert np.array_equal(np.asarray(splits["train"][1]["image"]), np.asarray(picture(1)))  # b/0.png comes first
+
+
+def test_class_folders_alone_are_for_training(tmp_path):
+    write_pictures(tmp_path, "train/0.png", "bus/1.png", "test-tube/2.png", "test-tube/more/3.PNG")
+    splits = load(tmp_path)
+    assert {split: names(splits, split) for split in splits} == {"train": ["bus", "test-tube", "test-tube", "train"]}
+
+
+def test_a_folder_may_hold_a_test_set_alone(tmp_path):
+    write_pictures(tmp_path, "test/b/0.png", "test/a/1.png")
+    splits = load(tmp_path)
+    assert {split: names(splits, split) for split in splits} == {"test": ["a", "b"]}
+
+
+def test_classes_that_are_numbers_come_in_their_order(tmp_path):
+    write_pictures(tmp_path, "0/0.png", "2/1.png", "10/2.png")
+    assert classes(load(tmp_path)) == ["0", "2", "10"]
+
+
+def test_hidden_files_and_folders_are_ignored_and_links_followed(tmp_path, caplog):
+    write_pictures(tmp_path / "data", "a/0.png", "a/._0.png", "a/.thumbnails/1.png", ".cache/2.png", "b/3.png")
+    write_pictures(tmp_path / "elsewhere", "4.png")
+    (tmp_path / "data" / "c").symlink_to(tmp_path / "elsewhere")
+    assert names(load(tmp_path / "data"), "train") == ["a", "b", "c"]
+    assert not caplog.records
+
+
+def test_what_is_left_out_of_a_folder_is_said(tmp_path, caplog):
+    write_pictures(tmp_path, "train/a/0.png", "train/b/1.png", "train/2.png", "extra/a/3.png")
+    (tmp_path / "train" / "a" / "photo.heic").touch()
+    assert len(load(tmp_path)["train"]) == 2
+    for message in ("known split: 'extra'", "do not end like images: {'.heic': 1}", "lie in no class folder: '2.png'"):
+        assert message in caplog.text
+
+
+def test_images_stay_where_they_are_when_the_working_directory_changes(tmp_path, monkeypatch):
+    write_pictures(tmp_path / "data", "a/0.png", "b/1.png")
+    write_csv(tmp_path / "data.csv", ["image", "label"], ["data/a/0.png", "a"], ["data/b/1.png", "b"])
+    monkeypatch.chdir(tmp_path)
+    loaded = [load(Path(source)) for source in ("data", "data.csv")]
+    monkeypatch.chdir("/")
+    for splits in loaded:
+        assert splits["train"][0]["image"].size == (8, 6)
+
+
+def test_folders_without_images_are_refused(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"holds no image: no file ends in .bmp, .gif"):
+        load(tmp_path)
+    write_pictures(tmp_path, "0.png")
+    with pytest.raises(
+        ValueError, match=r"only images without a class \('0.png'\). Put the images into one folder per"
+    ):
+        load(tmp_path)
+    write_pictures(tmp_path, "train/0.png", "test/a/1.png")
+    with pytest.raises(ValueError, match=r"train holds only images without a class \('0.png'\)"):
+        load(tmp_path)
+
+
+def test_a_test_folder_of_images_without_a_class_is_left_out_with_a_warning(tmp_path, caplog):
+    write_pictures(tmp_path, "train/a/0.png", "train/b/1.png", "test/2.png", "val/a/3.png")
+    assert list(load(tmp_path)) == ["train", "validation"]
+    assert "as their images lie in no class folder: 'test'" in caplog.text
+
+
+def test_a_folder_around_a_table_names_the_table(tmp_path):
+    write_pictures(tmp_path, "images/0.png", "images/1.png")
+    write_csv(tmp_path / "data.csv", ["image", "label"], ["images/0.png", "a"], ["images/1.png", "b"])
+    with pytest.raises(ValueError, match=r"says no split. Give the table rather than its folder: '.*/data.csv'"):
+        load(tmp_path)
+    assert names(load(tmp_path / "data.csv"), "train") == ["a", "b"]
+    write_pictures(tmp_path, "others/2.png")
+    assert classes(load(tmp_path)) == ["images", "others"]  # with two class folders, the table is a bystander
+
+
+def test_all_class_folders_without_an_image_are_listed(tmp_path):
+    write_pictures(tmp_path, "a/0.png", "d/1.png")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "c" / "deep").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"without an image: 'b', 'c'. Remove them, or put images there"):
+        load(tmp_path)
+
+
+def test_scripts_and_package_know_the_same_suffixes():
+    # The script must run without the package, so it has a list of its own.
+    assert IMAGE_SUFFIXES == inputs.IMAGE_SUFFIXES
+
+
+def test_a_class_may_be_missing_from_test_but_not_from_train(tmp_path):
+    write_pictures(tmp_path, "train/a/0.png", "train/b/1.png", "train/c/2.png", "test/a/3.png")
+    assert classes(load(tmp_path)) == ["a", "b", "c"]
+    write_pictures(tmp_path, "test/B/4.png", "test/x/5.png")
+    with pytest.raises(ValueError, match=r"differ. Only in 'test': 'B', 'x'. Only in 'train': 'b', 'c'"):
+        load(tmp_path)
+
+
+def test_named_classes_without_an_example_are_warned_of(tmp_path, caplog):
+    dataset_of([0, 2], ["a", "b", "c"]).to_parquet(tmp_path / "train.parquet")
+    assert classes(load(tmp_path)) == ["a", "b", "c"]
+    assert "The split 'train' has no example of 'b'" in caplog.text
+
+
+def test_labels_out_of_range_are_counted(tmp_path):
+    for labels, count, first in (([0, 1, 5, 7], 2, "5 at index 2"), ([0, -1, 1, 1], 1, "-1 at index 1")):
+        plain = dataset_of(labels).cast_column("label", Value("int64"))
+        table = plain.data.table.replace_schema_metadata(dataset_of([0], ["a", "b"]).data.table.schema.metadata)
+        datasets.Dataset(datasets.table.InMemoryTable(table)).to_parquet(tmp_path / "train.parquet")
+        with pytest.raises(
+            ValueError, match=f"{count} of 4 labels of the split 'train' .* the first is {first}. They go"
+        ):
+            load(tmp_path)
+
+
+def test_a_missing_label_is_an_error_but_a_split_without_any_is_left_out(tmp_path, caplog):
+    dataset_of([0, 1], ["a", "b"]).to_parquet(tmp_path / "train.parquet")
+    dataset_of([-1, -1], ["a", "b"]).to_parquet(tmp_path / "test.parquet")
+    assert list(load(tmp_path)) == ["train"]
+    assert "The split 'test' has no labels, all are -1 or empty; it is left out." in caplog.text
+    write_pictures(tmp_path, "0.png", "1.png")
+    write_csv(tmp_path / "list.csv", ["image", "label"], ["0.png", "a"], ["1.png", ""])
+    with pytest.raises(ValueError, match=r"1 of 2 labels .* the first is '' at index 1. Label these examples"):
+        load(tmp_path / "list.csv")
+
+
+def test_labels_must_be_numbers_or_words(tmp_path):
+    file = tmp_path / "train.parquet"
+    dataset_of([0, 1]).remove_columns("label").add_column("label", [0.5, 0.7]).to_parquet(file)
+    with pytest.raises(ValueError, match=r"labels of the split 'train' are of type Value\('float64'\)"):
+        load(file)
+
+
+def test_empty_splits_and_single_classes_are_refused(tmp_path):
+    write_idx(tmp_path, "train", [0, 1])
+    write_idx(tmp_path, "t10k", [])
+    with pytest.raises(ValueError, match=r"The split 'test' is empty. Fill it or leave it out"):
+        load(tmp_path)
+    write_pictures(tmp_path / "one", "cat/0.png", "cat/1.png")
+    with pytest.raises(ValueError, match=r"All labels of the split 'train' are 'cat', but there must be at least 2"):
+        load(tmp_path / "one")
+    write_pictures(tmp_path / "one" / "test", "cat/2.png")
+    write_pictures(tmp_path / "scored", "test/cat/0.png", "validation/cat/0.png")
+    assert classes(load(tmp_path / "scored")) == ["cat"]  # enough to score, though not to train
+
+
+def test_images_are_called_by_their_paths(tmp_path):
+    write_pictures(tmp_path, "folder/train/a/0.png", "folder/train/b/1.png", "folder/test/a/2.png")
+    splits = load(tmp_path / "folder")
+    folder = tmp_path / "folder"
+    assert splits["train"]["file"][:] == [f"{folder}/train/a/0.png", f"{folder}/train/b/1.png"]
+    assert splits["test"]["file"][:] == [f"{folder}/test/a/2.png"]
+    write_csv(tmp_path / "list.csv", ["image", "label"], ["folder/train/b/1.png", "b"], ["folder/train/a/0.png", "a"])
+    assert load(tmp_path / "list.csv")["train"]["file"][:] == splits["train"]["file"][::-1]
+
+
+def test_images_that_are_no_files_are_called_by_the_path_beside_them_or_their_number(tmp_path):
+    content = [{"bytes": encoded(picture(0)), "path": path} for path in ("cat.png", None, "")] + [None]
+    features = Features({"image": Image(), "label": Value("string")})
+    datasets.Dataset.from_dict({"image": content, "label": list("abab")}, features).to_parquet(
+        tmp_path / "test.parquet"
+    )
+    assert load(tmp_path)["test"]["file"][:] == ["cat.png", *(f"image {number} of test" for number in (1, 2, 3))]
+
+
+def test_files_stay_with_their_images(tmp_path):
+    write_pictures(tmp_path, *(f"{label}/{number}.png" for label in "ab" for number in range(6)))
+    train = load(tmp_path)["train"]
+    for split in (*hold_out(train, 0.5).values(), train.shuffle(seed=0).select(range(3))):
+        for file, image, label in zip(split["file"], split["image"], split["label"], strict=True):
+            assert (file, Path(file).parent.name) == (image.filename, "ab"[label])
+
+
+def test_a_path_that_does_not_exist_says_what_lies_there(tmp_path):
+    write_pictures(tmp_path / "clothing", "a/0.png")
+    with pytest.raises(FileNotFoundError, match=r"no file or folder '.*/clothign'. Did you mean '.*/clothing'\?"):
+        load(tmp_path / "clothign")
+    with pytest.raises(FileNotFoundError, match=r"Did you mean '.*/clothing'\?"):
+        load(tmp_path / "cloting" / "train")
+    with pytest.raises(FileNotFoundError, match=r"there is no 'birds', but 'clothing'"):
+        load(tmp_path / "birds")
+
+
+def test_options_that_do_not_apply_are_refused(tmp_path):
+    write_pictures(tmp_path, "a/0.png", "b/1.png")
+    with pytest.raises(ValueError, match=r"dataset_revision='v1' is for datasets on the Hub"):
+        load(tmp_path, dataset_revision="v1")
+    with pytest.raises(ValueError, match=r"dataset_config_name='plain_text' chooses on the Hub or among idx files"):
+        load(tmp_path, dataset_config_name="plain_text")
+    with pytest.raises(ValueError, match=r"no column 'photo', only 'image', 'label'"):
+        load(tmp_path, image_column_name="photo")
+    (tmp_path / "data.zip").touch()
+    with pytest.raises(ValueError, match=r"data.zip is a file of unknown kind. Give one of .parquet, .csv"):
+        load(tmp_path / "data.zip")
+
+
+HUB_CODE = """
+import json, sys
+from hf_vit.data import hold_out, load_image_classification
+
+answers = []
+for source, options in json.loads(sys.argv[1]):
+    try:
+        splits = load_image_classification(source, **options)
+        answers.append({name: [split.features["label"].names, split["label"][:]] for name, split in splits.items()})
+    except FileNotFoundError as error:
+        answers.append(str(error))
+print(json.dumps(answers))
+"""
+
+
+def load_from_hub(workdir: Path, *calls: tuple[str, dict], **environment: str) -> list:
+    """Loads in a fresh process, as the address of the Hub is fixed at import."""
+    process = run_with_package(HUB_CODE, workdir, json.dumps(calls), **environment)
+    return json.loads(process.stdout)
+
+
+def test_names_on_the_hub_are_loaded_from_there(tmp_path):
+    repository = tmp_path / "hub" / "user" / "pets"
+    for config, labels in (("small", [0, 1]), ("large", [0, 1, 1])):
+        (repository / config).mkdir(parents=True)
+        dataset_of(labels, ["dog", "cat"], "img").to_parquet(repository / config / "train.parquet")
+    configs = "".join(f"- config_name: {name}\n  data_files: {name}/train.parquet\n" for name in ("small", "large"))
+    (repository / "README.md").write_text(f"---\nconfigs:\n{configs}---\n")
+    with serve(tmp_path / "hub") as hub:
+        commit = hub.find("user/pets").oid
+        small, large, no_revision, nobody = load_from_hub(
+            tmp_path,
+            ("user/pets", {"dataset_config_name": "small", "dataset_revision": commit}),
+            ("user/pets", {"dataset_config_name": "large", "dataset_revision": commit}),
+            ("user/pets", {"dataset_config_name": "small", "dataset_revision": "v2"}),
+            ("nobody/pets", {}),
+            **hub.client,
+        )
+    assert small == {"train": [["dog", "cat"], [0, 1]]}
+    assert large == {"train": [["dog", "cat"], [0, 1, 1]]}
+    assert "Revision 'v2' doesn't exist" in no_revision
+    assert nobody.startswith("There is no file or folder 'nobody/pets'.")
+    assert "Nor did the Hub give a dataset of that name: Dataset 'nobody/pets' doesn't exist" in nobody
+
+
+def test_a_name_that_cannot_be_asked_for_offline_says_so(tmp_path):
+    [answer] = load_from_hub(tmp_path, ("user/pets", {}), HF_HUB_OFFLINE="1")
+    assert "Nor did the Hub give a dataset of that name: Couldn't reach 'user/pets' on the Hub" in answer

@@ -1,0 +1,129 @@
+"""Tar files of WebDataset are read as a list and as a stream, and say in either way what is wrong in them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from hf_vit.data import load_image_classification, load_unlabelled_images, stream_image_classification, stream_images
+from hf_vit.data.formats.tar_shards import find_tars
+
+from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
+
+
+LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
+WORDS = {"train": ["dog", "cat", "fox", "dog", "cat"], "val": ["fox", "cat"]}
+IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "val": [{"label": "fox", "width": 1}]}
+
+
+def labels_of(rows: Dataset) -> list[tuple[str, str]]:
+    """The key and the class name of each image, whose order does not count."""
+    names = rows.features["label"].names
+    keys = [Path(file.split(": ")[-1]).stem for file in rows["file"]]
+    return sorted((key, names[label]) for key, label in zip(keys, rows["label"], strict=True))
+
+
+@pytest.mark.parametrize(("labels", "kind"), [(LABELS, "cls"), (WORDS, "txt"), (IN_JSON, "json")])
+def test_a_list_and_a_stream_have_the_same_images_and_classes(labels: Any, kind: str, tmp_path: Path) -> None:
+    write_tars(tmp_path, labels, kind)
+    listed, stream = load_image_classification(str(tmp_path)), stream_image_classification(str(tmp_path))
+    assert list(listed) == ["train", "validation"]  # a test split without labels is of no use
+    train = stream.first("train", 9, 3)
+    assert labels_of(train) == labels_of(listed["train"])
+    assert labels_of(stream.listed["validation"]) == labels_of(listed["validation"])
+    assert sorted(image.tobytes() for image in train["image"]) == sorted(picture(n).tobytes() for n in range(5))
+    assert (stream.rows.num_shards, stream.held_out) == (2, 0)
+
+
+def test_names_of_numbered_classes_are_given_or_lie_beside_the_files(tmp_path: Path) -> None:
+    folder = write_tars(tmp_path / "pets", LABELS)
+    given = stream_image_classification(str(folder), class_names=["ant", "bee", "cow", "doe"])
+    assert given.names == ("ant", "bee", "cow", "doe")
+    assert [name for _, name in labels_of(given.first("train", 9, 3))] == ["cow", "ant", "bee", "cow", "ant"]
+    (folder / "classes.txt").write_text("ant\nbee\ncow\n")
+    beside, listed = stream_image_classification(str(folder)), load_image_classification(str(folder))
+    assert beside.names == tuple(listed["train"].features["label"].names) == ("ant", "bee", "cow")
+    assert labels_of(beside.first("train", 9, 3)) == labels_of(listed["train"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "message"),
+    [
+        (
+            ["dog", "cow"],
+            "txt",
+            r"train-00001\.tar: tr/001\.png has the label 'cow', which is of none of the 2 classes",
+        ),
+        (["dog", ""], "txt", r"tr/001\.png has no label, but ''\. Label it"),
+        ([0, 2], "cls", r"tr/001\.png has the label 2, which is of none of the 2 classes 'cat', 'dog'"),
+    ],
+)
+def test_a_wrong_label_names_tar_file_and_key(labels: list, kind: str, message: str, tmp_path: Path) -> None:
+    write_tars(tmp_path, {"train": labels, "val": labels[:1]}, kind)
+    stream = stream_image_classification(str(tmp_path), class_names=["cat", "dog"])
+    with pytest.raises(ValueError, match=message):
+        stream.first("train", 9, 3)
+
+
+def test_what_is_held_out_of_a_stream_is_never_trained_on(tmp_path: Path) -> None:
+    write_tars(tmp_path, {"train": [number % 3 for number in range(40)]}, num_files=3)
+    stream = stream_image_classification(str(tmp_path), train_val_split=0.3)
+    held_out = set(stream.first("validation", 99, 10)["file"])
+    trained = [row["file"] for row in stream.train]
+    assert 4 < len(held_out) < 20
+    assert len(trained) == 40 - len(held_out)
+    assert not held_out & set(trained)
+    assert set(stream.first("train", 99, 10)["file"]) == set(trained)
+
+
+def test_parquet_and_folders_stream_with_the_classes_that_they_have(tmp_path: Path) -> None:
+    (tmp_path / "parquet").mkdir()
+    for split, labels in (("train", ["b", "c", "a", "b"]), ("test", ["c", "a"])):
+        dataset_of(labels).to_parquet(tmp_path / "parquet" / f"{split}.parquet")
+    dataset_of([1, 0, 1], ["dog", "cat", "ape"]).to_parquet(tmp_path / "train.parquet")
+    write_class_folders(tmp_path / "folders", ["cow", "bee"])
+    for source, names, train, test in (
+        ("parquet", "abc", [0, 1, 1, 2], [2, 0]),
+        ("train.parquet", ["dog", "cat", "ape"], [0, 1, 1], []),
+        ("folders", ["bee", "cow"], [0] * 4 + [1] * 4, [0, 0, 1, 1]),
+    ):
+        stream = stream_image_classification(str(tmp_path / source), train_val_split=0)
+        assert stream.names == tuple(names)
+        assert sorted(row["label"] for row in stream.train) == train
+        assert (stream.listed["test"]["label"][:] if test else []) == test
+    held_out = stream_image_classification(str(tmp_path / "folders"), train_val_split=0.25)
+    assert sorted(held_out.listed["validation"]["label"]) == [0, 1]  # by class, as without a stream
+    assert len(list(held_out.train)) == 6
+
+
+@pytest.mark.parametrize(
+    ("names", "message"), [(["dog", "ape"], "but the data call their classes 'dog', 'cat'"), (["a"], "at least 2")]
+)
+def test_class_names_that_are_not_those_of_the_data_are_refused(
+    names: list[str], message: str, tmp_path: Path
+) -> None:
+    dataset_of([1, 0, 1], ["dog", "cat"] if len(names) > 1 else None).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=message):
+        stream_image_classification(str(tmp_path), class_names=names)
+
+
+def test_images_without_labels_come_from_tar_files_too(tmp_path: Path) -> None:
+    write_tars(tmp_path / "words", WORDS, "txt")
+    listed = load_unlabelled_images([str(tmp_path / "words")])
+    streamed = stream_images([str(tmp_path / "words")])
+    assert {name: len(rows) for name, rows in listed.items()} == {"train": 5, "validation": 2}
+    assert listed["train"].features["class_number"].names == ["cat", "dog", "fox"]
+    assert sorted(row["class_number"] for row in streamed["train"]) == sorted(WORDS["train"])
+    write_tar(tmp_path / "only.tar", {"1": encoded(picture(0))}, {"1": {"width": 8}}, "json")
+    assert load_unlabelled_images([str(tmp_path / "only.tar")])["train"].column_names == ["image", "file", "number"]
+    assert len(list(stream_images([str(tmp_path / "only.tar")])["train"])) == 1
+    with pytest.raises(ValueError, match="no column of a usual name"):
+        load_image_classification(str(tmp_path / "only.tar"))
+
+
+def test_an_archive_beside_its_images_is_left_alone(tmp_path: Path) -> None:
+    write_class_folders(tmp_path, ["cat", "dog"])
+    write_tars(tmp_path, {"train": [1, 0]})
+    assert find_tars(tmp_path) == {}
+    assert load_image_classification(str(tmp_path))["train"].num_rows == 8

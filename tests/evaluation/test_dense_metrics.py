@@ -1,0 +1,416 @@
+"""Scores of dense predictions: equal to other implementations, whatever the order, the batches and the processes."""
+
+import json
+import math
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from pycocotools import mask as run_lengths
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from sklearn.metrics import balanced_accuracy_score
+from torchmetrics.detection import PanopticQuality
+
+from hf_vit.evaluation import DepthMetric, InstanceMetric, PanopticMetric, SemanticSegmentationMetric, StreamedMetric
+
+from ..helpers import distributed
+from ..helpers.dense import (
+    METRICS,
+    NAMES,
+    NUM_IMAGES,
+    THINGS,
+    depth_image,
+    instance_image,
+    masks_of,
+    panoptic_image,
+    scores_of_processes,
+    semantic_image,
+    size,
+)
+
+
+def score(metric: StreamedMetric, *images: tuple[Any, Any]) -> dict[str, float]:
+    metric.update([metric.record(*image) for image in images])
+    return metric.compute()
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_neither_batches_nor_order_change_a_score(name: str) -> None:
+    make_metric, image = METRICS[name]
+    metric = make_metric()
+    records = [metric.record(*image(number)) for number in range(NUM_IMAGES)]
+    metric.update(records)
+    expected = metric.compute()
+    assert all(math.isfinite(value) for value in expected.values())
+    for seed in range(5):
+        shuffled = random.Random(seed).sample(records, NUM_IMAGES)
+        metric.reset()
+        for start in range(0, NUM_IMAGES, seed + 2):
+            metric.update(shuffled[start : start + seed + 2])
+        assert metric.compute() == expected
+
+
+def test_two_processes_score_as_one(tmp_path: Path) -> None:
+    distributed.finish(distributed.start("score_predictions", tmp_path, "dense", processes=2), tmp_path)
+    alone = {
+        name: score(make_metric(), *map(image, range(NUM_IMAGES))) for name, (make_metric, image) in METRICS.items()
+    }
+    assert scores_of_processes(METRICS, batch_size=4) == alone
+    for rank in range(2):
+        assert json.loads((tmp_path / f"process_{rank}.json").read_text()) == alone
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_record_does_not_grow_with_the_pixels(name: str) -> None:
+    make_metric, image = METRICS[name]
+    prediction, target = image(0)
+
+    def enlarged(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {key: enlarged(item, key) for key, item in value.items()}
+        is_map = isinstance(value, np.ndarray) and value.ndim > 1
+        return value.repeat(4, axis=-1).repeat(4, axis=-2) if is_map else value
+
+    small = len(pickle.dumps(make_metric().record(prediction, target)))
+    large = len(pickle.dumps(make_metric().record(enlarged(prediction), enlarged(target))))
+    # Runs of a mask grow with its contour at most.
+    assert large < small * (6 if name == "instance" else 1.1)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_without_images_scores_are_nan(name: str) -> None:
+    metric = METRICS[name][0]()
+    scores = metric.compute()
+    assert tuple(scores) == metric.score_names
+    assert all(math.isnan(value) for value in scores.values())
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_tensors_of_low_precision_score_as_arrays(name: str) -> None:
+    def as_tensors(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: as_tensors(item) for key, item in value.items()}
+        if not isinstance(value, np.ndarray):
+            return value
+        tensor = torch.from_numpy(value)
+        return tensor.bfloat16().requires_grad_() if tensor.is_floating_point() else tensor
+
+    def as_arrays(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: as_arrays(item) for key, item in value.items()}
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.detach().double().numpy() if is_float else value
+
+    make_metric, image = METRICS[name]
+    tensors = [as_tensors(part) for part in image(0)]
+    assert score(make_metric(), tuple(tensors)) == pytest.approx(
+        score(make_metric(), tuple(map(as_arrays, tensors))), rel=0, abs=0, nan_ok=True
+    )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_another_size_is_refused(name: str) -> None:
+    make_metric, image = METRICS[name]
+    prediction, target = image(0)[0], image(1)[1]
+    with pytest.raises(ValueError, match=r"112x130 and 120x146\. Bring the prediction"):
+        make_metric().record(prediction, target)
+
+
+def test_semantic_scores_are_those_of_torchmetrics_and_scikit_learn() -> None:
+    images = [semantic_image(number) for number in range(NUM_IMAGES)]
+    scores = score(SemanticSegmentationMetric(NAMES), *images)
+    answers, labels = (torch.cat([torch.from_numpy(image[part]).flatten() for image in images]) for part in (0, 1))
+    options = {"num_classes": len(NAMES), "ignore_index": 255}
+    counted = labels != 255
+    expected = {
+        "mean_iou": torchmetrics.JaccardIndex("multiclass", **options)(answers, labels),
+        "pixel_accuracy": torchmetrics.Accuracy("multiclass", average="micro", **options)(answers, labels),
+        "mean_accuracy": balanced_accuracy_score(labels[counted], answers[counted]),
+        "mean_dice": torchmetrics.F1Score("multiclass", average="macro", **options)(answers, labels),
+    }
+    assert scores == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-6)
+
+
+def test_semantic_scores_equal_hand_computed_ones() -> None:
+    metric = SemanticSegmentationMetric(["a", "b", "c", "d"])
+    target = [[0, 0, 0, 1], [1, 255, 255, 0]]
+    prediction = [[0, 0, 1, 1], [1, 3, 0, 2]]
+    assert score(metric, (prediction, target)) == pytest.approx(
+        {
+            "mean_iou": (2 / 4 + 2 / 3 + 0) / 3,  # c is only predicted, d only where nothing counts
+            "pixel_accuracy": 4 / 6,
+            "mean_accuracy": (2 / 4 + 1) / 2,
+            "mean_dice": (4 / 6 + 4 / 5 + 0) / 3,
+        }
+    )
+    scores = metric.per_class()
+    assert scores["a"] == pytest.approx({"iou": 1 / 2, "accuracy": 1 / 2, "dice": 2 / 3})
+    assert scores["c"] == pytest.approx({"iou": 0, "accuracy": math.nan, "dice": 0}, nan_ok=True)
+    assert all(math.isnan(value) for value in scores["d"].values())
+    assert metric.confusion_matrix.tolist() == [[2, 1, 1, 0], [0, 2, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_semantic_class_numbers_that_are_none_are_refused() -> None:
+    metric = SemanticSegmentationMetric(["a", "b"], ignore_index=9)
+    with pytest.raises(ValueError, match=r"The target holds .* none of the 2 classes \(0 to 1\): -1, 255\."):
+        metric.record([[0, 1, 1, 1]], [[0, 255, -1, 9]])
+    with pytest.raises(ValueError, match=r"The prediction holds .*: 2\."):
+        metric.record([[2, 3]], [[0, 9]])
+
+
+def panoptic_reference(images: list[tuple[Any, Any]], num_classes: int) -> dict[int, list[float]]:
+    """Sum of IoU, true positives, false positives and false negatives, written after the COCO panoptic API."""
+    sums: dict[int, list[float]] = {label: [0.0, 0, 0, 0] for label in range(num_classes)}
+    for prediction, target in images:
+        void = ~target["masks"].any(axis=0)
+        found = [(prediction["segmentation"] == info["id"], info["label_id"]) for info in prediction["segments_info"]]
+        objects = list(zip(target["masks"], target["class_labels"], target["is_crowd"], strict=True))
+        matched_objects, matched = set(), set()
+        for i, (target_mask, target_label, is_crowd) in enumerate(objects):
+            for j, (mask, label) in enumerate(found):
+                union = (target_mask | (mask & ~void)).sum()
+                iou = (target_mask & mask).sum() / union
+                if label == target_label and not is_crowd and iou > 0.5:
+                    matched_objects.add(i)
+                    matched.add(j)
+                    sums[label][0] += iou
+                    sums[label][1] += 1
+        for j, (mask, label) in enumerate(found):
+            crowds = [m for m, target_label, is_crowd in objects if is_crowd and target_label == label]
+            excused = np.logical_or.reduce([void, *crowds])
+            sums[label][2] += j not in matched and (mask & excused).sum() / mask.sum() <= 0.5
+        for i, (_, target_label, is_crowd) in enumerate(objects):
+            sums[target_label][3] += i not in matched_objects and not is_crowd
+    return sums
+
+
+def test_panoptic_scores_are_those_of_the_coco_definition() -> None:
+    images = [panoptic_image(number) for number in range(NUM_IMAGES)]
+    metric = PanopticMetric(NAMES, THINGS)
+    scores = score(metric, *images)
+    reference = panoptic_reference(images, 4)
+    assert all(min(sums) > 0 for sums in reference.values())  # every kind of match and error occurs
+    quality = {label: iou / (tp + fp / 2 + fn / 2) for label, (iou, tp, fp, fn) in reference.items()}
+    expected = {
+        "pq": np.mean(list(quality.values())),
+        "sq": np.mean([iou / tp for iou, tp, _, _ in reference.values()]),
+        "rq": np.mean([tp / (tp + fp / 2 + fn / 2) for _, tp, fp, fn in reference.values()]),
+        "pq_things": (quality[2] + quality[3]) / 2,
+        "pq_stuff": (quality[0] + quality[1]) / 2,
+    }
+    assert scores == pytest.approx(expected, abs=1e-12)
+    per_class = metric.per_class()
+    assert per_class["cat"]["pq"] == pytest.approx(quality[2])
+    assert math.isnan(per_class["ghost"]["pq"])
+
+
+def test_panoptic_scores_are_those_of_torchmetrics_where_every_pixel_has_a_segment() -> None:
+    images, expected = [], PanopticQuality(things={2, 3}, stuffs={0, 1})
+    for number in range(NUM_IMAGES):
+        generator = np.random.default_rng(number)
+        target = generator.integers(0, 4, (6, 8)).repeat(16, axis=0).repeat(16, axis=1)
+        prediction = np.where(generator.random(target.shape) < 0.2, generator.integers(0, 4, target.shape), target)
+        images.append(
+            (
+                {"segmentation": prediction, "segments_info": [{"id": i, "label_id": i} for i in range(4)]},
+                {"masks": np.stack([target == i for i in range(4)]), "class_labels": np.arange(4)},
+            )
+        )
+        expected.update(*(torch.from_numpy(np.stack([m, np.zeros_like(m)], -1))[None] for m in (prediction, target)))
+    assert score(PanopticMetric(NAMES, THINGS), *images)["pq"] == pytest.approx(expected.compute().item(), abs=1e-6)
+
+
+def test_a_segment_that_is_mostly_void_is_no_false_positive() -> None:
+    target = {"masks": masks_of([(0, 4, 0, 4)], (4, 10)), "class_labels": [0]}
+    segmentation = np.full((4, 10), -1)
+    segmentation[:, :4], segmentation[:, 6:] = 0, 1
+    info = [{"id": 0, "label_id": 0}, {"id": 1, "label_id": 1}]
+    scores = score(PanopticMetric(["a", "b"], []), ({"segmentation": segmentation, "segments_info": info}, target))
+    assert scores == pytest.approx({"pq": 1, "sq": 1, "rq": 1, "pq_things": math.nan, "pq_stuff": 1}, nan_ok=True)
+    segmentation[:, 6:], segmentation[:, 1:4] = -1, 1
+    scores = score(PanopticMetric(["a", "b"], []), ({"segmentation": segmentation, "segments_info": info}, target))
+    assert scores["pq"] == 0
+
+
+def test_panoptic_input_that_cannot_be_scored_is_refused() -> None:
+    metric = PanopticMetric(["a", "b"], [1])
+    masks = masks_of([(0, 2, 0, 2), (1, 3, 1, 3)], (4, 4))
+    nothing = {"segmentation": np.zeros((4, 4)), "segments_info": []}
+    with pytest.raises(ValueError, match="1 pixels lie in several target masks"):
+        metric.record(nothing, {"masks": masks, "class_labels": [0, 1]})
+    with pytest.raises(ValueError, match=r"ids that segments_info does not list: \[7\]"):
+        metric.record({**nothing, "segmentation": np.full((4, 4), 7)}, {"masks": masks[:0], "class_labels": []})
+    with pytest.raises(ValueError, match=r"The set of thing_ids holds .*: 2\."):
+        PanopticMetric(["a", "b"], [2])
+
+
+def coco_reference(images: list[tuple[Any, Any]]) -> COCOeval:
+    """The official evaluator; torchmetrics leaves out images without objects, and what is invented in them."""
+    datasets = [COCO(), COCO()]
+    for part, dataset in zip((1, 0), datasets, strict=True):
+        annotations = [
+            {
+                "image_id": number,
+                "category_id": int(image[part]["class_labels"][i]),
+                "segmentation": run_lengths.encode(np.asfortranarray(image[part]["masks"][i], dtype=np.uint8)),
+                "area": image[part]["masks"][i].sum(),
+                "score": image[part].get("scores", np.zeros(9))[i],
+                "iscrowd": image[part].get("is_crowd", np.zeros(9))[i],
+            }
+            for number, image in enumerate(images)
+            for i in range(len(image[part]["masks"]))
+        ]
+        dataset.dataset = {
+            "images": [{"id": number, "height": 0, "width": 0} for number in range(len(images))],
+            "categories": [{"id": label} for label in THINGS],
+            "annotations": [{"id": number, **entry} for number, entry in enumerate(annotations, start=1)],
+        }
+        dataset.createIndex()
+    evaluator = COCOeval(*datasets, "segm")
+    evaluator.evaluate()
+    evaluator.accumulate()
+    evaluator.summarize()
+    return evaluator
+
+
+def test_instance_scores_are_those_of_pycocotools() -> None:
+    images = [instance_image(number) for number in range(NUM_IMAGES)]
+    images[0][1]["is_crowd"] = np.array([1, 0, 0, 0, 0])
+    for number, (prediction, _) in enumerate(images):  # the official evaluator ranks equal ones by the order of images
+        prediction["scores"] = np.random.default_rng(number).random(len(prediction["scores"]))
+    metric = InstanceMetric(NAMES, THINGS)
+    scores = score(metric, *images)
+    reference = coco_reference(images)
+    assert list(scores.values()) == pytest.approx(reference.stats[[0, 1, 2, 3, 4, 5, 8]].tolist(), abs=1e-12)
+    assert all(0 < value <= 1 for value in scores.values())
+    per_class = [values["ap"] for values in metric.per_class().values()]
+    assert per_class == pytest.approx(reference.eval["precision"][..., 0, -1].mean(axis=(0, 1)).tolist(), abs=1e-12)
+
+
+def test_instances_are_evaluated_anew_only_after_more_images() -> None:
+    metric = InstanceMetric(NAMES, THINGS)
+    first = score(metric, instance_image(0))
+    assert metric._evaluate() is metric._evaluate()
+    both = score(metric, instance_image(4))
+    assert both == score(InstanceMetric(NAMES, THINGS), instance_image(4), instance_image(0)) != first
+
+
+def test_instance_scores_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    score(InstanceMetric(NAMES, THINGS), instance_image(0))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_instances_of_other_classes_and_of_none_do_not_count() -> None:
+    masks = masks_of([(0, 9, 0, 9), (0, 9, 12, 20)], (10, 20))
+    target = {"masks": masks, "class_labels": [0, 2]}
+    prediction = {"masks": masks, "class_labels": [1, 2], "scores": [0.9, 0.8]}
+    metric = InstanceMetric(NAMES, THINGS)
+    scores = score(metric, (prediction, target))
+    assert scores["mask_ap"] == scores["mask_ap_small"] == scores["mask_ar_100"] == pytest.approx(1)
+    assert math.isnan(scores["mask_ap_large"])
+    per_class = metric.per_class()
+    assert per_class["cat"] == pytest.approx({"ap": 1, "ap_50": 1})
+    assert math.isnan(per_class["dog"]["ap"])
+    assert "sky" not in per_class
+
+
+def depth_reference(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
+    """The scores of one image, written after BTS's evaluation."""
+    ratio = np.maximum(target / prediction, prediction / target)
+    log_error = np.log(prediction) - np.log(target)
+    return {
+        "abs_rel": np.mean(np.abs(target - prediction) / target),
+        "rmse": np.sqrt(((target - prediction) ** 2).mean()),
+        "log10": np.mean(np.abs(np.log10(prediction) - np.log10(target))),
+        "rmse_log": np.sqrt((log_error**2).mean()),
+        "silog": np.sqrt(np.mean(log_error**2) - np.mean(log_error) ** 2) * 100,
+        "delta1": (ratio < 1.25).mean(),
+        "delta2": (ratio < 1.25**2).mean(),
+        "delta3": (ratio < 1.25**3).mean(),
+    }
+
+
+def clipped(prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
+    return np.clip(prediction, 1e-3, 10)
+
+
+def scaled_to_median(prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
+    return np.clip(prediction * np.median(target) / np.median(prediction), 1e-3, 10)
+
+
+def fitted_inverse(prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
+    system = np.stack([prediction, np.ones_like(prediction)], axis=1)
+    inverse = system @ np.linalg.lstsq(system, 1 / target, rcond=None)[0]
+    return np.clip(1 / np.maximum(inverse, 1 / 10), 1e-3, 10)
+
+
+@pytest.mark.parametrize(
+    ("alignment", "reference"), [(None, clipped), ("median", scaled_to_median), ("scale_shift", fitted_inverse)]
+)
+def test_depth_scores_are_the_means_of_images(alignment: Any, reference: Any) -> None:
+    images = [depth_image(number) for number in range(NUM_IMAGES)]
+    if alignment == "scale_shift":
+        images = [(3 / prediction - 0.2, target) for prediction, target in images]
+    expected = []
+    for prediction, target in images:
+        valid = np.isfinite(target) & (target > 1e-3) & (target < 10)
+        if valid.any():
+            expected.append(depth_reference(reference(prediction[valid], target[valid]), target[valid]))
+    assert len(expected) == NUM_IMAGES - 1
+    scores = score(DepthMetric(max_depth=10.0, alignment=alignment), *images)
+    assert scores == pytest.approx({name: np.mean([one[name] for one in expected]) for name in scores}, abs=1e-9)
+
+
+def test_a_wrong_scale_costs_nothing_after_alignment() -> None:
+    target = depth_image(0)[1]
+    depth = np.where(np.isfinite(target) & (target > 0), target, 1.0)
+    assert score(DepthMetric(alignment="median"), (0.01 * depth, target))["abs_rel"] == pytest.approx(0, abs=1e-12)
+    inverse = DepthMetric(max_depth=80, alignment="scale_shift")
+    assert score(inverse, (7 / depth + 5, target))["delta1"] == 1
+    assert score(DepthMetric(), (0.01 * depth, target))["abs_rel"] == pytest.approx(0.99)
+    for alignment in ("median", "scale_shift"):  # a dead model has no scale to fit
+        scores = score(DepthMetric(max_depth=80, alignment=alignment), (np.zeros_like(depth), target))
+        assert all(math.isfinite(value) for value in scores.values())
+
+
+@pytest.mark.parametrize(
+    ("crop", "shape", "inside"),
+    [
+        ("eigen", (480, 640), np.s_[45:471, 41:601]),
+        ("eigen", (240, 320), np.s_[22:235, 20:300]),
+        ("eigen_kitti", (375, 1242), np.s_[124:342, 44:1197]),
+        ("garg", (375, 1242), np.s_[153:371, 44:1197]),
+    ],
+)
+def test_crop_counts_only_what_is_inside(crop: Any, shape: tuple[int, int], inside: Any) -> None:
+    target, prediction = np.full(shape, 2.0), np.full(shape, 100.0)
+    prediction[inside] = 2.0
+    assert score(DepthMetric(crop=crop), (prediction, target))["abs_rel"] == 0
+    counted = np.zeros(shape)
+    counted[inside] = 2.0
+    edge = np.where(counted > 0, 4.0, 2.0)
+    assert score(DepthMetric(crop=crop), (edge, target))["abs_rel"] == 1
+
+
+def test_depth_options_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"crop='nyu' is not known\. Choose None or one of eigen"):
+        DepthMetric(crop="nyu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="alignment='mean' is not known"):
+        DepthMetric(alignment="mean")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="min_depth=2 must be above 0 and below max_depth=1"):
+        DepthMetric(min_depth=2, max_depth=1)
+    with pytest.raises(ValueError, match="needs max_depth"):
+        DepthMetric(alignment="scale_shift")
+    with pytest.raises(ValueError, match="not finite"):
+        DepthMetric().record([[math.nan]], [[1.0]])
+    assert DepthMetric().record([[math.nan]], [[0.0]]) == {}
+
+
+def test_made_up_images_differ_in_size() -> None:
+    assert len({size(number) for number in range(NUM_IMAGES)}) > 3

@@ -1,0 +1,153 @@
+"""Scores of features: as scikit-learn counts them, chosen on training images alone, and told in a table."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import average_precision_score
+
+from hf_vit.evaluation import classify_by_neighbours, retrieval_average_precision
+from hf_vit.evaluation.linear_probe import classify, held_out_rows, probe
+from hf_vit.features import evaluate_features, open_train_and_test
+
+from ..helpers.datasets import write_pictures
+from ..helpers.features import extract_to, rows_of, save_encoder
+from ..helpers.pretraining import write_colours
+from ..scripts.test_demo import load_script
+
+
+def test_average_precision_is_that_of_scikit_learn() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, gallery = (torch.randn(count, 5, generator=generator) for count in (12, 40))
+    gallery[20:30] = gallery[:10]  # equally similar to everything
+    classes, others = (torch.randint(3, (count,), generator=generator) for count in (12, 40))
+    found = retrieval_average_precision(queries, classes, gallery, others)
+    similarity = F.normalize(queries, dim=1) @ F.normalize(gallery, dim=1).T
+    expected = [average_precision_score(others == c, s) for c, s in zip(classes, similarity, strict=True)]
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    assert np.ptp(expected) > 0.1
+
+
+def test_a_query_does_not_find_itself() -> None:
+    generator = torch.Generator().manual_seed(1)
+    images, classes = torch.randn(10, 5, generator=generator), torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 3])
+    own = torch.arange(10)
+    found = retrieval_average_precision(images, classes, images, classes, own=own)
+    for number, precision in enumerate(found[:-1].tolist()):
+        rest = own != number
+        alone = retrieval_average_precision(images[[number]], classes[[number]], images[rest], classes[rest])
+        assert precision == pytest.approx(float(alone), abs=1e-6)
+    assert found[-1].isnan()  # it is the only one of its class
+
+
+def draw_classes(count: int, scale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features of which few say something of the class, in units that differ."""
+    generator = np.random.default_rng(seed)
+    classes = generator.integers(0, 3, count)
+    features = generator.normal(size=(count, 40)).astype(np.float32)
+    features[:, :3] += 1.5 * np.eye(3)[classes]
+    return features * np.geomspace(1, scale, 40).astype(np.float32), classes
+
+
+def test_the_probe_is_chosen_on_training_images_and_learns_from_all() -> None:
+    features, classes = draw_classes(120, 1, 0)
+    others, truth = draw_classes(300, 1, 1)
+    answers, strength = probe(features, classes, others)
+    kept, held_out = held_out_rows(classes)
+    assert sorted([*kept, *held_out]) == list(range(120))
+    assert len(held_out) == 12
+    accuracy = (classify(features[kept], classes[kept], features[held_out], strength) == classes[held_out]).mean()
+    for other in (1e-5, 1e-1, 1e2):
+        weaker = classify(features[kept], classes[kept], features[held_out], other)
+        assert accuracy >= (weaker == classes[held_out]).mean()
+    assert np.array_equal(answers, classify(features, classes, others, strength))
+    assert (answers == truth).mean() > 0.55  # chance is a third
+    assert probe(features, classes, others[:1])[1] == strength  # whatever is scored
+
+
+def test_the_probe_does_not_depend_on_units() -> None:
+    answers = [probe(*draw_classes(120, scale, 0), draw_classes(50, scale, 1)[0])[0] for scale in (1, 1000)]
+    assert (answers[0] == answers[1]).mean() > 0.95
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workplace")
+    write_colours(folder / "colours")
+    save_encoder(folder / "encoder")
+    extract_to(folder / "encoder", folder / "colours", folder / "features", features=["patches", "mean", "pixels"])
+    return folder
+
+
+def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_script("evaluate_features").main([str(workplace / "features")])
+    printed = capsys.readouterr().out.splitlines()
+    found = json.loads((workplace / "features" / "evaluation.json").read_text())
+    assert (found["images"], found["splits"], found["classes"]) == ([36, 21], ["train", "test"], 3)
+    scores = found["scores"]
+    assert list(scores) == ["mean", "pixels", "commonest class"]  # patches are no vector
+    assert scores["commonest class"] == {"knn_accuracy": 1 / 3, "linear_probe_accuracy": 1 / 3}
+    known, features = (rows_of(workplace / "features", split) for split in ("train", "test"))
+    tensors = [torch.tensor(table["pixels"].to_pylist()) for table in (features, known)]
+    numbers = {"blue": 0, "green": 1, "red": 2}
+    truth, classes = (torch.tensor([numbers[label.as_py()] for label in t["label"]]) for t in (features, known))
+    accuracy = (classify_by_neighbours(*tensors, classes) == truth).double().mean()
+    assert scores["pixels"]["knn_accuracy"] == float(accuracy)
+    assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8  # colours are easy
+    assert printed[0] == "21 test images of 3 classes beside 36 of train"
+    assert printed[3].split()[:2] == ["pixels", f"{float(accuracy):.2%}"]
+
+
+def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        extract_to(workplace / "encoder", workplace / "colours" / split, tmp_path / split, features=["mean", "pixels"])
+    apart = evaluate_features(*open_train_and_test([tmp_path / "train", tmp_path / "test"]))
+    together = evaluate_features(*open_train_and_test([workplace / "features"]))
+    for feature in ("mean", "pixels"):
+        # Batches are others, and with them the last bits
+        assert apart["scores"][feature] == pytest.approx(together["scores"][feature], abs=1e-3)
+
+
+def without_a_file(folder: Path, encoder: Path) -> list[Path]:
+    write_colours(folder / "colours")
+    extract_to(encoder, folder / "colours", folder / "features")
+    (folder / "features" / "test-00001-of-00003.parquet").unlink()
+    return [folder / "features"]
+
+
+def without_classes(folder: Path, encoder: Path) -> list[Path]:
+    write_pictures(folder / "photos", "1.png", "2.png")
+    return [extract_to(encoder, folder / "photos", folder / "features")] * 2
+
+
+def without_a_test(folder: Path, encoder: Path) -> list[Path]:
+    write_pictures(folder / "photos", "cat/1.png", "dog/2.png")
+    return [extract_to(encoder, folder / "photos", folder / "features")]
+
+
+def of_two_models(folder: Path, encoder: Path) -> list[Path]:
+    write_pictures(folder / "photos", "cat/1.png", "dog/2.png")
+    other = save_encoder(folder / "other" / "model", seed=1)
+    return [extract_to(model, folder / "photos", folder / model.name) for model in (encoder, other)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (without_a_file, r"1 of 3 files are missing in .*: 'test-00001-of-00003\.parquet'"),
+        (without_classes, "are of images without classes"),
+        (without_a_test, "holds features of 'train', and not of test or validation"),
+        (of_two_models, "are of two models: their weights differ"),
+        (lambda folder, encoder: [folder], "holds no features"),
+    ],
+)
+def test_what_cannot_be_scored_is_said(
+    make: Callable[[Path, Path], list[Path]], message: str, workplace: Path, tmp_path: Path
+) -> None:
+    folders = make(tmp_path, workplace / "encoder")
+    with pytest.raises(SystemExit, match=message):
+        load_script("evaluate_features").main(list(map(str, folders)))

@@ -1,0 +1,215 @@
+"""Features of images in files: the right ones, the same after a kill and on two processes, in bounded memory."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import load_dataset
+from PIL import Image
+from transformers import ViTConfig, ViTModel
+
+from hf_vit import HfViTImageProcessor, HfViTModel
+
+from ..helpers.datasets import dataset_of, picture, truncate, write_image, write_pictures
+from ..helpers.features import arguments_of, command_line, content_of, extract_to, rows_of, save_encoder
+from ..helpers.fresh import run_script, run_with_package, start_script
+from ..helpers.pretraining import NUM_TRAIN, write_colours
+from ..scripts.test_demo import load_script
+
+
+ALL = ["cls", "mean", "patches", "pixels", "untrained_mean"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Sums in another order differ in the last bit, and several processes have one thread each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, a model, and its features."""
+    folder = tmp_path_factory.mktemp("workplace")
+    write_colours(folder / "colours")
+    save_encoder(folder / "encoder")
+    extract_to(folder / "encoder", folder / "colours", folder / "features", features=ALL)
+    return folder
+
+
+def test_features_are_what_the_model_says_of_each_image(workplace: Path) -> None:
+    files = sorted((workplace / "colours" / "train").rglob("*.png"))
+    rows = rows_of(workplace / "features", "train").to_pylist()
+    assert [row["file"] for row in rows] == [str(file) for file in files]
+    assert [row["label"] for row in rows] == ["blue"] * NUM_TRAIN + ["green"] * NUM_TRAIN + ["red"] * NUM_TRAIN
+    model = HfViTModel.from_pretrained(workplace / "encoder").eval()
+    processor = HfViTImageProcessor.from_pretrained(workplace / "encoder")
+    for row, file in list(zip(rows, files, strict=True))[::7]:
+        pixel_values = processor(images=Image.open(file), return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            tokens = model(pixel_values).last_hidden_state[0].numpy()
+        expected = {"cls": tokens[0], "mean": tokens[1:].mean(axis=0), "patches": tokens[1:]}
+        for name, value in expected.items():
+            np.testing.assert_allclose(np.array(row[name]), value, rtol=1e-4, atol=1e-5)
+        assert row["grid"] == [4, 4]
+        np.testing.assert_allclose(row["pixels"], pixel_values.flatten(), atol=1e-6)  # which has 32 x 32 of them
+        assert len(row["untrained_mean"]) == len(row["mean"])
+        assert np.abs(np.array(row["untrained_mean"]) - row["mean"]).max() > 0.1
+
+
+def test_files_open_as_a_data_set(workplace: Path, tmp_path: Path) -> None:
+    splits = load_dataset(str(workplace / "features"), cache_dir=str(tmp_path))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 3 * NUM_TRAIN, "test": 21}
+    assert np.shape(splits["test"][:2]["patches"]) == (2, 16, 32)
+
+
+def test_half_precision_is_the_same_rounded(workplace: Path, tmp_path: Path) -> None:
+    names = ["mean", "patches"]
+    half = extract_to(workplace / "encoder", workplace / "colours", tmp_path / "half", features=names, dtype="float16")
+    rounded, exact = rows_of(half, "test"), rows_of(workplace / "features", "test")
+    assert rounded.column_names == ["file", "label", "mean", "patches", "grid"]
+    for name in names:
+        values = [np.array(table[name].to_pylist(), np.float32) for table in (rounded, exact)]
+        assert np.array_equal(values[0], values[1].astype(np.float16).astype(np.float32))
+        assert not np.array_equal(*values)
+
+
+def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path: Path) -> None:
+    output_dir, photo = tmp_path / "features", workplace / "colours" / "train" / "red" / "3.png"
+    command = command_line(arguments_of(workplace / "encoder", workplace / "colours", output_dir, features=ALL))
+    hidden = photo.rename(tmp_path / "hidden.png")
+    os.mkfifo(photo)  # where the extraction waits for ever
+    process = start_script("extract_features", tmp_path, *command)
+    deadline = time.monotonic() + 120
+    while not (output_dir / "train-00002-of-00004.part").exists():
+        assert process.poll() is None, "The extraction ended before it could be killed."
+        assert time.monotonic() < deadline, "The extraction wrote nothing."
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    photo.unlink()
+    hidden.rename(photo)
+    before = {file.name: file.stat().st_mtime_ns for file in output_dir.glob("*.parquet")}
+    assert sorted(before) == [f"train-0000{number}-of-00004.parquet" for number in range(2)]
+    extract_to(workplace / "encoder", workplace / "colours", output_dir, features=ALL)
+    assert content_of(output_dir) == content_of(workplace / "features")
+    assert {name: (output_dir / name).stat().st_mtime_ns for name in before} == before  # not done again
+
+
+def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -> None:
+    command = command_line(arguments_of("encoder", "colours", tmp_path / "features", features=ALL))
+    finished = run_script("extract_features", workplace, *command, processes=2)
+    assert finished.returncode == 0, finished.stderr
+    said = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
+    assert said == [f"Features ({', '.join(ALL)}) of images, 36 of train, 21 of test: {tmp_path / 'features'}"]
+    found, expected = content_of(tmp_path / "features"), content_of(workplace / "features")
+    del found["features.json"], expected["features.json"]  # which says where they lay
+    assert found == expected
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from hf_vit.features import ExtractionArguments, extract_features
+
+peaks = []
+for name in ("few", "many"):
+    extract_features(ExtractionArguments(
+        model_name_or_path="encoder", dataset_name=name, output_dir=f"of_{name}", features=["patches"],
+        batch_size=50, rows_per_shard=10_000, use_cpu=True,
+    ))
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(peaks[1] - peaks[0], sum(file.stat().st_size for file in Path("of_many").iterdir()) / 2**20)
+"""
+
+
+def test_memory_does_not_grow_with_the_number_of_images(tmp_path: Path) -> None:
+    save_encoder(tmp_path / "encoder", patch_size=2, hidden_size=64, num_hidden_layers=1)
+    picture(0).save(tmp_path / "image.png")
+    for name, count in (("few", 600), ("many", 2400)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            os.link(tmp_path / "image.png", tmp_path / name / f"{number}.png")
+    growth, written = map(float, run_with_package(MEMORY, tmp_path).stdout.split()[-2:])
+    assert written > 100  # MiB
+    assert growth < 40
+
+
+def test_patches_of_padding_do_not_count(tmp_path: Path) -> None:
+    save_encoder(tmp_path / "encoder", position_embedding_type="rotary")
+    options = {"size": {"shortest_edge": 16}, "do_pad": True, "ensure_multiple_of": 8}
+    HfViTImageProcessor.from_pretrained(tmp_path / "encoder", **options).save_pretrained(tmp_path / "encoder")
+    for number, size in enumerate([(16, 16), (32, 16), (16, 24)]):
+        write_image(tmp_path / "photos" / f"{number}.png", picture(number, size))
+    for name, batch_size in (("together", 3), ("alone", 1)):
+        options = {"features": ["mean", "patches"], "batch_size": batch_size}
+        extract_to(tmp_path / "encoder", tmp_path / "photos", tmp_path / name, **options)
+    together, alone = (rows_of(tmp_path / folder, "train").to_pylist() for folder in ("together", "alone"))
+    assert [row["grid"] for row in together] == [[2, 2], [2, 4], [3, 2]]
+    for row, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(row["patches"], other["patches"], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(row["mean"], np.mean(row["patches"], axis=0), rtol=1e-4, atol=1e-5)
+
+
+def test_published_models_and_named_classes_of_the_hub(tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTModel(ViTConfig(**shape, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
+    dataset_of([1, 0, -1], ["zebra", "ape"]).to_parquet(tmp_path / "train.parquet")
+    extract_to(tmp_path / "vit", tmp_path / "train.parquet", tmp_path / "features", features=["cls"])
+    rows = rows_of(tmp_path / "features", "train").to_pylist()
+    assert [(row["file"], row["label"], len(row["cls"])) for row in rows] == [
+        ("image 0 of train", "ape", 16),
+        ("image 1 of train", "zebra", 16),
+        ("image 2 of train", None, 16),
+    ]
+
+
+def test_images_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = save_encoder(tmp_path / "encoder")
+    write_pictures(tmp_path / "photos", "a.png", "b.png", "c.png")
+    truncate(tmp_path / "photos" / "b.png")
+    command = command_line(arguments_of(encoder, tmp_path / "photos", tmp_path / "features"))
+    with pytest.raises(SystemExit, match=r"photos/b\.png cannot be read: .*truncated"):
+        load_script("extract_features").main(command)
+    extract_to(encoder, tmp_path / "photos", tmp_path / "features", skip_unreadable=True)
+    files = rows_of(tmp_path / "features", "train")["file"].to_pylist()
+    assert [Path(file).name for file in files] == ["a.png", "c.png"]
+
+
+def test_a_folder_holds_features_of_one_kind(workplace: Path, tmp_path: Path) -> None:
+    places = workplace / "colours", workplace / "features"
+    with pytest.raises(ValueError, match=r"other settings \(features: .*; dtype: float32 then, float16 now\)"):
+        extract_to(workplace / "encoder", *places, dtype="float16")
+    with pytest.raises(ValueError, match=r"features of .*/encoder on .*/colours, made with .* \(weights: \w+ then"):
+        extract_to(save_encoder(tmp_path / "other", seed=1), *places, features=ALL)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"notes holds 'notes\.txt', which are no features"):
+        extract_to(workplace / "encoder", workplace / "colours", tmp_path / "notes")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": ["cls"]}, "has no CLS token, and so no cls. Give --features mean"),
+        ({"features": ["pooled"]}, r"features=\['pooled'\] are not all known. Choose among cls, mean"),
+        ({"dtype": "int8"}, "dtype='int8' is not known. Choose float32 or float16"),
+        ({"rows_per_shard": 0}, "rows_per_shard=0 must be at least 1"),
+        ({"model_name_or_path": "no/such/folder"}, "No model can be read from 'no/such/folder'"),
+        ({"dataset_name": "colours,"}, "has a comma with no name"),
+    ],
+)
+def test_what_cannot_be_extracted_is_said(
+    options: dict[str, object], message: str, workplace: Path, tmp_path: Path
+) -> None:
+    save_encoder(tmp_path / "bare", use_cls_token=False, pooling="mean")
+    arguments = {**arguments_of(tmp_path / "bare", workplace / "colours", tmp_path / "features"), **options}
+    with pytest.raises(SystemExit, match=message):
+        load_script("extract_features").main(command_line(arguments))

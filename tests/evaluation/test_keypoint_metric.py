@@ -1,0 +1,163 @@
+"""Scores of keypoints: equal to the COCO evaluator's and to known answers."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval, Params
+
+from hf_vit.data.formats.keypoint_names import COCO_SIGMAS
+from hf_vit.evaluation import KeypointMetric
+from hf_vit.evaluation.keypoints import default_oks_sigmas
+
+from ..helpers.objects import KEYPOINTS, OKS_SIGMAS, pose
+
+
+# The face of someone 100 wide and 64 high, of whom the chin is not labelled
+FACE = ["left_eye", "right_eye", "nose", "chin"]
+POINTS = np.array([[0.0, 0, 2], [60, 0, 2], [30, 30, 1], [0, 0, 0]])
+
+
+def score(metric: KeypointMetric, *objects: tuple[Any, Any]) -> dict[str, float]:
+    metric.update([metric.record(*one) for one in objects])
+    return metric.compute()
+
+
+def found(*moves: tuple[float, float], of: np.ndarray = POINTS, sure: float = 0.5) -> dict[str, Any]:
+    """The points, each moved by so many pixels."""
+    moved = of[:, :2] + np.array([*moves, *[(0, 0)] * (len(of) - len(moves))])
+    return {"keypoints": moved, "scores": np.full(len(of), sure)}
+
+
+def truth(of: np.ndarray = POINTS, image_id: int = 1) -> dict[str, Any]:
+    return {"keypoints": of, "box": [0, 0, 100, 64], "area": 5000.0, "image_id": image_id}
+
+
+def coco_reference(objects: list[tuple[Any, Any]]) -> list[float]:
+    """AP of the official evaluator at all OKS, 0.5 and 0.75."""
+    truths, poses = COCO(), COCO()
+    for dataset, entries in ((truths, []), (poses, [])):
+        for number, (prediction, target) in enumerate(objects, start=1):
+            left, top, right, bottom = target["box"]
+            points = np.insert(prediction["keypoints"], 2, 1, axis=1) if dataset is poses else target["keypoints"]
+            entries.append(
+                {
+                    "id": number,
+                    "image_id": target["image_id"],
+                    "category_id": 1,
+                    "keypoints": points.flatten().tolist(),
+                    "num_keypoints": (points[:, 2] > 0).sum(),
+                    "bbox": [left, top, right - left, bottom - top],
+                    "area": target["area"],
+                    "iscrowd": 0,
+                    "score": prediction["scores"].mean(),
+                }
+            )
+        images = [{"id": number} for number in sorted({target["image_id"] for _, target in objects})]
+        dataset.dataset = {"images": images, "categories": [{"id": 1}], "annotations": entries}
+        dataset.createIndex()
+    evaluator = COCOeval(truths, poses, "keypoints")
+    evaluator.params.kpt_oks_sigmas = np.array(OKS_SIGMAS)
+    evaluator.evaluate()
+    evaluator.accumulate()
+    evaluator.summarize()
+    return evaluator.stats[:3].tolist()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_oks_scores_are_those_of_pycocotools(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    objects = [pose(100 * seed + number) for number in range(60)]
+    for prediction, target in objects:
+        prediction["scores"] = generator.random(len(KEYPOINTS))
+        # Up to 60 in one image, of which 20 count
+        target["image_id"] = int(generator.integers(0, 1 + 3 * seed))
+        target["keypoints"] *= generator.random() < 0.9
+    metric = KeypointMetric(KEYPOINTS, OKS_SIGMAS)
+    scores = score(metric, *objects)
+    objects.sort(key=lambda one: metric.record(*one)["rank"])  # which of two equal objects is matched
+    assert list(scores.values())[:3] == pytest.approx(coco_reference(objects), abs=1e-12)
+    assert 0 < scores["oks_ap"] < scores["oks_ap_50"] < 1
+
+
+def test_oks_equals_a_hand_computed_one() -> None:
+    sigma, area = 0.1, 5000
+    off = math.sqrt(-math.log(0.82) * 8 * sigma**2 * area)  # all keypoints, for a similarity of 0.82
+    metric = KeypointMetric(FACE, [sigma] * 4)
+    scores = score(metric, (found((off, 0), (0, off), (-off, 0), (999, 999)), truth()))
+    assert scores["oks_ap"] == pytest.approx(7 / 10)
+    assert scores["oks_ap_50"] == scores["oks_ap_75"] == pytest.approx(1)
+
+
+def test_poses_of_one_image_belong_together() -> None:
+    """Who was taken for whom makes no difference to OKS within an image, but it does to the keypoints."""
+    other = POINTS + np.array([500, 500, 0])
+    for image_ids, oks_ap in (((1, 1), 1), ((1, 2), 0)):
+        swapped = [(found(of=other), truth(image_id=image_ids[0])), (found(), truth(other, image_ids[1]))]
+        scores = score(KeypointMetric(FACE), *swapped)
+        assert scores["oks_ap"] == pytest.approx(oks_ap)
+        assert scores["pck"] == 0
+
+
+def test_a_pose_is_as_sure_as_its_keypoints_are_on_average() -> None:
+    for sure, oks_ap in ((0.4, 0.5 * 51 / 101), (0.6, 51 / 101)):
+        right, wrong = found(sure=sure), found(*[(999, 999)] * 4)
+        scores = score(KeypointMetric(FACE), (right, truth()), (wrong, truth(image_id=2)))
+        assert scores["oks_ap"] == pytest.approx(oks_ap)
+
+
+def test_sigmas_of_people_are_those_of_coco() -> None:
+    assert list(COCO_SIGMAS.values()) == pytest.approx(Params("keypoints").kpt_oks_sigmas.tolist())
+    assert default_oks_sigmas(list(COCO_SIGMAS)[::-1]) == list(COCO_SIGMAS.values())[::-1]
+    assert default_oks_sigmas(["nose", "tail"]) == [0.05, 0.05]
+
+
+def test_keypoint_scores_equal_hand_computed_ones() -> None:
+    metric = KeypointMetric(FACE)
+    # The labelled points are 60 wide, so up to 12 pixels are right; the root of the box's area is 80.
+    scores = score(metric, (found((12, 0), (0, 13), (3, 4), (99, 99)), truth()))
+    assert scores["pck"] == pytest.approx(2 / 3)
+    assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / 80)
+    keypoints = metric.per_class()
+    assert keypoints["left_eye"] == pytest.approx({"pck": 1, "nme": 12 / 80})
+    assert keypoints["right_eye"] == pytest.approx({"pck": 0, "nme": 13 / 80})
+    assert all(math.isnan(value) for value in keypoints["chin"].values())
+
+
+def test_two_keypoints_can_be_the_length() -> None:
+    moves = (12, 0), (0, 13), (3, 4)
+    metric = KeypointMetric(FACE, pck_threshold=0.1, normalize=("left_eye", "nose"))
+    length = math.hypot(30, 30)  # so up to 4.2 pixels are right
+    eyes_alone = POINTS * [[1], [1], [0], [0]]
+    scores = score(metric, (found(*moves), truth()), (found((50, 50), of=eyes_alone), truth(eyes_alone)))
+    assert scores["pck"] == 0
+    assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / length)  # the other object has no nose
+
+
+def test_every_labelled_keypoint_counts_alike() -> None:
+    one_off, eyes_alone = found((15, 0)), POINTS * [[1], [1], [0], [0]]
+    scores = score(KeypointMetric(FACE), (one_off, truth()), (found(of=eyes_alone), truth(eyes_alone)))
+    assert scores["pck"] == pytest.approx(4 / 5)
+    assert scores["nme"] == pytest.approx(15 / 80 / 5)
+
+
+def test_objects_without_a_length_do_not_count() -> None:
+    nose_alone, nothing = POINTS * [[0], [0], [1], [0]], POINTS * 0
+    scores = score(KeypointMetric(FACE), (found((8, 0), of=nothing), truth(nothing)))
+    assert all(math.isnan(value) for value in scores.values())
+    scores = score(KeypointMetric(FACE), (found((0, 0), (0, 0), (8, 0), of=nose_alone), truth(nose_alone)))
+    assert math.isnan(scores["pck"])
+    assert scores["nme"] == pytest.approx(8 / 80)
+
+
+def test_what_does_not_fit_the_names_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"oks_sigmas=\[0.1, 0.2\] must be 4 positive numbers"):
+        KeypointMetric(FACE, [0.1, 0.2])
+    with pytest.raises(ValueError, match="pck_threshold=0 must be positive"):
+        KeypointMetric(FACE, pck_threshold=0)
+    with pytest.raises(ValueError, match=r"normalize names 'ear', which is no keypoint\. They are: left_eye"):
+        KeypointMetric(FACE, normalize=("nose", "ear"))
+    with pytest.raises(ValueError, match=r"predicted keypoints have the shape \(3, 2\), not \(4, 2\)"):
+        KeypointMetric(FACE).record(found(of=POINTS[:3]), truth())

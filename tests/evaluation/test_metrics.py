@@ -1,0 +1,123 @@
+"""The scores: modules of evaluate, what the Trainer reports, and the files and pictures of a scored model."""
+
+import json
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from sklearn import metrics as reference
+from transformers import EvalPrediction
+from transformers.trainer_utils import PredictionOutput
+
+from hf_vit.training import image_classification_metrics, majority_baseline, write_scores
+from hf_vit.visualize import draw_confusion_matrix, draw_curves
+
+
+FOLDER = Path(__file__).parents[2] / "hf_vit" / "evaluation"
+LOGITS = np.random.default_rng(0).normal(size=(200, 7))
+LABELS = np.random.default_rng(1).integers(0, 6, 200)  # class 6 never occurs
+
+
+def test_modules_open_by_path_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    inputs = {"predictions": LOGITS.argmax(axis=1), "references": LABELS}
+    macro_f1 = evaluate.load(str(FOLDER / "macro_f1.py"), cache_dir=str(tmp_path))
+    assert macro_f1.compute(**inputs)["macro_f1"] == pytest.approx(
+        reference.f1_score(LABELS, LOGITS.argmax(axis=1), average="macro")
+    )
+    matrix = evaluate.load(str(FOLDER / "confusion_matrix.py"), cache_dir=str(tmp_path))
+    counts = matrix.compute(**inputs, num_labels=7)["confusion_matrix"]
+    assert counts.sum() == 200
+    assert all(counts[row].sum() == (row == LABELS).sum() for row in range(7))
+    top_k = evaluate.load(str(FOLDER / "top_k_accuracy.py"), cache_dir=str(tmp_path))
+    ranked = np.argsort(-LOGITS, axis=1)
+    for k in (1, 3, 5):
+        score = top_k.compute(predictions=ranked, references=LABELS, k=k)[
+            "accuracy" if k == 1 else f"top_{k}_accuracy"
+        ]
+        assert score == pytest.approx(reference.top_k_accuracy_score(LABELS, LOGITS, k=k, labels=range(7)))
+    with pytest.raises(ValueError, match="k=8 must be at least 1 and at most 7"):
+        top_k.compute(predictions=ranked, references=LABELS, k=8)
+
+
+def test_scores_equal_hand_computed_ones() -> None:
+    logits = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    labels = np.array([1, 0, 0, 0])
+    scores = image_classification_metrics(EvalPrediction(logits, labels))
+    expected = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)).item()
+    # class 0: precision 1, recall 2/3; class 1: precision 1/2, recall 1
+    assert scores == pytest.approx({"loss": expected, "accuracy": 0.75, "macro_f1": (0.8 + 2 / 3) / 2})
+
+
+def test_scores_hold_top_5_where_there_are_more_than_5_labels() -> None:
+    scores = image_classification_metrics(EvalPrediction(LOGITS, LABELS))
+    assert scores["top_5_accuracy"] == pytest.approx(
+        reference.top_k_accuracy_score(LABELS, LOGITS, k=5, labels=range(7))
+    )
+    assert 0 < scores["accuracy"] < scores["top_5_accuracy"] < 1
+
+
+def test_scores_refuse_other_shapes() -> None:
+    with pytest.raises(ValueError, match=r"not \(4,\) and \(4,\)"):
+        image_classification_metrics(EvalPrediction(np.zeros(4), np.zeros(4)))
+
+
+def test_majority_baseline_goes_by_the_training_labels() -> None:
+    scores = majority_baseline([1, 1, 1, 0], [0, 0, 0, 1], num_labels=2)
+    assert scores["accuracy"] == 0.25
+    assert scores["loss"] == pytest.approx(-(3 * np.log(1 / 4) + np.log(3 / 4)) / 4)
+    with pytest.raises(ValueError, match="0 to train on and 2 to score"):
+        majority_baseline([], [0, 1], num_labels=2)
+
+
+def test_written_scores_hold_the_answer_for_every_image(tmp_path: Path) -> None:
+    names = [f"class {number}" for number in range(7)]
+    output = PredictionOutput(predictions=LOGITS, label_ids=LABELS, metrics={"test_runtime": 3.0})
+    files = [f"photos/{number}.png" for number in range(200)]
+    scores = write_scores(tmp_path, "test", output, names, files)
+    assert scores == image_classification_metrics(EvalPrediction(LOGITS, LABELS))
+    assert json.loads((tmp_path / "test_scores.json").read_text()) == scores
+    lines = [json.loads(line) for line in (tmp_path / "test_predictions.jsonl").read_text().splitlines()]
+    assert [line["file"] for line in lines] == files
+    assert [line["label"] for line in lines] == [names[label] for label in LABELS]
+    assert [line["prediction"] for line in lines] == [names[answer] for answer in LOGITS.argmax(axis=1)]
+    assert lines[3]["score"] == pytest.approx(torch.from_numpy(LOGITS[3]).softmax(0).max().item(), abs=1e-5)
+    matrix = json.loads((tmp_path / "test_confusion_matrix.json").read_text())["confusion_matrix"]
+    assert np.array_equal(matrix, reference.confusion_matrix(LABELS, LOGITS.argmax(axis=1), labels=range(7)))
+    with Image.open(tmp_path / "test_confusion_matrix.png") as picture:
+        assert min(picture.size) > 400
+
+
+@pytest.mark.parametrize("num_labels", [2, 25, 80])
+def test_confusion_matrix_is_darkest_where_most_answers_are(num_labels: int, tmp_path: Path) -> None:
+    matrix = np.eye(num_labels, dtype=int)
+    draw_confusion_matrix(matrix, [f"class {n}" for n in range(num_labels)], tmp_path / "right.png")
+    draw_confusion_matrix(matrix[::-1], [f"class {n}" for n in range(num_labels)], tmp_path / "wrong.png")
+    right, wrong = (
+        np.asarray(Image.open(tmp_path / name).convert("L"), dtype=int) for name in ("right.png", "wrong.png")
+    )
+    assert right.shape == wrong.shape
+    assert np.abs(right - wrong).max() > 100
+    with pytest.raises(ValueError, match="classes need a matrix of that many rows and columns"):
+        draw_confusion_matrix(matrix, ["one"], tmp_path / "no.png")
+
+
+def test_confusion_matrix_shows_a_name_that_looks_like_a_formula_as_it_stands(tmp_path: Path) -> None:
+    draw_confusion_matrix(np.eye(2, dtype=int), ["$100_$", "$\\alpha$"], tmp_path / "matrix.svg")
+    picture = (tmp_path / "matrix.svg").read_text()
+    for name in ("$100_$", "$\\alpha$"):
+        assert picture.count(f"<!-- {name} -->") == 2
+
+
+def test_curves_show_training_and_validation(tmp_path: Path) -> None:
+    history = [{"step": step, "loss": 1 / step, "learning_rate": 1e-3} for step in range(1, 5)]
+    draw_curves(history, tmp_path / "training.png")
+    draw_curves(
+        [*history, {"step": 4, "eval_loss": 0.3, "eval_accuracy": 0.9, "eval_runtime": 1}], tmp_path / "both.png"
+    )
+    with Image.open(tmp_path / "training.png") as training, Image.open(tmp_path / "both.png") as both:
+        assert both.width > training.width

@@ -1,0 +1,60 @@
+"""Losses of images beside texts, the plain way, and those of processes that have some pairs each."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_vit.model.task_contrastive import contrastive_loss
+
+
+LOSSES = ("sigmoid", "softmax")
+SHARES = ((3, 3), (1, 5), (4, 2))  # how many of six pairs each of two processes has
+
+
+def naive_loss(images: Tensor, texts: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """The losses as the papers have them, with all logits at once."""
+    logits = images @ texts.T * scale.exp()
+    targets = torch.arange(len(logits))
+    if bias is None:
+        return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+    return -F.logsigmoid((2 * torch.eye(len(logits)) - 1) * (logits + bias)).sum() / len(logits)
+
+
+def draw(count: int, loss: str, dtype: torch.dtype = torch.float64, width: int = 5) -> list[Tensor | None]:
+    """Embeddings of length 1, and the parameters of the comparison."""
+    generator = torch.Generator().manual_seed(count)
+    images, texts = (F.normalize(torch.randn(count, width, generator=generator).to(dtype)) for _ in range(2))
+    numbers = [torch.tensor([1.5], dtype=dtype), torch.tensor([-2.0], dtype=dtype) if loss == "sigmoid" else None]
+    return [tensor if tensor is None else tensor.requires_grad_() for tensor in (images, texts, *numbers)]
+
+
+def train_step(loss: str, start: int, stop: int) -> dict[str, Tensor]:
+    """The loss of some of six pairs, and the gradients of what made them, the mean over processes as in DDP."""
+    images, texts, scale, bias = draw(6, loss)
+    weight = torch.eye(5, dtype=torch.float64).requires_grad_()
+    own = [F.normalize(part.detach()[start:stop] @ weight, dim=-1) for part in (images, texts)]
+    value = contrastive_loss(*own, scale, bias, max_logits=7)
+    value.backward()
+    gradients = [part.grad for part in (weight, scale, bias) if part is not None]
+    if dist.is_initialized():
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+            gradient /= dist.get_world_size()
+    return {"loss": value.detach(), **{str(number): gradient for number, gradient in enumerate(gradients)}}
+
+
+def losses_of_shares() -> dict[Any, Any]:
+    """What this process gets of each share, and what it says where one has nothing."""
+    rank, results = dist.get_rank(), {}
+    for loss in LOSSES:
+        for shares in SHARES:
+            start = sum(shares[:rank])
+            results[loss, shares] = train_step(loss, start, start + shares[rank])
+    try:
+        train_step("sigmoid", 0, 6 * rank)
+    except ValueError as error:
+        results["nothing"] = str(error)
+    return results

@@ -1,0 +1,166 @@
+"""Trainings of tasks with a scorer on a few drawn images, by the scripts and by the Trainer."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from hf_vit import HfViTForObjectDetection
+from hf_vit.training import (
+    DepthEstimation,
+    KeypointDetection,
+    ObjectDetection,
+    ScoringTrainer,
+    SemanticSegmentation,
+    UniversalSegmentation,
+    parse_arguments,
+    run,
+)
+from hf_vit.training.scoring_trainer import TargetCollator
+from hf_vit.training.tasks.scored import ScoredTask
+
+from .references import draw_weights
+
+
+NAMES = ["floor", "cat", "dog"]
+COLOURS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
+TASKS: dict[str, type[ScoredTask]] = {
+    "semantic_segmentation": SemanticSegmentation,
+    "universal_segmentation": UniversalSegmentation,
+    "depth_estimation": DepthEstimation,
+}
+OBJECT_TASKS: dict[str, type[ScoredTask]] = {
+    "object_detection": ObjectDetection,
+    "keypoint_detection": KeypointDetection,
+}
+ALL_TASKS = {**TASKS, **OBJECT_TASKS}
+NUM_TRAIN, NUM_VALIDATION = 8, 5
+SCENES_BATCHES = (1, 2)  # images per process, of which the last batch has fewer
+CONFIG = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "patch_size": 4,
+    "segmentation_config": {"hidden_size": 16},
+    "universal_segmentation_config": {
+        "num_queries": 6,
+        "num_blocks": 1,
+        "num_upscale_blocks": 1,
+        "train_num_points": 200,
+    },
+    "depth_config": {"neck_hidden_sizes": [16, 16, 16, 16], "fusion_hidden_size": 16, "head_hidden_size": 8},
+    "detection_config": {"decoder": "queries", "num_queries": 20, "num_layers": 0},
+    "keypoint_config": {"hidden_size": 16},
+}
+SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
+SMALL += ["--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "2"]
+TINY = ["--preset", "tiny", "--image_size", "16", "--config_overrides", json.dumps(CONFIG)]
+A_FEW_STEPS = ["--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--learning_rate", "1e-3"]
+OF_TASK = {
+    "semantic_segmentation": [],
+    "universal_segmentation": ["--thing_classes", "cat,dog"],
+    "depth_estimation": [],
+    "object_detection": ["--image_size", "24"],
+    "keypoint_detection": ["--image_size", "32"],
+}
+
+
+def write_scenes(folder: Path) -> Path:
+    """Writes images of several sizes of an animal on a floor, with masks and depths; returns `folder`.
+
+    The animal is a box of its colour, 2 metres away; the floor goes from 2 to 6 metres. A border has no truth.
+    """
+    generator = np.random.default_rng(0)
+    for split, count in (("train", NUM_TRAIN), ("val", NUM_VALIDATION)):
+        for kind in ("images", "masks", "depths"):
+            (folder / split / kind).mkdir(parents=True)
+        for number in range(count):
+            height, width = 18 + 3 * (number % 3), 20 + 5 * (number % 4)
+            mask = np.zeros((height, width), dtype=np.uint8)
+            top, left = generator.integers(2, 6, 2)
+            animal = (slice(top, top + 9), slice(left, left + 10))
+            mask[animal] = 1 + number % 2
+            depth = np.tile(np.linspace(6000, 2000, height).astype(np.uint16)[:, None], (1, width))
+            depth[animal] = 2000
+            noisy = COLOURS[mask] + generator.normal(0, 10, (height, width, 3))
+            mask[:, 0], depth[:, 0] = 255, 0
+            for kind, pixels in (("images", noisy.clip(0, 255).astype(np.uint8)), ("masks", mask), ("depths", depth)):
+                Image.fromarray(pixels).save(folder / split / kind / f"{number}.png")
+    (folder / "classes.txt").write_text("\n".join(NAMES))
+    return folder
+
+
+def arguments_of(task: str, data: Path, output_dir: Path, *options: str) -> list[str]:
+    """A command line of the script of a task."""
+    model = [] if "--model_name_or_path" in options else TINY
+    return [*SMALL, *model, "--dataset_name", str(data), "--output_dir", str(output_dir), *OF_TASK[task], *options]
+
+
+def run_task(task: str, data: Path, output_dir: Path, *options: str) -> None:
+    """Does what the script of a task does."""
+    run(ALL_TASKS[task], arguments_of(task, data, output_dir, *options), None, say=lambda _: None)
+
+
+def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, float]:
+    """Trains by what the script does; returns its scores."""
+    run_task(task, data, output_dir, *options)
+    scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
+    return scores
+
+
+def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> ScoringTrainer:
+    """The trainer of a script, in float64, with weights that are always the same and not the zeros of fresh ones."""
+    task_class = ALL_TASKS[task]
+    made = task_class(*parse_arguments(task_class.argument_types, arguments_of(task, data, output_dir, *options)))
+    made.load_data()
+    trainer = made.make_trainer()
+    draw_weights(trainer.model)
+    if task == "object_detection":
+        see_the_right(trainer.model)
+    trainer.model.double()
+    trainer.data_collator = Float64Collator(trainer.data_collator)
+    return trainer
+
+
+def see_the_right(model: HfViTForObjectDetection) -> None:
+    """Puts all boxes near the objects on the right, as boxes of random weights hit nothing."""
+    last = model.detection_head.box_predictor.layers[-1]
+    with torch.no_grad():
+        last.weight.mul_(0.05)
+        last.bias.copy_(torch.tensor([0.7, -0.2, -0.7, -0.1]))
+
+
+@dataclass
+class Float64Collator:
+    """Pixels in float64, so that predictions are the same in whatever batches."""
+
+    collator: TargetCollator
+    keeps_targets: bool = False
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = replace(self.collator, keeps_targets=self.keeps_targets)(examples)
+        return {**batch, "pixel_values": batch["pixel_values"].double()}
+
+
+def scores_of(trainer: ScoringTrainer) -> dict[str, float]:
+    """What an evaluation says, but for its speed."""
+    names = ("loss", *trainer.scorer.metric.score_names)
+    found = trainer.evaluate()
+    return {name: found[f"eval_{name}"] for name in names}
+
+
+def scores_at_all_batch_sizes(data: dict[str, Path], folder: Path) -> dict[str, dict[int, dict[str, float]]]:
+    """Scores of tasks, each on its data, by batch size."""
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    for task, own in data.items():
+        trainer = make_trainer(task, own, folder)
+        scores[task] = {}
+        for batch_size in SCENES_BATCHES:
+            trainer.args.per_device_eval_batch_size = batch_size
+            scores[task][batch_size] = scores_of(trainer)
+    return scores

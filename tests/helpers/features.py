@@ -1,0 +1,54 @@
+"""Small encoders, and what is extracted by them."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hf_vit import HfViTImageProcessor, HfViTModel
+from hf_vit.features import ExtractionArguments, extract_features
+
+from .models import small_config
+from .references import draw_weights
+
+
+def save_encoder(folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Saves a model whose weights all matter, with its image processor; returns `folder`."""
+    config = small_config(**overrides)
+    model = HfViTModel(config)
+    draw_weights(model, seed)
+    model.save_pretrained(folder)
+    HfViTImageProcessor.for_model(config).save_pretrained(folder)
+    return folder
+
+
+def arguments_of(model: Path, data: Path, output_dir: Path, **options: Any) -> dict[str, Any]:
+    """What the script is told, with files and batches so small that several are needed."""
+    places = {"model_name_or_path": str(model), "dataset_name": str(data), "output_dir": str(output_dir)}
+    return {**places, "batch_size": 4, "rows_per_shard": 10, "use_cpu": True, **options}
+
+
+def command_line(arguments: dict[str, Any]) -> list[str]:
+    """The same on the command line."""
+    return [
+        part
+        for name, value in arguments.items()
+        for part in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))
+    ]
+
+
+def extract_to(model: Path, data: Path, output_dir: Path, **options: Any) -> Path:
+    """Extracts features in this process; returns `output_dir`."""
+    extract_features(ExtractionArguments(**arguments_of(model, data, output_dir, **options)))
+    return output_dir
+
+
+def rows_of(folder: Path, split: str) -> pa.Table:
+    """All rows of a split, in the order of the files."""
+    return pa.concat_tables(pq.read_table(file) for file in sorted(folder.glob(f"{split}-*.parquet")))
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {file.name: file.read_bytes() for file in folder.iterdir()}

@@ -1,0 +1,378 @@
+"""Small models with every option, for the tests of several files."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Generator, Tensor
+
+from hf_vit import (
+    HfViTBackbone,
+    HfViTConfig,
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForMaskedImageModeling,
+    HfViTForObjectDetection,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTForZeroShotImageClassification,
+    HfViTModel,
+)
+from hf_vit.model.configuration_hf_vit import to_pair
+from hf_vit.model.pretrained import HfViTPreTrainedModel
+
+
+MODEL_CLASSES = [
+    HfViTModel,
+    HfViTBackbone,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTForDepthEstimation,
+    HfViTForKeypointDetection,
+    HfViTForObjectDetection,
+]
+SMALL_DEPTH = {
+    "head": "dpt",
+    "neck_hidden_sizes": (8, 8, 8),
+    "reassemble_factors": (2, 1, 0.5),
+    "fusion_hidden_size": 8,
+    "head_hidden_size": 8,
+}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_labels": 5,
+    "segmentation_config": {"head": "conv", "hidden_size": 8},
+    "universal_segmentation_config": {"num_queries": 5, "num_blocks": 2, "train_num_points": 40},
+    "depth_config": SMALL_DEPTH,
+    "keypoint_config": {"hidden_size": 8},
+    "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
+    "masked_image_modeling_config": {
+        "decoder_hidden_size": 16,
+        "decoder_num_hidden_layers": 2,
+        "decoder_num_attention_heads": 2,
+        "decoder_intermediate_size": 24,
+    },
+    "text_config": {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 9,
+        "eos_token_id": 39,
+    },
+    "contrastive_config": {"projection_dim": 12},
+}
+# Together these switch on every option of the backbone.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "mask": {"use_mask_token": True, "prefix_has_position": False, "num_register_tokens": 1},
+    "registers": {
+        "num_register_tokens": 2,
+        "use_distillation_token": True,
+        "use_pooler": True,
+        "layerscale_value": 0.5,
+        "drop_path_rate": 0.2,
+        "position_antialias": True,
+        "position_interpolation": "bilinear",
+    },
+    "rotary": {
+        "position_embedding_type": "rotary",
+        "key_bias": False,
+        "use_gated_mlp": True,
+        "hidden_act": "silu",
+        "num_register_tokens": 2,
+        "pooling": "cls_mean",
+    },
+    "rms": {
+        "position_embedding_type": "learned+rotary",
+        "norm_type": "rmsnorm",
+        "use_qk_norm": True,
+        "qkv_bias": False,
+        "proj_bias": False,
+        "mlp_bias": False,
+        "use_cls_token": False,
+        "pooling": "mean",
+        "depth_config": {**SMALL_DEPTH, "readout_type": "ignore"},
+    },
+    "sincos": {
+        "position_embedding_type": "sincos2d",
+        "image_size": (32, 48),
+        "patch_size": (8, 16),
+        "num_channels": 1,
+    },
+    "none": {"position_embedding_type": "none", "pooling": "cls_mean", "use_pooler": True},
+    "clip": {"use_pre_layernorm": True, "hidden_act": "quick_gelu"},
+    "siglip": {
+        "pooling": "attention",
+        "hidden_act": "gelu_pytorch_tanh",
+        "position_embedding_type": "rotary",
+        "rope_coordinates": "index",
+    },
+    "eva": {
+        "pooling": "mean",
+        "norm_after_pooling": True,
+        "position_embedding_type": "learned+rotary",
+        "rope_coordinates": "scaled_index",
+        "rope_grid_size": (2, 3),
+    },
+    "windows": {"window_size": (2, 3), "global_attention_layers": [1]},
+}
+
+
+def small_config(variant: str = "plain", **overrides: Any) -> HfViTConfig:
+    """A configuration of a few thousand weights."""
+    return HfViTConfig(**{**SMALL, **VARIANTS[variant], **overrides})
+
+
+def pixels(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> torch.Tensor:
+    """Fixed random images for `config`, of its own size or of `grid` patches."""
+    rows, columns = config.grid_size if grid is None else grid
+    patch = to_pair(config.patch_size)
+    generator = torch.Generator().manual_seed(batch + 10 * rows + 100 * columns)
+    return torch.randn(batch, config.num_channels, rows * patch[0], columns * patch[1], generator=generator)
+
+
+# A batch of so many images, as a dictionary of what the model takes; the first dimension, or a list, counts images.
+MakeBatch = Callable[[HfViTConfig, int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class TrainingCase:
+    """A model that trains, and what it trains on.
+
+    Batch norm looks at all images of a step at once, so `accumulates` is False for it.
+    """
+
+    model_class: type[HfViTPreTrainedModel]
+    make_batch: MakeBatch
+    overrides: dict[str, Any] = field(default_factory=dict)
+    accumulates: bool = True
+
+
+def labelled(make_labels: Callable[[Generator, int, int], Tensor]) -> MakeBatch:
+    """Images with `make_labels(generator, batch, num_labels)` as targets."""
+
+    def make_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+        labels = make_labels(torch.Generator().manual_seed(batch), batch, config.num_labels)
+        return {"pixel_values": pixels(config, batch), "labels": labels}
+
+    return make_batch
+
+
+def class_numbers(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    return torch.randint(num_labels, (batch,), generator=generator)
+
+
+def soft_labels(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    return torch.randn(batch, num_labels, generator=generator).softmax(dim=1)
+
+
+def several_labels(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    return torch.rand(batch, num_labels, generator=generator).round()
+
+
+def values(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    return torch.randn(batch, num_labels, generator=generator)
+
+
+def semantic_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    """Every image has another number of pixels that do not count, the last one nothing else."""
+    labels = torch.randint(num_labels, (batch, 32, 32), generator=generator)
+    for index in range(batch):
+        labels[index, : index * 32 // (batch - 1)] = 255
+    return labels
+
+
+def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    """Every image has another number of invalid pixels, the last one nothing else."""
+    depth = 1 + 8 * torch.rand(batch, 32, 32, generator=generator)
+    for index in range(batch):
+        depth[index, : index * 32 // (batch - 1)] = float("nan")
+    return depth
+
+
+def keypoints(generator: Generator, batch: int, num_labels: int) -> Tensor:
+    """Some are not labelled, and some are beyond the image; of the last image none counts."""
+    places = 40 * torch.rand(batch, num_labels, 2, generator=generator) - 4
+    visibility = torch.randint(3, (batch, num_labels, 1), generator=generator)
+    visibility[-1] = 0
+    return torch.cat((places, visibility), dim=2)
+
+
+def masks_with_classes(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(batch)
+    return {
+        "pixel_values": pixels(config, batch),
+        "mask_labels": torch.rand(batch, 3, 32, 32, generator=generator).round(),
+        "class_labels": torch.randint(config.num_labels, (batch, 3), generator=generator),
+    }
+
+
+def boxes(generator: Generator, count: int) -> Tensor:
+    """Boxes (count, 4) that lie in the image, as cx, cy, w, h."""
+    sizes = 0.1 + 0.5 * torch.rand(count, 2, generator=generator)
+    return torch.cat((sizes / 2 + (1 - sizes) * torch.rand(count, 2, generator=generator), sizes), dim=1)
+
+
+def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
+    """Images of which the one with a number has so many objects."""
+
+    def make_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(batch)
+        labels = [
+            {
+                "class_labels": torch.randint(config.num_labels, (count,), generator=generator),
+                "boxes": boxes(generator, count),
+            }
+            for count in map(count_of, range(batch))
+        ]
+        return {"pixel_values": pixels(config, batch), "labels": labels}
+
+    return make_batch
+
+
+objects = with_boxes(lambda number: number % 4)  # the first image has none
+lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # all in one image, and so in one process
+
+
+def with_noise(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    """Images with what decides about their masks."""
+    rows, columns = config.grid_size
+    noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(batch))
+    return {"pixel_values": pixels(config, batch), "noise": noise}
+
+
+def with_texts(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    """Images and texts of several lengths, each with an end and then padding."""
+    length, end = 8, 39
+    texts = torch.randint(1, end, (batch, length), generator=torch.Generator().manual_seed(batch))
+    ends = 2 + torch.arange(batch)[:, None] % (length - 2)  # (B, 1)
+    shown = torch.arange(length) <= ends
+    texts = texts.scatter(1, ends, end) * shown
+    return {"pixel_values": pixels(config, batch), "input_ids": texts, "attention_mask": shown.long()}
+
+
+def padded(make_batch: MakeBatch) -> MakeBatch:
+    """The same with padding in every image but the first, more of it in each."""
+
+    def make_padded_batch(config: HfViTConfig, batch: int) -> dict[str, Any]:
+        mask = torch.ones(batch, *config.grid_size, dtype=torch.bool)
+        for index in range(batch):
+            mask[index, mask.shape[1] - index % 3 :] = False
+            mask[index, :, mask.shape[2] - index % 4 :] = False
+        return {**make_batch(config, batch), "patch_attention_mask": mask}
+
+    return make_padded_batch
+
+
+class WithPointsOnALattice(HfViTForUniversalSegmentation):
+    """Always as in evaluation: in training the points of a mask's loss are drawn at random, others in each process."""
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+
+class WithoutCount(HfViTForObjectDetection):
+    """Is not told how many objects all processes have, as in a training without our Trainer."""
+
+    accepts_loss_kwargs = False
+
+
+class Comparing(HfViTForZeroShotImageClassification):
+    """Always gives the loss, as with a collator that asks for it."""
+
+    def forward(self, **inputs: Any) -> Any:
+        return super().forward(**inputs, return_loss=True)
+
+
+# For images of several sizes a position table is resampled in float32 by design, and its gradients are summed in it.
+ROTARY = {"position_embedding_type": "rotary"}
+DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
+QUERIES = {"decoder": "queries", "num_queries": 6, "num_layers": 1, "num_blocks": 2}
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 9,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
+# Every class that trains, with every kind of target it takes.
+TRAINING_CASES = {
+    "class_numbers": TrainingCase(HfViTForImageClassification, labelled(class_numbers)),
+    "soft_labels": TrainingCase(
+        HfViTForImageClassification, labelled(soft_labels), {"problem_type": "single_label_classification"}
+    ),
+    "several_labels": TrainingCase(
+        HfViTForImageClassification, labelled(several_labels), {"problem_type": "multi_label_classification"}
+    ),
+    "regression": TrainingCase(HfViTForImageClassification, labelled(values), {"problem_type": "regression"}),
+    "distillation_token": TrainingCase(
+        HfViTForImageClassification, labelled(class_numbers), {"use_distillation_token": True}
+    ),
+    "semantic": TrainingCase(
+        HfViTForSemanticSegmentation,
+        padded(labelled(semantic_maps)),
+        {"segmentation_config": {"head": "simple", "dice_weight": 1.0, "use_auxiliary_head": True}, **ROTARY},
+    ),
+    "batch_norm": TrainingCase(
+        HfViTForSemanticSegmentation,
+        padded(labelled(semantic_maps)),
+        {"segmentation_config": {"head": "linear"}, **ROTARY},
+        accumulates=False,
+    ),
+    "metric_depth": TrainingCase(HfViTForDepthEstimation, labelled(depth_maps)),
+    "relative_depth": TrainingCase(
+        HfViTForDepthEstimation,
+        padded(labelled(depth_maps)),
+        {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
+    ),
+    "queries": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": QUERIES, **ROTARY}),
+    "queries_of_one_image": TrainingCase(
+        HfViTForObjectDetection, padded(lonely_objects), {"detection_config": QUERIES, **ROTARY}
+    ),
+    "queries_without_count": TrainingCase(
+        WithoutCount, padded(objects), {"detection_config": QUERIES, **ROTARY}, accumulates=False
+    ),
+    "deformable": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": DEFORMABLE, **ROTARY}),
+    "deformable_of_one_image": TrainingCase(
+        WithoutCount, padded(lonely_objects), {"detection_config": DEFORMABLE, **ROTARY}, accumulates=False
+    ),
+    "deformable_batch_norm": TrainingCase(
+        HfViTForObjectDetection,
+        padded(objects),
+        {"detection_config": {**DEFORMABLE, "projector_norm": "batch"}, **ROTARY},
+        accumulates=False,
+    ),
+    "keypoints": TrainingCase(
+        HfViTForKeypointDetection,
+        padded(labelled(keypoints)),
+        {"keypoint_config": {"head": "simple", "keypoint_weights": (1, 2, 0.5, 1, 1)}, **ROTARY},
+    ),
+    "keypoints_batch_norm": TrainingCase(
+        HfViTForKeypointDetection, padded(labelled(keypoints)), ROTARY, accumulates=False
+    ),
+    "mae": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), ROTARY),
+    "simmim": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), {**SIMMIM, **ROTARY}),
+    "sigmoid": TrainingCase(Comparing, padded(with_texts), ROTARY, accumulates=False),
+    "softmax": TrainingCase(
+        Comparing, padded(with_texts), {"contrastive_config": {"loss": "softmax"}, **ROTARY}, accumulates=False
+    ),
+    "text_encoder": TrainingCase(
+        Comparing, with_texts, {"text_config": {"encoder_config": BERT}, **ROTARY}, accumulates=False
+    ),
+    "universal": TrainingCase(WithPointsOnALattice, padded(masks_with_classes), ROTARY),
+}

@@ -1,0 +1,60 @@
+"""Images with made-up objects, poses and predictions of them, for the tests of scores."""
+
+import numpy as np
+
+from hf_vit.evaluation import DetectionMetric, KeypointMetric
+
+from .dense import Image, Metrics
+
+
+NAMES = ["cat", "dog", "bird", "ghost"]  # there is no ghost
+KEYPOINTS = ["nose", "left_ear", "right_ear", "left_paw", "right_paw"]
+OKS_SIGMAS = [0.03, 0.05, 0.05, 0.1, 0.1]
+
+
+def random_boxes(generator: np.random.Generator, count: int) -> np.ndarray:
+    """Boxes (count, 4) of left, top, right and bottom, from small to large ones."""
+    corners, sides = generator.uniform(0, 300, (count, 2)), np.exp(generator.uniform(2, 5.5, (count, 2)))
+    return np.concatenate([corners, corners + sides], axis=1)
+
+
+def detection_image(number: int) -> Image:
+    """Boxes moved by some pixels, and some invented; image 1 has no object, 2 no detection, 3 neither."""
+    generator = np.random.default_rng(number)
+    boxes = random_boxes(generator, 0 if number in (1, 3) else generator.integers(1, 9))
+    labels = generator.integers(0, 3, len(boxes))
+    found = np.concatenate([boxes + generator.normal(0, 3, boxes.shape)] * 2 + [random_boxes(generator, 4)])
+    found_labels = np.concatenate([labels, labels, generator.integers(0, 3, 4)])
+    found = np.concatenate([found[:, :2], np.maximum(found[:, 2:], found[:, :2] + 1)], axis=1)
+    kept = generator.random(len(found)) < (0 if number in (2, 3) else 0.8)
+    prediction = {
+        "boxes": found[kept],
+        "class_labels": found_labels[kept],
+        "scores": generator.random(kept.sum()).round(1),  # many are equal
+    }
+    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) * generator.uniform(0.5, 1, len(boxes))
+    is_crowd = generator.random(len(boxes)) < 0.15
+    return prediction, {"boxes": boxes, "class_labels": labels, "areas": areas, "is_crowd": is_crowd}
+
+
+def pose(number: int) -> Image:
+    """An object of which some keypoints are not labelled, and what was found; there are two in an image."""
+    generator = np.random.default_rng(number)
+    box = random_boxes(generator, 1)[0]
+    sides = box[2:] - box[:2]
+    points = box[:2] + sides * generator.random((len(KEYPOINTS), 2))
+    visibility = generator.integers(0, 3, len(KEYPOINTS)) * (number != 4)  # of this one nothing is labelled
+    error = generator.normal(0, 0.06, points.shape) * sides
+    prediction = {"keypoints": points + error, "scores": generator.random(len(KEYPOINTS)).round(1)}
+    return prediction, {
+        "keypoints": np.concatenate([points, visibility[:, None]], axis=1) * (visibility > 0)[:, None],
+        "box": box,
+        "area": sides.prod() * generator.uniform(0.4, 1),
+        "image_id": 7 * (number // 2),
+    }
+
+
+METRICS: Metrics = {
+    "detection": (lambda: DetectionMetric(NAMES), detection_image),
+    "keypoints": (lambda: KeypointMetric(KEYPOINTS, OKS_SIGMAS), pose),
+}

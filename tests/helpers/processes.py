@@ -1,0 +1,99 @@
+"""Starts Python in other processes, forks of `tests/helpers/zygote.py` that cost a fraction of fresh ones."""
+
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from .zygote import NUMBER, Order
+
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 480  # seconds, of which a busy machine needs half
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which torch reads at import
+
+
+class Process:
+    """Python running in another process; to tests what a `subprocess.Popen` is.
+
+    Attributes:
+        pid: Its id.
+        returncode: Its exit code, minus the signal that ended it, or `None` before it is waited for.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        workdir: Path,
+        environment: Mapping[str, str],
+        stdout: Path,
+        stderr: Path,
+        processes: int = 1,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            *arguments: Those of Python: a script, "-m" and a module or "-c" and code, and what follows.
+            workdir: Where it runs.
+            environment: All that is in its environment.
+            stdout: File that it prints to.
+            stderr: File of its errors; may be the same.
+            processes: How many there are of it, that torchrun would start.
+        """
+        order: Order = {
+            "arguments": list(arguments),
+            "processes": processes,
+            "workdir": str(workdir),
+            "environment": dict(environment),
+            "stdout": str(stdout),
+            "stderr": str(stderr),
+        }
+        self.returncode: int | None = None
+        self._connection, theirs = socket.socketpair()
+        with theirs:
+            socket.send_fds(zygote()[1], [b"+"], [theirs.fileno()])
+        self._connection.sendall(json.dumps(order).encode())
+        self._connection.shutdown(socket.SHUT_WR)
+        self.pid = self._receive()
+
+    def _receive(self) -> int:
+        return NUMBER.unpack(self._connection.recv(NUMBER.size, socket.MSG_WAITALL))[0]
+
+    def poll(self) -> int | None:
+        """Returns its exit code if it has ended."""
+        try:
+            return self.wait(0)
+        except BlockingIOError:
+            return None
+
+    def wait(self, timeout: float = TIMEOUT) -> int:
+        """Returns its exit code; raises `TimeoutError` if it has not ended after so many seconds."""
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            self.returncode = self._receive()
+            self._connection.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ends it, if it has not ended."""
+        self.send_signal(signal.SIGTERM)
+
+
+@functools.cache
+def zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts the zygote, which ends with this process; returns it and where it receives sockets."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, str(ROOT / "tests" / "helpers" / "zygote.py"), str(theirs.fileno())]
+        return subprocess.Popen(command, env={**variables, **ONE_THREAD}, pass_fds=[theirs.fileno()]), ours

@@ -1,0 +1,544 @@
+"""Trainings that must come out the same in one process, in several, and in pieces.
+
+Run as a script, `python -m tests.trainings JOB FOLDER ...`, it does one of the jobs and writes the results to FOLDER.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EvalPrediction, TrainerCallback, TrainingArguments
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
+from hf_vit.model.pretrained import HfViTPreTrainedModel
+from hf_vit.model.task_classification import classification_loss
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, NotFiniteError, Preempted, last_checkpoint
+from hf_vit.training.batch_transforms import MultiScaleSizes
+
+from . import contrastive, dense, objects
+from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards, train_shards_with_muon
+from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
+from .image_text_trainings import train_as_one
+from .models import TRAINING_CASES, small_config
+from .pretraining import train_all_ways
+from .references import draw_weights
+from .regularization import train_regularised
+from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
+
+
+GLOBAL_BATCH = 8  # images per step, over all processes and all that is accumulated
+NUM_TRAIN, NUM_TEST = 44, 37  # no multiples of a batch
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+# Images per process and forward pass, and passes per step.
+SPLITS = {1: ((8, 1), (1, 8)), 2: ((4, 1), (2, 2)), 4: ((2, 1),)}
+AUGMENTED_SAVE_STEP = 8  # in the middle of the second epoch of 5 steps
+EVAL_BATCHES = {1: (NUM_TEST, 5), 2: (5, 8), 4: (5,)}
+DIGITS_CONFIG = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Makes `dtype` the precision of everything, also of the Trainer's sum of losses."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def flatten(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+class GradientRecorder(TrainerCallback):
+    """Keeps what the optimizer sees at each step."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Tensor] = []
+
+    def on_pre_optimizer_step(self, *_: Any, model: torch.nn.Module, **kwargs: Any) -> None:
+        self.gradients.append(flatten([parameter.grad for parameter in model.parameters()]))
+
+
+def build(model_class: type[HfViTPreTrainedModel], config: HfViTConfig) -> HfViTPreTrainedModel:
+    """A model that is always the same, without the zeros of fresh heads, which send no gradient back."""
+    model = model_class(config)
+    draw_weights(model)
+    return model
+
+
+def training_arguments(
+    folder: Path, arguments_class: type[TrainingArguments] = TrainingArguments, **options: Any
+) -> TrainingArguments:
+    defaults = {"remove_unused_columns": False, "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
+    return arguments_class(str(folder), use_cpu=True, **{**defaults, **options})
+
+
+def logged(trainer: HfViTTrainer, key: str) -> list[float]:
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def splits(name: str, processes: int) -> list[tuple[int, int]]:
+    """How the batch of a case is split on so many processes."""
+    return [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
+
+
+def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """A batch of what is in `MakeBatch`: tensors are stacked, dictionaries listed."""
+    batch = {key: [example[key] for example in examples] for key in examples[0]}
+    return {key: values if isinstance(values[0], dict) else torch.stack(values) for key, values in batch.items()}
+
+
+def train_case(
+    folder: Path,
+    name: str,
+    dtype: str,
+    batch_size: int,
+    accumulate: int,
+    num_images: int = 2 * GLOBAL_BATCH,
+    kind: str | None = None,
+) -> dict[str, Any]:
+    """Takes two steps of SGD, or as many as there are images; returns the losses, gradients and weights.
+
+    With a `kind` of distillation it learns from a teacher too.
+    """
+    case, recorder = TRAINING_CASES[name], GradientRecorder()
+    with default_dtype(DTYPES[dtype]):
+        config = small_config(**case.overrides)
+        batch = case.make_batch(config, num_images)
+        model = build(case.model_class, config)
+        trainer = HfViTTrainer(
+            model=model,
+            distillation=kind and small_distillation(kind, model),
+            args=training_arguments(
+                folder,
+                optim="sgd",
+                learning_rate=0.1,
+                max_grad_norm=0.0,
+                num_train_epochs=1,
+                per_device_train_batch_size=batch_size,
+                gradient_accumulation_steps=accumulate,
+            ),
+            train_dataset=[{key: value[i] for key, value in batch.items()} for i in range(num_images)],
+            data_collator=collate,
+            callbacks=[recorder],
+        )
+        trainer.train()
+    return {
+        "world_size": trainer.args.world_size,
+        "losses": torch.tensor(logged(trainer, "loss"), dtype=torch.float64),
+        "parts": {part: logged(trainer, part) for part in TEACHER_LOSSES},
+        "gradients": torch.stack(recorder.gradients),
+        "weights": flatten(list(trainer.model.parameters())),
+        "buffers": flatten([torch.zeros(1), *trainer.model.buffers()]),
+    }
+
+
+def loss_and_accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """Metrics of all images at once; `loss` takes the place of the Trainer's own, which is a mean over batches."""
+    logits, labels = torch.from_numpy(prediction.predictions).double(), torch.from_numpy(prediction.label_ids)
+    return {
+        "loss": float(classification_loss(logits, labels, None)),
+        "accuracy": float((logits.argmax(dim=1) == labels).double().mean()),
+    }
+
+
+def digits_trainer(
+    folder: Path,
+    trainer_class: type[HfViTTrainer] = HfViTTrainer,
+    config: dict[str, Any] | None = None,
+    **options: Any,
+) -> HfViTTrainer:
+    """A small model, from weights that are always the same, on a few digits that are augmented."""
+    digits = load_digits_dataset()
+    model_config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **(config or {})})
+    image_processor = HfViTImageProcessor.for_model(model_config)
+    return trainer_class(
+        model=build(HfViTForImageClassification, model_config),
+        args=training_arguments(folder, num_train_epochs=3, **options),
+        train_dataset=AugmentedDataset(digits["train"].select(range(NUM_TRAIN)), small_affine(), seed=0),
+        eval_dataset=digits["test"].select(range(NUM_TEST)),
+        data_collator=ImageClassificationCollator(image_processor),
+        compute_metrics=loss_and_accuracy,
+    )
+
+
+def metrics(trainer: HfViTTrainer) -> dict[str, float]:
+    scores = trainer.evaluate()
+    return {name: scores[name] for name in ("eval_loss", "eval_accuracy")}
+
+
+def train_augmented(folder: Path, batch_size: int, checkpoint: str | None = None, **options: Any) -> dict[str, Any]:
+    """Trains on augmented digits, from a checkpoint on if one is given; returns the losses, weights and metrics."""
+    trainer = digits_trainer(
+        folder,
+        optim="sgd",
+        learning_rate=0.1,
+        per_device_train_batch_size=batch_size,
+        dataloader_drop_last=True,
+        save_strategy="steps",
+        save_steps=AUGMENTED_SAVE_STEP,
+        **options,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return {
+        "losses": torch.tensor(logged(trainer, "loss")),
+        "weights": flatten(list(trainer.model.parameters())),
+        "metrics": metrics(trainer),
+    }
+
+
+class OfSavedModel(HfViTTrainer):
+    """Takes its model for one that was saved: others get no adapter."""
+
+    def __init__(self, model: HfViTForImageClassification, **kwargs: Any) -> None:
+        model.config._name_or_path = "saved"
+        torch.manual_seed(0)  # what an adapter begins with is random
+        super().__init__(model=model, **kwargs)
+
+
+def train_adapter(folder: Path, batch_size: int) -> dict[str, Any]:
+    """Trains an adapter as `train_augmented` trains all."""
+    options = {"arguments_class": HfViTTrainingArguments, "warmup_steps": 0, "eval_strategy": "no", "lora_rank": 2}
+    return train_augmented(folder, batch_size, trainer_class=OfSavedModel, **options)
+
+
+def evaluate(folder: Path, batch_size: int) -> dict[str, float]:
+    """Metrics of the fresh weights, in float64 so that the predictions are the same in whatever batches."""
+    with default_dtype(torch.float64):
+        trainer = digits_trainer(folder, per_device_eval_batch_size=batch_size)
+        collate = trainer.data_collator
+        trainer.data_collator = lambda examples: {
+            key: value.double() if value.is_floating_point() else value for key, value in collate(examples).items()
+        }
+        return metrics(trainer)
+
+
+class AtManySizes(HfViTTrainer):
+    """Draws a size for every batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        change = MultiScaleSizes(((16, 16), (28, 28), (36, 36)))
+        super().__init__(*args, batch_changes=[change], **kwargs)
+
+
+def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTrainer, **options: Any) -> HfViTTrainer:
+    """Averages its weights over steps that are large, so that the average is not where the weights are."""
+    defaults = {"ema_decay": EMA_DECAY, "optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    fixed = {
+        "warmup_steps": 0,
+        "per_device_train_batch_size": GLOBAL_BATCH,
+        "eval_strategy": "no",
+        "report_to": "none",
+    }
+    options = {**defaults, **fixed, **options}
+    return digits_trainer(folder, trainer_class, arguments_class=HfViTTrainingArguments, **options)
+
+
+def averages(trainer: HfViTTrainer) -> dict[str, Tensor]:
+    """What a training has come to: its weights and their average."""
+    return {
+        "weights": flatten(list(trainer.model.parameters())),
+        "average": flatten(list(trainer.average.averages.values())),
+    }
+
+
+def average_and_die(folder: Path) -> None:
+    """Averages until it is killed, goes on in another process, and averages undisturbed; writes what came out."""
+    options = {"save_strategy": "steps", "save_steps": SAVE_STEPS, "max_steps": KILL_STEP + 2}
+    status = in_a_fork(lambda: averaging_trainer(folder / "killed", KilledInEpoch, **options).train())
+    results = {"killed_by": os.WTERMSIG(status), "checkpoint": last_checkpoint(folder / "killed")}
+    for name, checkpoint in ("killed", results["checkpoint"]), ("whole", None):
+        trainer = averaging_trainer(folder / name, **options)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        results[name] = averages(trainer)
+    torch.save(results, folder / "alone.pt")
+
+
+def in_a_fork(work: Callable[[], Any]) -> int:
+    """Does work in a process of its own, which has no imports to wait for; returns how that one ends."""
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    work()
+    os._exit(0)
+
+
+def average_on_processes(folder: Path) -> None:
+    """Averages under DDP and FSDP2 in two processes, and before that alone; each writes what it got."""
+    if os.environ["RANK"] == "0":
+        launched = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        assert in_a_fork(lambda: average_and_die(folder)) == 0
+        os.environ.update(launched)
+    trainer = averaging_trainer(folder, per_device_train_batch_size=GLOBAL_BATCH // 2, max_steps=EMA_STEPS)
+    trainer.train()
+    results = {"ddp": averages(trainer), "metrics": trainer.evaluate(), "fsdp": average_shards(folder)}
+    results["muon"] = train_shards_with_muon()
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+class SlowSecondProcess(HfViTTrainer):
+    """Its second process takes long to save its random state; the first looks whether it is there in the end."""
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.args.process_index == 1:
+            time.sleep(1)
+        super()._save_rng_state(output_dir)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.process_index == 0:
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            assert sorted(path.name for path in folder.glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
+
+
+def train_twice(folder: Path) -> dict[str, Any]:
+    """Trains on augmented digits from the start and from the middle, with worker processes that outlive an epoch."""
+    options = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    checkpoint = str(folder / f"checkpoint-{AUGMENTED_SAVE_STEP}")
+    return {
+        "augmented": train_augmented(folder, GLOBAL_BATCH // 2, **options),
+        "resumed": train_augmented(folder, GLOBAL_BATCH // 2, checkpoint, **options),
+    }
+
+
+def compare_processes(folder: Path) -> None:
+    """Does in two processes all that must come out as in one; each writes what it got."""
+    assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 2
+    results = {
+        "gradients": {
+            (name, dtype, split): train_case(folder, name, dtype, *split)
+            for name in TRAINING_CASES
+            for dtype in DTYPES
+            for split in splits(name, 2)
+        },
+        **train_twice(folder),
+        "regularised": train_regularised(folder, GLOBAL_BATCH // 2),
+        "many_sizes": train_augmented(folder / "many_sizes", GLOBAL_BATCH // 2, trainer_class=AtManySizes),
+        "adapter": train_adapter(folder / "adapter", GLOBAL_BATCH // 2),
+        "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
+    }
+    digits_trainer(folder, SlowSecondProcess, max_steps=1, save_strategy="steps", save_steps=1).train()
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def compare_four_processes(folder: Path) -> None:
+    """Does in four processes, in double precision alone, what of it depends on their number."""
+    assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 4
+    results = {
+        "gradients": {
+            (name, "float64", split): train_case(folder, name, "float64", *split)
+            for name in TRAINING_CASES
+            for split in splits(name, 4)
+        },
+        "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[4]},
+    }
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def compare_distillation(folder: Path) -> None:
+    """The same of models that learn from a teacher."""
+    assert training_arguments(folder).world_size == 2
+    results = {
+        (name, kind, split): train_case(folder, name, "float64", *split, kind=kind)
+        for name, kind in DISTILLED_CASES
+        for split in SPLITS[2]
+    }
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def compare_shares(folder: Path) -> None:
+    """Compares images with texts of which each of two processes has some; each writes what it got."""
+    torch.distributed.init_process_group("gloo")
+    results = contrastive.losses_of_shares()
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def score_predictions(folder: Path, kind: str) -> None:
+    """Scores made-up predictions in two processes; each writes what it got."""
+    metrics = {"dense": dense.METRICS, "objects": objects.METRICS}[kind]
+    scores = dense.scores_of_processes(metrics, batch_size=2)
+    assert torch.distributed.get_world_size() == 2
+    (folder / f"process_{torch.distributed.get_rank()}.json").write_text(json.dumps(scores))
+    torch.distributed.destroy_process_group()
+
+
+def score_tasks(folder: Path, trained: str, *data: str) -> None:
+    """Scores models in two processes, and trains one; each writes what it got.
+
+    Args:
+        folder: Where to write.
+        trained: The task to train.
+        *data: Data of each task, as `task=path`.
+    """
+    assert training_arguments(folder).world_size == 2
+    places = {task: Path(path) for task, path in (item.split("=") for item in data)}
+    scores = scores_at_all_batch_sizes(places, folder)
+    (folder / f"process_{torch.distributed.get_rank()}.json").write_text(json.dumps(scores))
+    run_task(trained, places[trained], folder / "trained", *A_FEW_STEPS, "--per_device_train_batch_size", "2")
+
+
+def pretrain(folder: Path, data: str) -> None:
+    """Trains without labels in two processes; each writes what it got."""
+    results = train_all_ways(Path(data), folder, batch_size=4)
+    assert torch.distributed.get_world_size() == 2
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def train_pairs(folder: Path, data: str) -> None:
+    """Trains on images and texts in two processes; each writes what it got."""
+    results = train_as_one(Path(data), folder, batch_size=4)
+    assert torch.distributed.get_world_size() == 2
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
+# What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
+SAVE_STEPS, KILL_STEP = 4, 10
+RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
+
+
+def kill_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledInEpoch(HfViTTrainer):
+    """Ends in the middle of its second epoch, which is not where it saved last."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.state.global_step == KILL_STEP:
+            kill_this_process()
+        return super().training_step(*args, **kwargs)
+
+
+class KilledWhileSaving(HfViTTrainer):
+    """Ends when half of its second checkpoint is written."""
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if self.state.global_step == 2 * SAVE_STEPS:
+            kill_this_process()
+        super()._save_rng_state(output_dir)
+
+
+KILLED = {"in_epoch": KilledInEpoch, "while_saving": KilledWhileSaving}
+
+
+def resumable_trainer(folder: Path, workers: int, trainer_class: type[HfViTTrainer] = HfViTTrainer) -> HfViTTrainer:
+    return digits_trainer(
+        folder,
+        trainer_class,
+        RESUMABLE_CONFIG,
+        per_device_train_batch_size=GLOBAL_BATCH,
+        learning_rate=1e-3,
+        eval_strategy="epoch",
+        save_strategy="steps",
+        save_steps=SAVE_STEPS,
+        dataloader_num_workers=workers,
+        dataloader_persistent_workers=workers > 0,
+    )
+
+
+def train_and_die(folder: Path, how: str, workers: str) -> None:
+    """Trains until it is killed."""
+    resumable_trainer(folder, int(workers), KILLED[how]).train()
+
+
+def train_to_the_end(folder: Path, *workers: str) -> None:
+    """Trains, from the last checkpoint where there is one, in each folder; writes what came out beside them.
+
+    Args:
+        folder: Holds the folders of the trainings.
+        *workers: Number of worker processes of each training, as `name=number`.
+    """
+    for name, number in (item.split("=") for item in workers):
+        trainer = resumable_trainer(folder / name, int(number))
+        checkpoint = last_checkpoint(folder / name)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        result = {
+            "checkpoint": checkpoint and Path(checkpoint).name,
+            "weights": trainer.model.state_dict(),
+            "optimizer": trainer.optimizer.state_dict(),
+            "scheduler": trainer.lr_scheduler.state_dict(),
+            "losses": logged(trainer, "loss"),
+            "eval_losses": logged(trainer, "eval_loss"),
+        }
+        torch.save(result, folder / f"{name}.pt")
+
+
+STOP_STEP = 4  # in the second epoch, which has 3 steps in two processes
+
+
+class SignalledProcess(HfViTTrainer):
+    """Its last process alone gets SIGTERM in the middle of the second epoch."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().training_step(*args, **kwargs)
+
+
+class SpoiledProcess(HfViTTrainer):
+    """The images of its last process alone hold no numbers in the second epoch."""
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
+        if self.state.global_step == STOP_STEP and self.args.process_index == self.args.world_size - 1:
+            inputs["pixel_values"] = inputs["pixel_values"] * float("nan")
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+def stop_one_of_two(folder: Path) -> None:
+    """Trains in two processes of which one is told to stop, or fails; each writes what it got.
+
+    Then trains for long.
+    """
+    results: dict[str, Any] = {}
+    for name, trainer_class in (("stopped", SignalledProcess), ("spoiled", SpoiledProcess)):
+        try:
+            resumable_trainer(folder / name, 0, trainer_class).train()
+        except (Preempted, NotFiniteError) as stop:
+            results[name] = str(stop)
+    for name in ("whole", "stopped"):
+        trainer = resumable_trainer(folder / name, 0)
+        trainer.train(resume_from_checkpoint=last_checkpoint(folder / name))
+        results[f"{name}_losses"] = logged(trainer, "loss")
+        results[f"{name}_weights"] = trainer.model.state_dict()
+    torch.save(results, folder / f"process_{training_arguments(folder).process_index}.pt")
+    digits_trainer(folder / "long", max_steps=10**6, save_strategy="steps", save_steps=2, save_total_limit=1).train()
+
+
+JOBS: dict[str, Callable[..., None]] = {
+    job.__name__: job
+    for job in (
+        average_on_processes,
+        compare_processes,
+        compare_distillation,
+        compare_four_processes,
+        compare_shares,
+        pretrain,
+        score_predictions,
+        score_tasks,
+        stop_one_of_two,
+        train_and_die,
+        train_pairs,
+        train_to_the_end,
+    )
+}
+
+
+if __name__ == "__main__":
+    JOBS[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,338 @@
+"""The configuration refuses what cannot be, keeps what was set, and says what it derives."""
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+
+from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTModel
+from hf_vit.model.remote_code import AUTO_MAP
+from hf_vit.model.task_configurations import TASK_CONFIGS
+
+from ..helpers.models import VARIANTS, small_config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden_size": 65}, r"hidden_size=65 is not divisible by num_attention_heads=12.*1, 5, 13"),
+        ({"hidden_size": -8}, "hidden_size=-8 must be at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 must be at least 1"),
+        ({"intermediate_size": 0}, "intermediate_size=0 must be at least 1"),
+        ({"num_channels": 0}, "num_channels=0 must be at least 1"),
+        ({"num_register_tokens": -1}, "num_register_tokens=-1 must not be negative"),
+        ({"patch_size": 256}, r"height 224 is not a multiple of the patch height 256.*fit: 256"),
+        ({"image_size": (224, 230)}, r"width 230 .* 224 or 240"),
+        ({"image_size": (224, 224, 3)}, r"must be one int or \(height, width\)|type"),
+        ({"image_size": 0}, "at least 1 pixel"),
+        ({"patch_size": (16, -16)}, "at least 1 pixel"),
+        ({"hidden_act": "swoosh"}, r"hidden_act='swoosh' is unknown. Choose one of .*gelu"),
+        ({"hidden_dropout_prob": 1.0}, r"hidden_dropout_prob=1.0 must lie in \[0, 1\)"),
+        ({"attention_probs_dropout_prob": -0.1}, "attention_probs_dropout_prob=-0.1"),
+        ({"drop_path_rate": 1}, "drop_path_rate=1 must lie"),
+        ({"drop_path_rate": float("nan")}, "drop_path_rate=nan must lie"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps=0.0 must be a positive number"),
+        ({"initializer_range": float("inf")}, "initializer_range=inf"),
+        ({"rope_theta": -1}, "rope_theta=-1"),
+        ({"rope_grid_size": (16, 0)}, "at least 1 patch"),
+        ({"pooling": "cls_mean", "norm_after_pooling": True}, "pooling='cls_mean' .* Set norm_after_pooling=False"),
+        ({"pooling": "attention", "norm_after_pooling": True}, "pooling='attention' .* Set norm_after_pooling=False"),
+        ({"use_distillation_token": True, "norm_after_pooling": True}, "use_distillation_token=True. Set norm_after"),
+        ({"layerscale_value": float("nan")}, "None leaves LayerScale out"),
+        ({"position_embedding_type": "rotary", "hidden_size": 36, "num_attention_heads": 6}, "makes it 6"),
+        ({"position_embedding_type": "sincos2d", "hidden_size": 6, "num_attention_heads": 3}, "multiple of 4, not 6"),
+        ({"use_cls_token": False}, r"pooling='cls' needs the CLS token.*pooling='mean'"),
+        ({"use_cls_token": False, "pooling": "cls_mean"}, "pooling='cls_mean' needs the CLS token"),
+        (
+            {"use_cls_token": False, "pooling": "mean", "use_distillation_token": True},
+            "use_distillation_token=True needs",
+        ),
+        ({"num_labels": 5, "id2label": {0: "a", 1: "b"}}, "num_labels=5 but id2label names 2"),
+        ({"num_labels": -3}, "num_labels=-3 must not be negative"),
+        ({"problem_type": "bogus"}, "bogus"),
+        ({"id2label": {1: "a", 2: "b"}}, "must name the labels 0 to 1"),
+        ({"out_indices": []}, r"out_indices=\[\] leaves the backbone nothing"),
+        ({"out_features": ["stage13"]}, "stage13"),
+        ({"out_indices": [13]}, "13"),
+    ],
+)
+def test_impossible_combinations_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, StrictDataclassFieldValidationError), match=message):
+        HfViTConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hidden_size": 64.0},
+        {"qkv_bias": 1},
+        {"image_size": "224"},
+        {"pooling": "max"},
+        {"norm_type": "batchnorm"},
+        {"position_embedding_type": "absolute"},
+        {"rope_coordinates": "pixels"},
+        {"position_interpolation": "nearest"},
+    ],
+)
+def test_wrong_types_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
+        HfViTConfig(**options)
+
+
+def test_checks_run_at_saving_and_building_too(tmp_path: Path) -> None:
+    config = small_config()
+    config.num_attention_heads = 5
+    with pytest.raises(ValueError, match="num_attention_heads=5"):
+        config.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="num_attention_heads=5"):
+        HfViTModel(config)
+
+
+def test_backbone_fields_are_few_and_named_as_in_vit() -> None:
+    inherited = {field.name for field in fields(transformers.PreTrainedConfig)}
+    own = {field.name for field in fields(HfViTConfig)} - inherited
+    assert len(own - TASK_CONFIGS.keys()) <= 45  # those of the tasks stand apart
+    vit = {field.name for field in fields(transformers.ViTConfig)} - inherited
+    assert vit - own == {"encoder_stride", "pooler_output_size", "pooler_act"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_saved_configuration_is_the_same(variant: str, tmp_path: Path) -> None:
+    config = small_config(variant, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1}, num_labels=2)
+    config.save_pretrained(tmp_path)
+    reloaded = HfViTConfig.from_pretrained(tmp_path)
+    expected, actual = json.loads(json.dumps([config.to_dict(), reloaded.to_dict()]))
+    assert actual == expected
+    assert transformers.AutoConfig.from_pretrained(tmp_path).to_diff_dict() == reloaded.to_diff_dict()
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["auto_map"] == AUTO_MAP
+    assert "stage_names" not in saved
+
+
+def test_library_wide_options_are_kept(tmp_path: Path) -> None:
+    config = small_config(output_hidden_states=True, dtype="bfloat16", problem_type="regression", return_dict=False)
+    config.save_pretrained(tmp_path / "sub")
+    reloaded = HfViTConfig.from_pretrained(tmp_path, subfolder="sub")
+    assert (reloaded.output_hidden_states, reloaded.problem_type, reloaded.return_dict) == (True, "regression", False)
+    assert str(reloaded.dtype) == "torch.bfloat16"
+    config.to_json_file(tmp_path / "config.json")
+    assert HfViTConfig.from_json_file(tmp_path / "config.json").to_dict() == config.to_dict()
+    assert json.loads(config.to_json_string())["hidden_size"] == 32
+
+
+def test_num_labels_and_names() -> None:
+    assert HfViTConfig(num_labels=3).id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+    assert HfViTConfig(id2label={"0": "a", "1": "b", "2": "c"}).num_labels == 3
+    assert HfViTConfig.from_preset("mnist").num_labels == 10
+    assert HfViTConfig.from_preset("mnist", id2label={0: "even", 1: "odd"}).num_labels == 2
+
+
+def test_other_labels_at_loading_replace_the_names(tmp_path: Path) -> None:
+    small_config(num_labels=2, id2label={0: "cat", 1: "dog"}).save_pretrained(tmp_path)
+    assert HfViTConfig.from_pretrained(tmp_path).id2label == {0: "cat", 1: "dog"}
+    assert HfViTConfig.from_pretrained(tmp_path, num_labels=3).id2label == {i: f"LABEL_{i}" for i in range(3)}
+    names = {0: "a", 1: "b", 2: "c"}
+    assert HfViTConfig.from_pretrained(tmp_path, num_labels=3, id2label=names).id2label == names
+    assert HfViTConfig.from_pretrained(tmp_path, id2label=names).num_labels == 3
+
+
+def test_presets() -> None:
+    config = HfViTConfig.from_preset("mnist", drop_path_rate=0.1)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 4, 4)
+    assert (config.image_size, config.patch_size, config.num_channels) == (28, 4, 1)
+    assert config.drop_path_rate == 0.1
+    assert HfViTConfig.from_preset("huge").patch_size == HfViTConfig.from_preset("so400m").patch_size == 14
+    with pytest.raises(ValueError, match=r"no preset 'giant'.*tiny, small, base"):
+        HfViTConfig.from_preset("giant")
+    with pytest.raises(ValueError, match="no field drop_path"):
+        HfViTConfig.from_preset("tiny", drop_path=0.1)
+
+
+def test_stages_follow_the_depth(tmp_path: Path) -> None:
+    config = small_config()
+    assert config.out_features == ["stage3"]
+    config.save_pretrained(tmp_path)
+    shallower = HfViTConfig.from_pretrained(tmp_path, num_hidden_layers=2)
+    assert shallower.stage_names == ["stem", "stage1", "stage2"]
+    assert shallower.out_indices == [2]
+    chosen = HfViTConfig.from_pretrained(tmp_path, out_indices=[0, -1])
+    assert chosen.out_features == ["stem", "stage3"]
+    chosen.save_pretrained(tmp_path)
+    assert HfViTConfig.from_pretrained(tmp_path).out_features == ["stem", "stage3"]
+    with pytest.raises(ValueError, match="num_hidden_layers=2 gives only stem to stage2"):
+        HfViTModel(HfViTConfig.from_pretrained(tmp_path, num_hidden_layers=2))
+
+
+def test_derived_sizes() -> None:
+    config = small_config("registers", image_size=(32, 64), patch_size=(8, 16))
+    assert config.grid_size == (4, 4)
+    assert config.num_prefix_tokens == 4
+    assert config.num_prefix_positions == 2
+    assert small_config(prefix_has_position=False).num_prefix_positions == 0
+    assert [small_config(rope_grid_size=size).rotary_grid_size for size in (None, 7)] == [(4, 4), (7, 7)]
+    assert [small_config("none", use_pooler=pooler).pooled_size for pooler in (True, False)] == [32, 64]
+
+
+def test_other_model_type_is_refused(tmp_path: Path) -> None:
+    transformers.Dinov2Config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"of a 'dinov2' model, not of 'hf_vit'\. .*HfViTModel\.from_pretrained"):
+        HfViTConfig.from_pretrained(tmp_path)
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "segmentation_config": {"head": "mask", "class_weights": [1.0, 0.5], "out_indices": [1, 3]},
+    "universal_segmentation_config": {"num_queries": 7, "oversample_ratio": 2},
+    "depth_config": {"depth_estimation_type": "relative", "head": "conv", "max_depth": None},
+    "detection_config": {"decoder": "queries", "num_blocks": 2, "class_loss": "focal"},
+    "keypoint_config": {"head": "simple", "flip_pairs": [[0, 1]], "sigma": 1.5},
+    "masked_image_modeling_config": {"mask_type": "blockwise", "norm_pix_loss": False},
+    "text_config": {"num_hidden_layers": 2, "pooling": "last"},
+    "contrastive_config": {"loss": "softmax", "logit_scale_init_value": 1.0},
+}
+all_tasks = pytest.mark.parametrize("field", TASKS)
+
+
+def test_every_task_is_tried_and_has_few_options() -> None:
+    assert TASKS.keys() == TASK_CONFIGS.keys()
+    assert all(len(fields(task)) <= 15 for task in TASK_CONFIGS.values())
+
+
+@all_tasks
+def test_options_are_the_same_as_object_as_dictionary_and_reopened(field: str, tmp_path: Path) -> None:
+    options = TASK_CONFIGS[field](**TASKS[field])
+    for given in (options, TASKS[field]):
+        config = small_config(**{field: given})
+        assert getattr(config, field) == options
+        config.save_pretrained(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text())[field] == TASKS[field]
+        reopened = HfViTConfig.from_pretrained(tmp_path)
+        assert getattr(reopened, field).to_dict() == TASKS[field]
+        assert reopened.to_diff_dict() == config.to_diff_dict()
+    config = small_config()
+    setattr(config, field, TASKS[field])
+    assert getattr(config, field) == options
+
+
+@all_tasks
+def test_defaults_are_not_written(field: str, tmp_path: Path) -> None:
+    config = HfViTConfig()
+    assert getattr(config, field) is None
+    config.save_pretrained(tmp_path)
+    assert field not in json.loads((tmp_path / "config.json").read_text())
+    assert getattr(HfViTConfig.from_pretrained(tmp_path), field) is None
+    spelled_out = small_config(**{field: json.loads(json.dumps(asdict(TASK_CONFIGS[field]())))})
+    assert spelled_out.to_dict()[field] == {}
+    assert TASK_CONFIGS[field].of(None) == TASK_CONFIGS[field]() == TASK_CONFIGS[field].of({})
+
+
+@all_tasks
+def test_overrides_at_loading_leave_the_other_options(field: str, tmp_path: Path) -> None:
+    small_config(**{field: TASKS[field]}).save_pretrained(tmp_path)
+    name, value = {
+        "segmentation_config": ("dice_weight", 1.5),
+        "universal_segmentation_config": ("mask_weight", 1.5),
+        "depth_config": ("gradient_loss_weight", 1.5),
+        "detection_config": ("giou_weight", 1.5),
+        "keypoint_config": ("hidden_size", 64),
+        "masked_image_modeling_config": ("mask_ratio", 0.5),
+        "text_config": ("num_hidden_layers", 1),
+        "contrastive_config": ("projection_dim", 8),
+    }[field]
+    reopened = HfViTConfig.from_pretrained(tmp_path, **{field: {name: value}})
+    assert getattr(reopened, field).to_dict() == {**TASKS[field], name: value}
+    assert getattr(HfViTConfig.from_pretrained(tmp_path, **{field: None}), field) is None
+    plain = tmp_path / "plain"
+    HfViTConfig().save_pretrained(plain)
+    assert getattr(HfViTConfig.from_pretrained(plain, **{field: {name: value}}), field).to_dict() == {name: value}
+
+
+def test_models_take_overrides_of_options(tmp_path: Path) -> None:
+    HfViTForDepthEstimation(small_config()).save_pretrained(tmp_path)
+    model, info = HfViTForDepthEstimation.from_pretrained(
+        tmp_path, depth_config={"max_depth": 80}, output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    assert (model.options.head, model.options.max_depth) == ("dpt", 80)
+    assert HfViTForDepthEstimation.from_pretrained(tmp_path).options.max_depth == 10
+
+
+@all_tasks
+def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
+    with pytest.raises(ValueError, match=r"has no option nonsense, trash\. It has: \w+, "):
+        small_config(**{field: {"trash": 1, "nonsense": 2}})
+    for name, value in {"head": "transformer", "num_queries": "7"}.items():
+        if name in {option.name for option in fields(TASK_CONFIGS[field])}:
+            with pytest.raises(StrictDataclassFieldValidationError, match=name):
+                small_config(**{field: {name: value}})
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "message"),
+    [
+        ("segmentation_config", {"hidden_size": 0}, "hidden_size=0 must be positive"),
+        ("segmentation_config", {"dropout_prob": 1}, r"dropout_prob=1 must lie in \[0, 1\)"),
+        ("segmentation_config", {"dice_weight": -1.0}, "dice_weight=-1.0 must not be negative"),
+        ("segmentation_config", {"focal_weight": float("nan")}, "focal_weight=nan"),
+        ("segmentation_config", {"cross_entropy_weight": 0}, "are all 0, which leaves no loss"),
+        ("segmentation_config", {"focal_gamma": -0.5}, "focal_gamma=-0.5"),
+        ("segmentation_config", {"class_weights": [1.0, -2.0]}, r"class_weights=\[1.0, -2.0\] must not be negative"),
+        ("segmentation_config", {"use_auxiliary_head": True, "auxiliary_loss_weight": -1}, "auxiliary_loss_weight=-1"),
+        ("keypoint_config", {"sigma": 0}, "sigma=0 must be positive"),
+        ("keypoint_config", {"flip_pairs": [[0, 1], [1, 2]]}, "names a keypoint twice"),
+        ("keypoint_config", {"flip_pairs": [[0, 0]]}, r"flip_pairs has \[0, 0\]\. Each entry is the numbers of two"),
+        ("keypoint_config", {"keypoint_weights": [1, -1]}, r"keypoint_weights=\[1, -1\] must not be negative"),
+        ("keypoint_config", {"oks_sigmas": [0.1, 0]}, r"oks_sigmas=\[0.1, 0\] must be positive"),
+        ("universal_segmentation_config", {"num_queries": 0}, "num_queries=0 must be positive"),
+        ("universal_segmentation_config", {"num_upscale_blocks": -1}, "num_upscale_blocks=-1"),
+        ("universal_segmentation_config", {"oversample_ratio": 0.5}, "oversample_ratio=0.5 must be at least 1"),
+        ("universal_segmentation_config", {"importance_sample_ratio": 1.5}, "importance_sample_ratio=1.5 must lie"),
+        ("universal_segmentation_config", {"mask_weight": -5}, "mask_weight=-5 must not be negative"),
+        (
+            "depth_config",
+            {"neck_hidden_sizes": [8, 8]},
+            r"\[8, 8\] and reassemble_factors=\[4, 2, 1, 0.5\] must be as",
+        ),
+        ("depth_config", {"reassemble_factors": [4, 2, 1.5, 0.5]}, "1.5, 0.5.* must be whole numbers, or one over"),
+        ("depth_config", {"reassemble_factors": [4, 2, 1, 0.4]}, "must be whole numbers"),
+        ("depth_config", {"max_depth": 0}, "max_depth=0 must be more than min_depth=0.001"),
+        ("depth_config", {"max_depth": float("inf")}, "max_depth=inf"),
+        ("depth_config", {"min_depth": 0}, "min_depth=0 must be positive"),
+        ("depth_config", {"loss": "ssi"}, "needs depth_estimation_type='relative'"),
+        ("depth_config", {"loss": "l1", "depth_estimation_type": "relative"}, "Set loss='ssi'"),
+        ("depth_config", {"head": "linear", "max_depth": None}, "need a max_depth in metres"),
+        ("depth_config", {"silog_lambda": 1.5}, "silog_lambda=1.5 must lie"),
+        ("depth_config", {"gradient_loss_weight": -1}, "gradient_loss_weight=-1"),
+        ("keypoint_config", {"skeleton": [[0, -1]]}, r"skeleton has \[0, -1\]"),
+        ("masked_image_modeling_config", {"mask_ratio": 0.0}, r"mask_ratio=0.0 must lie in \(0, 1\)"),
+        ("masked_image_modeling_config", {"mask_ratio": 1.0}, "mask_ratio=1.0"),
+        ("masked_image_modeling_config", {"mask_unit": 0}, "mask_unit=0 must be positive"),
+        (
+            "masked_image_modeling_config",
+            {"mask_unit": 2, "mask_type": "blockwise"},
+            "mask_unit=2 is for mask_type='r",
+        ),
+        ("masked_image_modeling_config", {"decoder_hidden_size": 24}, "multiple of 4, .*attention_heads=16"),
+        (
+            "masked_image_modeling_config",
+            {"objective": "simmim", "norm_pix_loss": False},
+            "norm_pix_loss=False is an option of objective='mae' and does nothing for 'simmim'",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    field: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_config(**{field: options})
+    config = small_config(**{field: {}})
+    vars(getattr(config, field)).update(options)  # past the checks
+    with pytest.raises(ValueError, match=message):
+        config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        HfViTModel(config)

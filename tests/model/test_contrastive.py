@@ -1,0 +1,443 @@
+"""Images beside texts: losses, the model's invariants, its text towers, and what opens as it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as hf
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
+from hf_vit.model.task_contrastive import contrastive_loss
+from hf_vit.model.text_tower import pool_tokens
+
+from ..helpers import distributed
+from ..helpers.contrastive import LOSSES, SHARES, draw, naive_loss, train_step
+from ..helpers.models import BERT, padded, pixels, small_config, with_texts
+from ..helpers.references import assert_close, draw_weights
+
+
+TOWERS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "all tokens": {"is_causal": False, "pooling": "mean"},
+    "seen padding": {"is_causal": False, "pooling": "last", "pad_token_id": 1},
+    "first": {"is_causal": False, "pooling": "first"},
+    "bert": {"encoder_config": BERT},
+}
+all_towers = pytest.mark.parametrize("tower", TOWERS)
+all_losses = pytest.mark.parametrize("loss", LOSSES)
+OUTPUTS = ("logits_per_image", "logits_per_text", "image_embeds", "text_embeds")
+
+
+def build(
+    tower: str = "causal", loss: str = "sigmoid", projection_dim: int | None = 12, **overrides: Any
+) -> HfViTForZeroShotImageClassification:
+    """A model that is always the same."""
+    base = {} if tower == "bert" else small_config().text_config.to_dict()
+    options = {"loss": loss, "projection_dim": projection_dim}
+    config = small_config(text_config={**base, **TOWERS[tower]}, contrastive_config=options, **overrides)
+    torch.manual_seed(0)
+    model = HfViTForZeroShotImageClassification(config)
+    draw_weights(model)
+    return model.eval()
+
+
+def batch_of(model: nn.Module, size: int = 4) -> dict[str, Tensor]:
+    return with_texts(model.config, size)
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float = 0.0, names: tuple[str, ...] = OUTPUTS) -> None:
+    for name in names:
+        assert_close(actual[name], expected[name], tolerance, name)
+
+
+def gradients_of(model: nn.Module, **inputs: Any) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(**inputs, return_loss=True).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@all_losses
+@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("max_logits", [1, 15, 10**6])
+def test_loss_in_rows_is_the_plain_one(loss: str, count: int, max_logits: int) -> None:
+    given, plain = draw(count, loss), draw(count, loss)
+    actual, expected = contrastive_loss(*given, max_logits=max_logits), naive_loss(*plain)
+    assert_close(actual, expected, 1e-9, "loss")
+    actual.backward()
+    expected.backward()
+    for own, other in zip(given, plain, strict=True):
+        if own is not None and other.grad.any():  # one pair alone has no gradient under softmax
+            assert_close(own.grad, other.grad, 1e-9, "gradient")
+
+
+class LargestTensor(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that is made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
+        return result
+
+
+@all_losses
+def test_memory_of_the_loss_does_not_grow_with_the_square_of_the_batch(loss: str) -> None:
+    largest = {}
+    for count in (100, 400):
+        given = draw(count, loss, torch.float32)
+        with LargestTensor() as seen:
+            contrastive_loss(*given, max_logits=1000).backward()
+        largest[count] = seen.largest
+    assert largest == {100: 1000, 400: 400 * 2 * 5 / 2}  # logits, then the embeddings themselves
+
+
+def test_the_loss_is_in_full_precision_under_autocast() -> None:
+    given = draw(6, "sigmoid", torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = contrastive_loss(*given)
+    assert torch.equal(loss, contrastive_loss(*given))
+    halves = [tensor.detach().bfloat16() for tensor in given]
+    assert contrastive_loss(*halves).dtype == torch.float32
+
+
+def test_two_processes_with_unequal_shares_learn_as_one(tmp_path: Path) -> None:
+    distributed.finish(distributed.start("compare_shares", tmp_path, processes=2), tmp_path)
+    for rank in range(2):
+        results = torch.load(tmp_path / f"process_{rank}.pt")
+        for loss in LOSSES:
+            expected = train_step(loss, 0, 6)
+            assert expected["0"].abs().max() > 1e-3
+            for shares in SHARES:
+                for name, value in expected.items():
+                    assert_close(results[loss, shares][name], value, 1e-9, f"{name} of {shares}")
+        assert "The processes have [0, 6] pairs" in results["nothing"]
+
+
+@all_losses
+@pytest.mark.parametrize("projection_dim", [12, None])
+def test_outputs_are_those_of_the_towers(loss: str, projection_dim: int | None) -> None:
+    model = build(loss=loss, projection_dim=projection_dim)
+    inputs = batch_of(model)
+    texts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    outputs = model(**inputs, return_loss=True)
+    images, words = model.get_image_features(inputs["pixel_values"]), model.get_text_features(**texts)
+    head = model.contrastive_head
+    pooled = model.model(inputs["pixel_values"]).pooler_output
+    assert images.pooler_output.shape == (4, projection_dim or 32)
+    assert (head.image_projection(pooled) == images.pooler_output).all()
+    expected = F.normalize(images.pooler_output), F.normalize(words.pooler_output)
+    assert torch.equal(outputs.image_embeds, expected[0])
+    assert torch.equal(outputs.text_embeds, expected[1])
+    logits = expected[0] @ expected[1].T * head.logit_scale.exp() + (head.logit_bias if loss == "sigmoid" else 0)
+    assert_close(outputs.logits_per_image, logits, 1e-6, "logits")
+    assert torch.equal(outputs.logits_per_text, outputs.logits_per_image.T)
+    assert_close(outputs.loss, naive_loss(*expected, head.logit_scale, head.logit_bias), 1e-6, "loss")
+    assert model(**inputs).loss is None
+    assert (head.logit_bias is None) == (loss == "softmax")
+    assert (head.text_projection.bias is None) == (projection_dim is not None)
+
+
+def test_training_with_a_loss_makes_no_square_of_logits() -> None:
+    model = build().train()
+    outputs = model(**batch_of(model), return_loss=True)
+    assert outputs.loss is not None
+    assert outputs.logits_per_image is None
+    assert model(**batch_of(model)).logits_per_image.shape == (4, 4)
+
+
+@all_losses
+@all_towers
+def test_saved_model_is_the_same(tower: str, loss: str, tmp_path: Path) -> None:
+    model = build(tower, loss)
+    model.save_pretrained(tmp_path)
+    reloaded, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    for field in ("text_config", "contrastive_config"):
+        assert reloaded.config.to_dict()[field] == model.config.to_dict()[field]
+    assert_same(reloaded(**batch_of(model)), model(**batch_of(model)))
+
+
+@all_towers
+def test_texts_in_a_batch_are_as_they_are_alone(tower: str) -> None:
+    model = build(tower)
+    inputs = batch_of(model, 6)
+    together = model.get_text_features(inputs["input_ids"], inputs["attention_mask"]).pooler_output
+    for own, ids, mask in zip(together, inputs["input_ids"], inputs["attention_mask"], strict=True):
+        length = len(mask) if tower == "seen padding" else int(mask.sum())
+        alone = model.get_text_features(ids[None, :length]).pooler_output
+        assert_close(own[None], alone, 1e-5, f"text of {length} tokens")
+
+
+def test_padding_of_images_changes_nothing() -> None:
+    model = build(position_embedding_type="rotary")
+    inputs = padded(with_texts)(model.config, 3)
+    outputs = model(**inputs)
+    for own, image, mask in zip(
+        outputs.image_embeds, inputs["pixel_values"], inputs["patch_attention_mask"], strict=True
+    ):
+        rows, columns = int(mask[:, 0].sum()), int(mask[0].sum())
+        alone = model.get_image_features(image[None, :, : 8 * rows, : 8 * columns]).pooler_output
+        assert_close(own[None], F.normalize(alone), 1e-5, "image")
+
+
+def test_a_causal_tower_sees_no_token_behind() -> None:
+    model = build()
+    texts = batch_of(model)["input_ids"]
+    changed = texts.clone()
+    changed[:, 4:] = 7
+    for tower, sees in (("causal", False), ("all tokens", True)):
+        model = build(tower)
+        states = [model.get_text_features(ids).last_hidden_state for ids in (texts, changed)]
+        assert torch.equal(states[0][:, :4], states[1][:, :4]) is not sees
+
+
+def test_pooling() -> None:
+    states = torch.arange(2 * 4 * 1.0).reshape(2, 4, 1)
+    texts = torch.tensor([[5, 9, 9, 0], [5, 6, 7, 8]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    left = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    for pooling, seen, expected in (
+        ("eos", mask, (1, 7)),  # the first one; a text without is its last token
+        ("last", mask, (2, 7)),
+        ("last", None, (3, 7)),
+        ("last", left, (3, 7)),
+        ("first", mask, (0, 4)),
+        ("mean", mask, (1, 5.5)),
+        ("mean", None, (1.5, 5.5)),
+    ):
+        assert pool_tokens(states, texts, seen, pooling, 9)[:, 0].tolist() == list(expected), (pooling, seen)
+
+
+def test_filled_texts_are_those_filled_by_hand() -> None:
+    model = build("seen padding")
+    texts = batch_of(model)["input_ids"]
+    filled = F.pad(texts, (0, 1), value=1)
+    assert torch.equal(model.get_text_features(texts).pooler_output, model.get_text_features(filled).pooler_output)
+
+
+@all_towers
+def test_every_attention_gives_the_same(tower: str) -> None:
+    model, inputs = build(tower), batch_of(build(tower))
+    expected = model(**inputs)
+    model.set_attn_implementation("eager")
+    outputs = model(**inputs, output_attentions=True, output_hidden_states=True)
+    assert_same(outputs, expected, 1e-5)
+    weights = outputs.text_model_output.attentions[0]
+    assert_close(weights.sum(dim=-1), torch.ones(weights.shape[:-1]), 1e-5, "attention")
+    layers = 1 if tower == "bert" else 2
+    assert len(outputs.text_model_output.hidden_states) == layers + 1
+    assert len(outputs.vision_model_output.hidden_states) == 4
+    opened = build(tower, attn_implementation="eager")
+    assert opened.text_model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("tower", ["causal", "all tokens"])
+def test_attention_weights_are_there_whatever_runs_otherwise(tower: str) -> None:
+    model = build(tower)
+    inputs = batch_of(model)
+    outputs = model(**inputs, output_attentions=True)
+    assert_same(outputs, model(**inputs), 1e-5)
+    weights = outputs.text_model_output.attentions[0]  # (B, n, S, S)
+    hidden = ~inputs["attention_mask"].bool()[:, None, None, :].expand_as(weights)
+    assert not weights[hidden].any()
+    if tower == "causal":
+        assert not weights.triu(1).any()
+
+
+@all_losses
+@all_towers
+def test_every_weight_gets_a_gradient_and_moves(tower: str, loss: str) -> None:
+    model = build(tower, loss).train()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = gradients_of(model, **batch_of(model))
+    optimizer.step()
+    after = model.state_dict()
+    for name, gradient in gradients.items():
+        if not name.endswith("key.bias") and "token_type" not in name:  # which add the same to all
+            assert gradient.any(), name
+            assert not torch.equal(after[name], before[name]), name
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@all_towers
+def test_gradient_checkpointing_changes_nothing(tower: str, reentrant: bool) -> None:
+    model = build(tower).train()
+    expected = gradients_of(model, **batch_of(model))
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    actual = gradients_of(model, **batch_of(model))
+    for name, gradient in expected.items():
+        assert_close(actual[name], gradient, 1e-5, name)
+
+
+@all_losses
+def test_overfits_one_batch(loss: str) -> None:
+    model = build(loss=loss).train()
+    model.contrastive_head.initialize(model.config.initializer_range)
+    inputs = batch_of(model, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(90):
+        optimizer.zero_grad()
+        model(**inputs, return_loss=True).loss.backward()
+        optimizer.step()
+    outputs = model.eval()(**inputs, return_loss=True)
+    assert outputs.loss < 0.3
+    for logits in (outputs.logits_per_image, outputs.logits_per_text):
+        assert logits.argmax(dim=1).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close(dtype: torch.dtype) -> None:
+    model = build()
+    inputs = batch_of(model)
+    expected = model(**inputs, return_loss=True)
+    outputs = model.to(dtype)(**inputs, return_loss=True)
+    assert outputs.image_embeds.dtype == dtype
+    assert outputs.loss.dtype == torch.float32
+    assert_same(outputs, expected, 0.1, ("image_embeds", "text_embeds"))
+
+
+@pytest.mark.parametrize("tower", ["causal", "seen padding"])
+def test_compiles_whole(tower: str) -> None:
+    model = build(tower)
+    inputs = batch_of(model)
+    texts = {"input_ids": inputs["input_ids"], "pixel_values": inputs["pixel_values"]}
+    expected = model(**texts)
+    assert_same(torch.compile(model, fullgraph=True, backend="eager")(**texts), expected, 1e-6)
+
+
+def test_tuple_output() -> None:
+    model = build()
+    outputs = model(**batch_of(model), return_loss=True, return_dict=False)
+    expected = model(**batch_of(model), return_loss=True)
+    assert torch.equal(outputs[0], expected.loss)
+    assert torch.equal(outputs[1], expected.logits_per_image)
+
+
+def test_frozen_images_stay_as_they_are() -> None:
+    model = build().train()
+    before = copy.deepcopy(model.state_dict())
+    model.freeze_vision()
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model(**batch_of(model), return_loss=True).loss.backward()
+    torch.optim.SGD(learning, lr=0.1).step()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]) == name.startswith("model."), name
+
+
+def test_image_tower_opens_with_a_fresh_text_tower(tmp_path: Path) -> None:
+    classifier = HfViTForImageClassification(small_config())
+    draw_weights(classifier)
+    classifier.save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    model, info = HfViTForZeroShotImageClassification.from_pretrained(
+        tmp_path, text_config={"num_hidden_layers": 1}, output_loading_info=True
+    )
+    new = {name for name in model.state_dict() if name.startswith(("text_model.", "contrastive_head."))}
+    assert set(info["missing_keys"]) == new
+    assert set(info["unexpected_keys"]) == {"classifier.weight", "classifier.bias"}
+    expected = classifier.model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.model.state_dict().items())
+    assert model.contrastive_head.logit_scale.exp().item() == pytest.approx(10)
+    assert model.contrastive_head.logit_bias.item() == -10
+    text_weights = [model.text_model.token_embedding.weight, model.text_model.position_embedding.weight]
+    assert all(0.01 < weight.std() < 0.03 for weight in (*text_weights, model.contrastive_head.text_projection.weight))
+    assert len(model.text_model.encoder.layers) == 1
+
+
+@pytest.mark.parametrize("tower", ["causal", "bert"])
+def test_opens_as_other_tasks_and_features(tower: str, tmp_path: Path) -> None:
+    model = build(tower)
+    model.save_pretrained(tmp_path)
+    for model_class in (HfViTModel, HfViTForImageClassification):
+        opened, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(name.startswith(("model.", "embeddings.")) for name in info["missing_keys"])
+        expected = model.model.state_dict()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.base_model.state_dict().items())
+
+
+def test_the_other_loss_starts_from_its_own_numbers(tmp_path: Path) -> None:
+    build(loss="softmax").save_pretrained(tmp_path)
+    options = {"contrastive_config": {"loss": "sigmoid"}}
+    model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True, **options)
+    assert set(info["missing_keys"]) == {"contrastive_head.logit_bias"}
+    assert model.contrastive_head.logit_bias.item() == -10
+
+
+def test_image_and_text_towers_that_were_trained_apart_are_joined(tmp_path: Path) -> None:
+    vision = HfViTModel(small_config(text_config=None, contrastive_config=None))
+    options = {name: value for name, value in BERT.items() if name != "model_type"}
+    text = hf.BertModel(hf.BertConfig(**options)).eval()
+    draw_weights(vision)
+    draw_weights(text)
+    vision.save_pretrained(tmp_path / "vision")
+    text.save_pretrained(tmp_path / "text")
+    model = HfViTForZeroShotImageClassification.from_vision_text_pretrained(
+        tmp_path / "vision", tmp_path / "text", text_config={"pooling": "mean"}
+    ).eval()
+    inputs = batch_of(model)
+    expected = text(inputs["input_ids"], inputs["attention_mask"]).last_hidden_state
+    actual = model.get_text_features(inputs["input_ids"], inputs["attention_mask"]).last_hidden_state
+    assert_close(actual, expected, 1e-6, "tokens")
+    assert torch.equal(model.model.encoder.layers[0].norm1.weight, vision.encoder.layers[0].norm1.weight)
+    model.save_pretrained(tmp_path / "both")
+    reloaded = HfViTForZeroShotImageClassification.from_pretrained(tmp_path / "both")
+    assert_same(reloaded(**inputs), model(**inputs))
+
+
+def test_bad_input_is_refused() -> None:
+    model = build()
+    inputs = batch_of(model)
+    for changed, message in (
+        ({"input_ids": None}, "input_ids is missing"),
+        ({"pixel_values": None}, "pixel_values is missing"),
+        ({"input_ids": torch.ones(4, 10, dtype=torch.long)}, "10 tokens, but max_position_embeddings=9"),
+        ({"pixel_values": pixels(model.config, 3), "return_loss": True}, "3 images and 4 texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(**{**inputs, **changed})
+    with pytest.raises(ValueError, match="'t5', which is no encoder alone"):
+        HfViTForZeroShotImageClassification(small_config(text_config={"encoder_config": {"model_type": "t5"}}))
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "message"),
+    [
+        ("text_config", {"eos_token_id": 60, "vocab_size": 50}, "eos_token_id=60 is none of the vocab_size=50"),
+        ("text_config", {"eos_token_id": None}, "pooling='eos' needs an eos_token_id"),
+        ("text_config", {"hidden_size": 30, "num_attention_heads": 4}, "hidden_size=30 of the text tower"),
+        ("text_config", {"hidden_act": "sine"}, "hidden_act='sine' is unknown"),
+        ("text_config", {"num_hidden_layers": 0}, "num_hidden_layers=0 must be positive"),
+        ("text_config", {"encoder_config": {"hidden_size": 8}}, "does not say which model it is of"),
+        ("text_config", {"encoder_config": BERT, "vocab_size": 7}, "vocab_size=7 is an option of our own"),
+        ("contrastive_config", {"projection_dim": 0}, "projection_dim=0 must be positive"),
+        (
+            "contrastive_config",
+            {"loss": "softmax", "logit_bias_init_value": 1},
+            "logit_bias_init_value=1 is an option",
+        ),
+        ("contrastive_config", {"logit_scale_init_value": float("nan")}, "logit_scale_init_value=nan must be finite"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(field: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_config(**{field: options})
+
+
+def test_options_of_another_tower_are_left_behind(tmp_path: Path) -> None:
+    small_config().save_pretrained(tmp_path)
+    config = HfViTConfig.from_pretrained(tmp_path, text_config={"encoder_config": BERT})
+    assert config.text_config.to_dict() == {"encoder_config": BERT}
+    config.save_pretrained(tmp_path)
+    assert HfViTConfig.from_pretrained(tmp_path).text_config.encoder_config == BERT
+    options = {"encoder_config": None, "hidden_size": 64}
+    assert HfViTConfig.from_pretrained(tmp_path, text_config=options).text_config.to_dict() == {"hidden_size": 64}
+    assert config.get_text_config() is config  # which the library looks for in `text_config`

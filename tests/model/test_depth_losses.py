@@ -1,0 +1,196 @@
+"""Losses of depth beside references in float64."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_vit import HfViTDepthConfig
+from hf_vit.model.task_depth import depth_loss
+
+
+INVALID = (0.0, -1.0, float("nan"), float("inf"), float("-inf"))
+METRIC = [{"loss": "silog"}, {"loss": "l1"}, {"loss": "mse"}, {"loss": "silog", "silog_lambda": 1.0}]
+RELATIVE = {"depth_estimation_type": "relative"}
+ALL = [*METRIC, RELATIVE]
+all_losses = pytest.mark.parametrize("options", ALL, ids=str)
+
+
+def batch(count: int = 3) -> tuple[Tensor, Tensor, np.ndarray]:
+    """Predictions, labels of every invalid kind here and there, and which are valid."""
+    generator = torch.Generator().manual_seed(0)
+    predicted = 1 + 4 * torch.rand(count, 9, 12, generator=generator, dtype=torch.float64)
+    labels = 1 + 4 * torch.rand(count, 9, 12, generator=generator, dtype=torch.float64)
+    for index in range(count):
+        for number, value in enumerate(INVALID):
+            labels[index, number :: 5 + index, number::4] = value
+    valid = np.isfinite(labels.numpy()) & (labels.numpy() > 0)
+    return predicted.requires_grad_(), labels, valid
+
+
+def loss(predicted: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    return depth_loss(predicted, labels, HfViTDepthConfig(**options))
+
+
+def pairs(predicted: Tensor, labels: Tensor, valid: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each image the valid pixels."""
+    arrays = zip(predicted.detach().numpy(), labels.numpy(), valid, strict=True)
+    return [(own[counted], label[counted]) for own, label, counted in arrays]
+
+
+@pytest.mark.parametrize("silog_lambda", [0.0, 0.5, 1.0])
+def test_silog_by_hand(silog_lambda: float) -> None:
+    predicted, labels, valid = batch()
+    expected = []
+    for own, label in pairs(predicted, labels, valid):
+        ratio = np.log(own) - np.log(label)
+        expected.append(np.sqrt((ratio**2).mean() - silog_lambda * ratio.mean() ** 2))
+    actual = loss(predicted, labels, loss="silog", silog_lambda=silog_lambda)
+    assert float(actual) == pytest.approx(np.mean(expected), rel=1e-12)
+    assert torch.equal(loss(predicted, labels, silog_lambda=silog_lambda), actual)  # the default of metric depth
+
+
+def test_silog_forgives_a_common_factor_only_with_lambda_1() -> None:
+    _, labels, _ = batch()
+    scaled = (3 * labels.where(labels.isfinite() & (labels > 0), 1)).requires_grad_()
+    assert float(loss(scaled, labels, silog_lambda=1.0)) < 1e-6
+    assert float(loss(scaled, labels, silog_lambda=0.0)) == pytest.approx(np.log(3))
+
+
+@pytest.mark.parametrize(("name", "power"), [("l1", 1), ("mse", 2)])
+def test_absolute_and_squared_errors_by_hand(name: str, power: int) -> None:
+    predicted, labels, valid = batch()
+    expected = [(np.abs(own - label) ** power).mean() for own, label in pairs(predicted, labels, valid)]
+    assert float(loss(predicted, labels, loss=name)) == pytest.approx(np.mean(expected), rel=1e-12)
+
+
+def lower_median(values: np.ndarray) -> float:
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def normalized(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    centred = values - lower_median(values[valid])
+    return centred / np.abs(centred[valid]).mean()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_scale_and_shift_invariant_loss_by_hand(weight: float) -> None:
+    predicted, labels, valid = batch()
+    expected = []
+    for own, label, counted in zip(predicted.detach().numpy(), labels.numpy(), valid, strict=True):
+        inverse = 1 / np.where(counted, label, 1)
+        error = normalized(own, counted) - normalized(inverse, counted)
+        total = np.abs(error[counted]).mean()
+        for step in (1, 2, 4, 8):
+            coarse, known = error[::step, ::step], counted[::step, ::step]
+            slopes = 0.0
+            for row in range(coarse.shape[0]):
+                for column in range(coarse.shape[1]):
+                    for other in ((row + 1, column), (row, column + 1)):
+                        inside = other[0] < coarse.shape[0] and other[1] < coarse.shape[1]
+                        if inside and known[row, column] and known[other]:
+                            slopes += abs(coarse[other] - coarse[row, column])
+            total += weight * slopes / max(known.sum(), 1)
+        expected.append(total)
+    actual = loss(predicted, labels, **RELATIVE, gradient_loss_weight=weight)
+    assert float(actual) == pytest.approx(np.mean(expected), rel=1e-12)
+
+
+def test_relative_loss_knows_no_scale_and_no_shift() -> None:
+    predicted, labels, _ = batch()
+    expected = float(loss(predicted, labels, **RELATIVE))
+    for scale, shift in ((7.0, 3.0), (0.01, -2.0)):
+        assert float(loss(scale * predicted + shift, labels, **RELATIVE)) == pytest.approx(expected, rel=1e-9)
+    assert float(loss(-predicted, labels, **RELATIVE)) != pytest.approx(expected, rel=1e-3)
+    inverse = 1 / labels.where(labels.isfinite() & (labels > 0), 1)
+    assert float(loss(5 * inverse + 2, labels, **RELATIVE)) == pytest.approx(0, abs=1e-12)
+
+
+@all_losses
+def test_a_perfect_prediction_costs_nothing(options: dict[str, Any]) -> None:
+    _, labels, _ = batch()
+    known = labels.where(labels.isfinite() & (labels > 0), 2)
+    predicted = (1 / known if options is RELATIVE else known).float().requires_grad_()
+    total = loss(predicted, labels.float(), **options)
+    assert float(total) == pytest.approx(0, abs=1e-6)
+    total.backward()
+    assert predicted.grad.isfinite().all()
+
+
+@all_losses
+def test_loss_of_a_batch_is_the_mean_of_those_of_its_images(options: dict[str, Any]) -> None:
+    predicted, labels, _ = batch(5)
+    alone = [float(loss(predicted[i : i + 1], labels[i : i + 1], **options)) for i in range(5)]
+    assert len(set(alone)) == 5
+    assert float(loss(predicted, labels, **options)) == pytest.approx(np.mean(alone), rel=1e-12)
+
+
+@all_losses
+@pytest.mark.parametrize("value", INVALID)
+def test_an_image_without_a_valid_pixel_adds_exactly_zero(options: dict[str, Any], value: float) -> None:
+    predicted, labels, _ = batch(2)
+    labels[1] = value
+    total = loss(predicted, labels, **options)
+    assert float(total) == pytest.approx(float(loss(predicted[:1], labels[:1], **options)) / 2, rel=1e-12)
+    total.backward()
+    assert predicted.grad.isfinite().all()
+    assert predicted.grad[0].any()
+    assert not predicted.grad[1].any()
+    assert float(loss(predicted[1:], labels[1:], **options)) == 0
+
+
+@all_losses
+def test_what_is_predicted_for_invalid_pixels_does_not_matter(options: dict[str, Any]) -> None:
+    predicted, labels, valid = batch()
+    changed = predicted.detach().where(torch.from_numpy(valid), 9.0)
+    assert float(loss(changed, labels, **options)) == pytest.approx(
+        float(loss(predicted, labels, **options)), rel=1e-12
+    )
+
+
+@all_losses
+@pytest.mark.parametrize("constant", [0.0, 2.0])
+def test_a_constant_prediction_gives_finite_gradients(options: dict[str, Any], constant: float) -> None:
+    _, labels, _ = batch()
+    predicted = torch.full(labels.shape, constant, requires_grad=True)
+    loss(predicted, labels, **options).backward()
+    assert predicted.grad.isfinite().all()
+
+
+def test_predictions_are_resized_to_the_labels() -> None:
+    predicted, labels, _ = batch()
+    coarse = predicted.detach()[:, ::3, ::4]
+    resized = F.interpolate(coarse[:, None], size=(9, 12), mode="bilinear", align_corners=False)[:, 0]
+    for options in ALL:
+        assert torch.equal(loss(coarse, labels, **options), loss(resized, labels, **options))
+
+
+def test_half_precision_is_compared_in_float32() -> None:
+    predicted, labels, _ = batch()
+    half = predicted.detach().bfloat16()
+    for options in ALL:
+        assert loss(half, labels.bfloat16(), **options).dtype == torch.float32
+        assert float(loss(half, labels.float(), **options)) == pytest.approx(
+            float(loss(half.double(), labels, **options)), rel=1e-4
+        )
+
+
+@pytest.mark.parametrize("options", METRIC, ids=str)
+def test_what_is_farther_than_can_be_predicted_does_not_count(options: dict[str, Any]) -> None:
+    predicted, labels, _ = batch()
+    near = labels.where(~(labels > 3), 0)
+    assert torch.equal(loss(predicted, labels, **options, max_depth=3), loss(predicted, near, **options))
+    limit = labels.where(~(labels > 3), 3)  # which a pixel may reach
+    assert torch.equal(loss(predicted, limit, **options, max_depth=3), loss(predicted, limit, **options))
+    far = loss(predicted, labels + 9, **options, max_depth=5)
+    assert float(far) == 0
+
+
+def test_relative_depth_and_depth_without_a_limit_have_no_far() -> None:
+    predicted, labels, _ = batch()
+    for unlimited, limited in (({**RELATIVE, "max_depth": None}, RELATIVE), ({"max_depth": None}, {"max_depth": 1e9})):
+        assert torch.equal(loss(predicted, 20 * labels, **unlimited), loss(predicted, 20 * labels, **limited))
+    assert float(loss(predicted, 20 * labels, max_depth=None)) > 0

@@ -1,0 +1,325 @@
+"""Permanent changes of geometry keep what a model knows, its state, and what it is saved as."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.layers import resample_patch_embed
+from timm.models import adapt_input_conv
+from torch import Tensor
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
+from hf_vit.data import load_digits_dataset
+from hf_vit.model.adapt_inputs import apply_geometry, change_input_channels, resize_patch_kernels
+
+from ..helpers.models import MODEL_CLASSES, SMALL_DEPTH, VARIANTS, pixels, small_config
+from ..helpers.references import assert_close, draw_weights
+
+
+# Every field, alone and with others.
+CHANGES: dict[str, dict[str, Any]] = {
+    "larger image": {"image_size": (48, 40)},
+    "as many patches, laid out otherwise": {"image_size": (16, 64)},
+    "smaller patches": {"patch_size": 4},
+    "same grid": {"image_size": 64, "patch_size": 16},
+    "grey": {"num_channels": 1},
+    "many channels": {"num_channels": 5, "channel_mode": "mean"},
+    "registers": {"num_register_tokens": 3},
+    "no CLS": {"use_cls_token": False, "pooling": "mean"},
+    "all": {
+        "image_size": (24, 36),
+        "patch_size": (6, 12),
+        "num_channels": 4,
+        "use_cls_token": False,
+        "num_register_tokens": 1,
+        "pooling": "mean",
+    },
+}
+all_changes = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+
+
+def build(model_class: type[Any] = HfViTModel, variant: str = "plain", **overrides: Any) -> Any:
+    model = model_class(small_config(variant, **overrides))
+    draw_weights(model)
+    return model.eval()
+
+
+def embedding_weights(model: Any) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.base_model.embeddings.named_parameters()}
+
+
+@pytest.mark.parametrize("new_size", [(16, 16), (4, 4), (6, 10), (7, 14)])
+def test_kernels_equal_timm(new_size: tuple[int, int]) -> None:
+    kernels = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert_close(
+        resize_patch_kernels(kernels, new_size), resample_patch_embed(kernels, list(new_size)), 1e-5, "kernels"
+    )
+
+
+def test_grown_kernels_answer_to_grown_patches_as_before() -> None:
+    kernels, patches = torch.randn(2, 5, 3, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    grown_patches = F.interpolate(patches, (9, 13), mode="bicubic", antialias=True)
+    answers = torch.einsum("dcpq,bcpq->bd", resize_patch_kernels(kernels, (9, 13)), grown_patches)
+    assert_close(answers, torch.einsum("dcpq,bcpq->bd", kernels, patches), 1e-12, "answers")
+
+
+@pytest.mark.parametrize("num_channels", [1, 2, 3, 4, 6, 7])
+def test_channels_equal_timm(num_channels: int) -> None:
+    kernels = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert_close(
+        change_input_channels(kernels, num_channels), adapt_input_conv(num_channels, kernels), 1e-6, "kernels"
+    )
+
+
+@pytest.mark.parametrize(("old", "new", "mode"), [(3, 1, "repeat"), (1, 3, "repeat"), (2, 6, "repeat"), (3, 1, "mean"),
+                                                  (3, 4, "mean"), (4, 3, "mean")])  # fmt: skip
+def test_equal_channels_are_answered_to_as_before(old: int, new: int, mode: Any) -> None:
+    kernels = torch.randn(5, old, 4, 4, generator=torch.Generator().manual_seed(0))
+    changed = change_input_channels(kernels, new, mode)
+    assert changed.shape == (5, new, 4, 4)
+    assert_close(changed.sum(1), kernels.sum(1), 1e-6, "answer to a grey image")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_kernels_keep_their_dtype(dtype: torch.dtype) -> None:
+    kernels = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert resize_patch_kernels(kernels, (8, 8)).dtype == change_input_channels(kernels, 4).dtype == dtype
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Any, Tensor, Tensor]:
+    """A model that tells digits apart, and test images (N, 1, 28, 28) with their labels."""
+    splits = load_digits_dataset()
+    images, labels = {}, {}
+    for name, split in splits.items():
+        images[name] = (
+            torch.stack([torch.from_numpy(np.array(image)) for image in split["image"]])[:, None] / 127.5 - 1
+        )
+        labels[name] = torch.tensor(split["label"])
+    torch.manual_seed(0)
+    model = HfViTForImageClassification(HfViTConfig.from_preset("mnist", num_hidden_layers=2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=120)
+    for _ in range(120):
+        batch = torch.randint(len(images["train"]), (64,))
+        model(images["train"][batch], labels=labels["train"][batch]).loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return model.eval(), images["test"], labels["test"]
+
+
+@torch.no_grad()
+def answers(model: Any, images: Tensor) -> Tensor:
+    """Logits on images that are resized to the model's native size."""
+    size = model.config.image_size
+    return model(F.interpolate(images, (size, size), mode="bicubic", antialias=True)).logits
+
+
+@pytest.mark.parametrize(("image_size", "patch_size"), [(56, 8), (42, 6), (21, 3)])
+def test_resized_patches_see_resized_images_as_before(digits: Any, image_size: int, patch_size: int) -> None:
+    trained, images, labels = digits
+    before = answers(trained, images)
+    accuracy = (before.argmax(1) == labels).float().mean()
+    assert accuracy > 0.85
+    model = copy.deepcopy(trained)
+    apply_geometry(model, image_size=image_size, patch_size=patch_size)
+    after = answers(model, images)
+    assert (after.argmax(1) == labels).float().mean() > accuracy - 0.02
+    assert (after - before).norm() < 0.1 * before.norm()
+
+    old = trained.model.embeddings.patch_embeddings.projection.weight.detach()
+    bilinear = F.interpolate(old, (patch_size, patch_size), mode="bilinear", antialias=True)
+    model.model.embeddings.patch_embeddings.projection.weight.data.copy_(bilinear)
+    assert (answers(model, images) - before).norm() > 5 * (after - before).norm()
+
+
+def test_resampled_positions_keep_the_order_of_the_patches(digits: Any) -> None:
+    trained, images, labels = digits
+    model = copy.deepcopy(trained)
+    model.resize_position_embeddings(56)
+    accuracy = (answers(model, images).argmax(1) == labels).float().mean()
+    assert accuracy > 0.7  # four times the patches, each with a quarter of what it was trained on
+    table = model.get_position_embeddings()
+    table.data[:, 1:] = trained.get_position_embeddings()[:, 1:].repeat(1, 4, 1)
+    assert (answers(model, images).argmax(1) == labels).float().mean() < accuracy - 0.2
+
+
+@pytest.mark.parametrize(
+    ("variant", "options"), [*((variant, {}) for variant in VARIANTS), ("eva", {"rope_grid_size": None})]
+)
+def test_permanent_image_size_is_what_the_model_does_anyway(variant: str, options: dict[str, Any]) -> None:
+    model = build(variant=variant, **options)
+    images = pixels(model.config, grid=(5, 6))
+    before = model(images)
+    model.resize_position_embeddings(tuple(images.shape[2:]))
+    assert model.config.grid_size == (5, 6)
+    assert torch.equal(model(images).last_hidden_state, before.last_hidden_state)
+
+
+@pytest.mark.parametrize("variant", ["plain", "siglip", "eva"])
+def test_smaller_patches_keep_the_image_size(variant: str) -> None:
+    model = build(variant=variant)
+    positions = model.base_model.embeddings.positions((8, 8))
+    rotary = model.base_model.embeddings.rotary(torch.zeros(1, 3, 64, 64))
+    model.resize_patch_embeddings(4)
+    assert (model.config.image_size, model.config.patch_size, model.config.grid_size) == (32, 4, (8, 8))
+    assert positions is None or torch.equal(model.base_model.embeddings.positions((8, 8)), positions)
+    resized = model.base_model.embeddings.rotary(torch.zeros(1, 3, 32, 32))
+    assert rotary is None or all(torch.equal(*pair) for pair in zip(resized, rotary, strict=True))
+
+
+@all_changes
+@pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
+def test_changed_model_is_saved_as_it_is(model_class: type[Any], change: dict[str, Any], tmp_path: Path) -> None:
+    model = build(model_class, depth_config={**SMALL_DEPTH, "readout_type": "ignore"})  # others need the CLS token
+    apply_geometry(model, **change)
+    fresh = model_class(copy.deepcopy(model.config))
+    assert {n: p.shape for n, p in model.state_dict().items()} == {n: p.shape for n, p in fresh.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    reloaded, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    images = pixels(model.config)
+    assert model.config.to_dict() == model.base_model.embeddings.config.to_dict()
+    for actual, expected in zip(reloaded(images).to_tuple(), model(images).to_tuple(), strict=True):
+        assert torch.equal(actual[0], expected[0])
+    for name in set(change) - {"channel_mode"}:
+        assert vars(model.config)[name] == change[name]
+
+
+@pytest.mark.parametrize("variant", ["rotary", "eva", "rms", "none", "siglip"])
+def test_changed_model_is_saved_as_it_is_whatever_its_positions(variant: str, tmp_path: Path) -> None:
+    model = build(HfViTForImageClassification, variant)
+    apply_geometry(model, image_size=48, patch_size=4, num_register_tokens=1, num_channels=2)
+    model.save_pretrained(tmp_path)
+    images = pixels(model.config)
+    reloaded = HfViTForImageClassification.from_pretrained(tmp_path)
+    assert torch.equal(reloaded(images).logits, model(images).logits)
+
+
+def test_fixed_positions_become_learned_ones_with_another_grid(tmp_path: Path) -> None:
+    model = build(variant="sincos")
+    apply_geometry(model, patch_size=16, image_size=(64, 48))
+    assert model.config.position_embedding_type == "sincos2d"
+    assert "position_embeddings" in dict(model.embeddings.named_buffers())
+    model.resize_position_embeddings((48, 48))
+    assert model.config.position_embedding_type == "learned"
+    assert model.get_position_embeddings().requires_grad
+    model.save_pretrained(tmp_path)
+    assert torch.equal(HfViTModel.from_pretrained(tmp_path).get_position_embeddings(), model.get_position_embeddings())
+
+
+def test_fixed_positions_follow_the_tokens() -> None:
+    model = build(variant="sincos")
+    patches = model.get_position_embeddings()[:, 1:].clone()
+    model.resize_prefix_tokens(use_cls_token=False, pooling="mean")
+    assert torch.equal(model.get_position_embeddings(), patches)
+
+
+@all_changes
+def test_changed_model_is_frozen_and_typed_as_before(change: dict[str, Any]) -> None:
+    model = build(num_register_tokens=2).to(torch.bfloat16).train()
+    embeddings = model.embeddings
+    frozen = (embeddings.patch_embeddings.projection.weight, embeddings.register_tokens)
+    for parameter in frozen:
+        parameter.requires_grad = False
+    apply_geometry(model, **change)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert not embeddings.patch_embeddings.projection.weight.requires_grad
+    assert not embeddings.register_tokens.requires_grad
+    assert embeddings.position_embeddings.requires_grad
+    assert model.training
+    model(pixels(model.config)).pooler_output.sum().backward()
+    missing = {name for name, p in model.named_parameters() if p.grad is None}
+    assert missing == {"embeddings.patch_embeddings.projection.weight", "embeddings.register_tokens"}
+
+
+def test_unchanged_weights_stay_the_same_parameters() -> None:
+    model = build(num_register_tokens=2)
+    before = dict(model.named_parameters())
+    apply_geometry(model, image_size=32, patch_size=8, num_channels=3, use_cls_token=True, num_register_tokens=2)
+    after = dict(model.named_parameters())
+    assert all(after[name] is parameter for name, parameter in before.items())
+    model.resize_prefix_tokens(num_register_tokens=3)
+    changed = {name for name, parameter in model.named_parameters() if before[name] is not parameter}
+    assert changed == {"embeddings.register_tokens"}
+
+
+def test_registers_come_and_go_at_the_end() -> None:
+    model = build(num_register_tokens=2, initializer_range=0.1)
+    old = embedding_weights(model)["register_tokens"]
+    model.resize_prefix_tokens(num_register_tokens=40)
+    registers = embedding_weights(model)["register_tokens"]
+    assert torch.equal(registers[:, :2], old)
+    assert registers[:, 2:].std() == pytest.approx(0.1, rel=0.1)
+    model.resize_prefix_tokens(num_register_tokens=1)
+    assert torch.equal(embedding_weights(model)["register_tokens"], old[:, :1])
+    model.resize_prefix_tokens(num_register_tokens=0)
+    assert model.embeddings.register_tokens is None
+    assert model.config.num_prefix_tokens == 1
+
+
+@pytest.mark.parametrize("prefix_has_position", [True, False])
+def test_cls_token_goes_and_comes_with_its_position(prefix_has_position: bool) -> None:
+    model = build(
+        num_register_tokens=2, pooling="mean", prefix_has_position=prefix_has_position, initializer_range=0.1
+    )
+    old = embedding_weights(model)
+    model.resize_prefix_tokens(use_cls_token=False)
+    without = embedding_weights(model)
+    assert "cls_token" not in without
+    assert torch.equal(without["position_embeddings"], old["position_embeddings"][:, int(prefix_has_position) :])
+    assert torch.equal(without["register_tokens"], old["register_tokens"])
+    model.resize_prefix_tokens(use_cls_token=True, pooling="cls")
+    again = embedding_weights(model)
+    assert again["position_embeddings"].shape == old["position_embeddings"].shape
+    assert torch.equal(again["position_embeddings"][:, -16:], old["position_embeddings"][:, -16:])
+    assert again["cls_token"].std() == pytest.approx(0.1, rel=0.5)
+    images = pixels(model.config)
+    assert torch.equal(model(images).pooler_output, model(images).last_hidden_state[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_size": 36}, r"height 36 is not a multiple of the patch height 8.*32 or 40"),
+        ({"image_size": (32, 0)}, "at least 1 pixel"),
+        ({"image_size": 48, "patch_size": 10}, r"height 48 is not a multiple of the patch height 10.*40 or 50"),
+        ({"patch_size": 64}, "32 is not a multiple of the patch height 64"),
+        ({"num_channels": 0}, "num_channels=0 must be at least 1"),
+        ({"num_channels": 1, "channel_mode": "first"}, r"mode='first' is unknown. Choose 'repeat' or 'mean'"),
+        ({"num_register_tokens": -1}, "must not be negative"),
+        ({"use_cls_token": False}, r"pooling='cls' needs the CLS token.*Set pooling='mean'"),
+        ({"image_size": 64, "pooling": "attention"}, r"cannot become 'attention'.*ignore_mismatched_sizes"),
+        ({"pooling": "cls_mean"}, r"'cls' cannot become 'cls_mean'.*from_pretrained"),
+    ],
+)
+def test_bad_geometry_is_refused_and_changes_nothing(change: dict[str, Any], message: str) -> None:
+    model = build(HfViTForImageClassification)
+    config, weights = model.config.to_dict(), copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        apply_geometry(model, **change)
+    assert model.config.to_dict() == config
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_distilled_model_needs_its_cls_token() -> None:
+    with pytest.raises(ValueError, match="use_distillation_token=True needs the CLS token"):
+        build(use_distillation_token=True).resize_prefix_tokens(use_cls_token=False, pooling="mean")
+
+
+def test_methods_do_what_the_function_does() -> None:
+    images = torch.randn(2, 5, 32, 32, generator=torch.Generator().manual_seed(0))
+    by_methods, by_function = build(), build()
+    by_methods.resize_input_channels(5, mode="mean")
+    by_methods.resize_patch_embeddings(16)
+    by_methods.resize_prefix_tokens(use_cls_token=False, pooling="mean")
+    apply_geometry(
+        by_function, num_channels=5, channel_mode="mean", patch_size=16, use_cls_token=False, pooling="mean"
+    )
+    assert torch.equal(by_methods(images).pooler_output, by_function(images).pooler_output)

@@ -1,0 +1,255 @@
+"""Keypoints: heatmaps from points and back, mirror images, losses, and a model that learns by heart."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import gaussian_filter
+from torch import Tensor
+from transformers.models.vitpose.image_processing_vitpose import (
+    get_keypoint_predictions,
+    post_dark_unbiased_data_processing,
+)
+
+from hf_vit import HfViTConfig, HfViTForKeypointDetection, HfViTKeypointConfig, HfViTModel
+from hf_vit.model.adapt_inputs import apply_geometry
+from hf_vit.model.task_keypoints import decode_heatmaps, encode_keypoints, flip_heatmaps, keypoint_loss
+
+from ..helpers.models import pixels, small_config
+from ..helpers.references import assert_close
+from .test_dense_models import KEYPOINTS, build_head, train
+from .test_modeling import build
+
+
+IMAGE, HEATMAP = (256, 192), (64, 48)
+PAIRS = [[0, 1], [2, 3]]
+
+
+def draw_keypoints(count: int, margin: float = 0.0, image_size: tuple[int, int] = IMAGE) -> Tensor:
+    """Visible keypoints (1, count, 3) all over the image but for a margin, in float64."""
+    size = torch.tensor([image_size[1], image_size[0]], dtype=torch.float64)
+    places = torch.rand(1, count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.cat((margin + places * (size - 1 - 2 * margin), torch.full((1, count, 1), 2.0)), dim=2)
+
+
+def to_image(places: Tensor) -> Tensor:
+    """Places in the heatmap as places in the image."""
+    return places * torch.tensor([(IMAGE[1] - 1) / (HEATMAP[1] - 1), (IMAGE[0] - 1) / (HEATMAP[0] - 1)])
+
+
+def noisy(heatmaps: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    strength = 0.3 + 0.7 * torch.rand(*heatmaps.shape[:2], 1, 1, generator=generator)
+    return strength * heatmaps + 0.01 * torch.randn(heatmaps.shape, generator=generator)
+
+
+@pytest.mark.parametrize("sigma", [1, 2.0, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_decoded_keypoints_are_those_encoded_also_at_the_border(sigma: float, dtype: torch.dtype) -> None:
+    keypoints = draw_keypoints(300)
+    keypoints[0, :100, 0] /= 20
+    keypoints[0, 100:200, 1] = IMAGE[0] - 1 - keypoints[0, 100:200, 1] / 20
+    keypoints[0, 200:204, :2] = torch.tensor([[0, 0], [191, 0], [0, 255], [191, 255]])
+    heatmaps, counts = encode_keypoints(keypoints.to(dtype), IMAGE, HEATMAP, sigma)
+    assert (heatmaps.dtype, heatmaps.shape) == (dtype, (1, 300, *HEATMAP))
+    assert counts.all()
+    places, scores = decode_heatmaps(heatmaps)
+    assert (to_image(places) - keypoints[..., :2]).abs().max() < 0.05
+    assert torch.equal(scores, heatmaps.amax(dim=(2, 3)))
+
+
+def test_heatmaps_are_gaussians_around_the_place_between_pixels() -> None:
+    keypoints = torch.tensor([[[10.0, 20.0, 2.0], [30.3, 5.1, 1.0]]], dtype=torch.float64)
+    heatmaps, _ = encode_keypoints(keypoints, (33, 65), (9, 17), 1.5)
+    for heatmap, (x, y, _) in zip(heatmaps[0], keypoints[0].tolist(), strict=True):
+        for row in range(9):
+            for column in range(17):
+                square = (column - x * 16 / 64) ** 2 + (row - y * 8 / 32) ** 2
+                assert heatmap[row, column] == pytest.approx(np.exp(-square / (2 * 1.5**2)), rel=1e-12)
+
+
+def test_keypoints_that_are_not_labelled_or_out_of_reach_do_not_count() -> None:
+    keypoints = torch.tensor([[[3.0, 3, 0], [-7, 5, 2], [-5, 5, 2], [5, 22, 1], [5, 20, 1], [torch.nan, 0, 0]]])
+    heatmaps, counts = encode_keypoints(keypoints, (16, 16), (16, 16), 2.0)
+    assert counts.tolist() == [[False, False, True, False, True, False]]
+    assert (heatmaps.amax(dim=(2, 3)) > 0).tolist() == counts.tolist()
+
+
+def test_decoding_is_that_of_vitpose_away_from_the_border() -> None:
+    heatmaps = noisy(encode_keypoints(draw_keypoints(200, margin=16), IMAGE, HEATMAP, 2.0)[0])
+    places, scores = decode_heatmaps(heatmaps)
+    coordinates, largest = get_keypoint_predictions(heatmaps.numpy())
+    expected = post_dark_unbiased_data_processing(coordinates, heatmaps.numpy(), kernel=11)
+    assert (places - torch.from_numpy(expected)).abs().max() < 1e-5  # theirs is rounded to float32
+    assert torch.equal(scores, torch.from_numpy(largest[..., 0]))
+
+
+def decode_one(heatmap: np.ndarray) -> np.ndarray:
+    """The place in one heatmap, step by step: the peak of the parabola through the logarithms around it."""
+    row, column = np.unravel_index(heatmap.argmax(), heatmap.shape)
+    inside = all(3 <= index < size - 3 for index, size in zip((row, column), heatmap.shape, strict=True))
+    surface = gaussian_filter(heatmap, 0.8, radius=5, mode="nearest") if inside else heatmap
+    surface = np.log(np.clip(surface, 0.001, 50))
+    y, x = (int(np.clip(index, 1, size - 2)) for index, size in zip((row, column), heatmap.shape, strict=True))
+    slope = [(surface[y, x + 1] - surface[y, x - 1]) / 2, (surface[y + 1, x] - surface[y - 1, x]) / 2]
+    across = surface[y, x + 1] + surface[y, x - 1] - 2 * surface[y, x]
+    down = surface[y + 1, x] + surface[y - 1, x] - 2 * surface[y, x]
+    both = (surface[y + 1, x + 1] + surface[y - 1, x - 1] - 2 * surface[y, x] - across - down) / 2
+    bend = np.array([[across, both], [both, down]]) + np.finfo(np.float32).eps * np.eye(2)
+    place = np.array([x, y]) - np.linalg.solve(bend, slope)
+    is_peak = np.linalg.eigvalsh(bend).max() < 0 and np.abs(place - [column, row]).max() <= 2
+    return place if is_peak else np.array([column, row])
+
+
+def test_decoding_equals_its_derivation_in_float64() -> None:
+    keypoints = draw_keypoints(150)
+    keypoints[0, ::3, 0] /= 15
+    heatmaps = noisy(encode_keypoints(keypoints, IMAGE, HEATMAP, 2.0)[0])
+    places, _ = decode_heatmaps(heatmaps)
+    expected = np.stack([decode_one(heatmap) for heatmap in heatmaps[0].numpy()])
+    assert_close(places[0], torch.from_numpy(expected), 1e-9, "places")
+
+
+def test_where_there_is_no_peak_the_largest_value_stands() -> None:
+    heatmaps = torch.zeros(1, 3, 12, 12)
+    heatmaps[0, 1, :, 6] = 1.0  # a ridge
+    heatmaps[0, 2] = torch.arange(144.0).reshape(12, 12)  # its top is far beyond the border
+    places, scores = decode_heatmaps(heatmaps)
+    assert places.tolist() == [[[0, 0], [6, 0], [11, 11]]]
+    assert scores.tolist() == [[0, 1, 143]]
+    assert decode_heatmaps(torch.randn(2, 5, 32, 32))[0].isfinite().all()
+
+
+def test_decoding_is_at_least_in_float32() -> None:
+    heatmaps, _ = encode_keypoints(draw_keypoints(50), IMAGE, HEATMAP, 2.0)
+    places, scores = decode_heatmaps(heatmaps.bfloat16())
+    assert places.dtype == scores.dtype == torch.float32
+    assert (places - decode_heatmaps(heatmaps)[0]).abs().max() < 0.5
+
+
+def test_heatmaps_of_a_mirror_image_flip_back_without_a_shift() -> None:
+    keypoints = draw_keypoints(5)
+    mirrored = keypoints[:, [1, 0, 3, 2, 4]].clone()
+    mirrored[..., 0] = IMAGE[1] - 1 - mirrored[..., 0]
+    expected, actual = (encode_keypoints(points, IMAGE, HEATMAP, 2.0)[0] for points in (keypoints, mirrored))
+    assert_close(flip_heatmaps(actual, PAIRS), expected, 1e-12, "heatmaps")
+
+
+def test_prediction_with_the_mirror_image_is_that_of_the_mirror_image_mirrored() -> None:
+    model = build_head("classic_keypoints")
+    model.options.flip_pairs = PAIRS
+    images = pixels(model.config, grid=(3, 5))
+    expected = (model(images).heatmaps + flip_heatmaps(model(images.flip(-1)).heatmaps, PAIRS)) / 2
+    heatmaps = model.predict_flipped(images).heatmaps
+    assert torch.equal(heatmaps, expected.detach())
+    assert_close(flip_heatmaps(model.predict_flipped(images.flip(-1)).heatmaps, PAIRS), heatmaps, 1e-6, "mirrored")
+    with pytest.raises(ValueError, match=r"Call model\.eval"):
+        model.train().predict_flipped(images)
+
+
+def test_prediction_with_the_mirror_image_leaves_padding_out() -> None:
+    model = build_head("simple_keypoints")
+    images, mask = pixels(model.config, grid=(4, 5)), torch.ones(2, 4, 5, dtype=torch.bool)
+    mask[0, 3:], mask[0, :, 2:] = False, False
+    heatmaps = model.predict_flipped(images, mask).heatmaps
+    assert heatmaps.shape == (2, 5, 8, 10)
+    alone = model.predict_flipped(images[:1, :, :24, :16]).heatmaps
+    assert_close(heatmaps[:1, :, :6, :4], alone, 1e-6, "the padded one")
+    assert_close(heatmaps[1:], model.predict_flipped(images[1:]).heatmaps, 1e-6, "the whole one")
+
+
+def test_loss_is_the_weighted_mean_of_squares() -> None:
+    generator = torch.Generator().manual_seed(0)
+    heatmaps = torch.rand(2, 3, 8, 12, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([[[5, 9, 2], [40, 3, 1], [0, 0, 0]], [[20, 20, 1], [9, 7, 0], [-90, 4, 2]]]).double()
+    options = HfViTKeypointConfig(sigma=1.5, keypoint_weights=[1, 0.5, 3])
+    targets, _ = encode_keypoints(labels, (32, 48), (8, 12), 1.5)
+    weights = [[1, 0.5, 0], [1, 0, 0]]
+    expected = sum(
+        weights[i][k] * float(((heatmaps - targets)[i, k] ** 2).mean()) / 3 for i in range(2) for k in range(3)
+    )
+    assert float(keypoint_loss(heatmaps, labels, (32, 48), options)) == pytest.approx(expected / 2, rel=1e-12)
+    assert keypoint_loss(targets, labels, (32, 48), options) == 0
+    labels[..., 2] = 0
+    assert keypoint_loss(heatmaps, labels, (32, 48), options) == 0
+
+
+@pytest.mark.parametrize("head", KEYPOINTS)
+def test_heads_overfit_one_batch(head: str) -> None:
+    torch.manual_seed(0)
+    model = HfViTForKeypointDetection(small_config(keypoint_config={"head": head, "hidden_size": 32}))
+    images = pixels(model.config, batch=3)
+    labels = draw_keypoints(15, image_size=(32, 32)).float().reshape(3, 5, 3)
+    first = model(images, labels=labels).loss
+    train(model, {"pixel_values": images, "labels": labels}, steps=300)
+    with torch.no_grad():
+        outputs = model(images, labels=labels)
+    assert outputs.loss < first / 20
+    places, scores = decode_heatmaps(outputs.heatmaps)
+    places *= 31 / (outputs.heatmaps.shape[-1] - 1)
+    assert (places - labels[..., :2]).abs().max() < 1
+    assert scores.min() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.zeros(2, 4, 3), r"= \(2, 5, 3\), .* not torch.float32 of shape \(2, 4, 3\).*num_labels"),
+        (torch.zeros(1, 5, 3), r"not torch.float32 of shape \(1, 5, 3\)"),
+        (torch.zeros(2, 5, 2), r"of shape \(2, 5, 2\)"),
+        (torch.zeros(2, 5, 3).long(), "not torch.int64"),
+        (torch.full((2, 5, 3), 3.0), r"Keypoint 0 of image 0 is \[3.0, 3.0, 3.0\]"),
+        (torch.tensor([0, torch.nan, 1]).expand(2, 5, 3), r"is \[0.0, nan, 1.0\]. It must be x, y in pixels"),
+    ],
+)
+def test_bad_labels_are_refused(labels: Tensor, message: str) -> None:
+    model = build_head("simple_keypoints")
+    with pytest.raises(ValueError, match=message):
+        model(pixels(model.config), labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_labels": 0}, "num_labels=0 leaves no keypoint to find"),
+        (
+            {"keypoint_config": {"flip_pairs": [[0, 1], [2, 5]]}},
+            r"flip_pairs has \[2, 5\], but num_labels=5 .* 0 to 4",
+        ),
+        ({"keypoint_config": {"skeleton": [[7, 1]]}}, r"skeleton has \[7, 1\]"),
+        ({"keypoint_config": {"oks_sigmas": [0.1] * 4}}, "oks_sigmas has 4 numbers, but there are num_labels=5"),
+        ({"keypoint_config": {"keypoint_weights": [1] * 6}}, "keypoint_weights has 6 numbers"),
+    ],
+)
+def test_options_about_other_keypoints_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HfViTForKeypointDetection(small_config(**options))
+
+
+def test_patches_may_start_before_the_image() -> None:
+    model, plain = build(patch_padding=2), build()
+    images = pixels(model.config, grid=(3, 5))
+    shifted = torch.nn.functional.pad(images, (2, -2, 2, -2))
+    assert_close(model(images).last_hidden_state, plain(shifted).last_hidden_state, 1e-6, "tokens")
+    mask = torch.ones(2, 3, 5, dtype=torch.bool)
+    mask[0, :, 3:] = False
+    padded = model(images, patch_attention_mask=mask).last_hidden_state[0, 1:].unflatten(0, (3, 5))[:, :3]
+    alone = model(images[:1, :, :, :24]).last_hidden_state[0, 1:].unflatten(0, (3, 3))
+    assert_close(padded, alone, 1e-5, "tokens of the padded image")
+
+
+@pytest.mark.parametrize(("patch_size", "padding"), [(16, 4), (8, 2), (4, 1), (2, 0)])
+def test_where_patches_start_follows_their_size(patch_size: int, padding: int) -> None:
+    model = build(HfViTModel, patch_padding=2)
+    apply_geometry(model, patch_size=patch_size)
+    fresh = HfViTModel(HfViTConfig.from_dict(model.config.to_dict()))
+    assert model.config.patch_padding == padding
+    assert model.embeddings.patch_embeddings.projection.padding == (padding, padding)
+    assert fresh.embeddings.patch_embeddings.projection.padding == (padding, padding)
+
+
+@pytest.mark.parametrize("padding", [-1, 4])
+def test_patches_start_less_than_half_of_one_before_the_image(padding: int) -> None:
+    with pytest.raises(ValueError, match=rf"patch_padding={padding} must be less than half of patch_size=8"):
+        small_config(patch_padding=padding)

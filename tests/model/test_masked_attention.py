@@ -1,0 +1,100 @@
+"""Queries attend to their own masks at first; training anneals that away."""
+
+import copy
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_vit import HfViTForUniversalSegmentation
+from hf_vit.model.task_universal_segmentation import mask_probabilities, universal_segmentation_loss
+
+from ..helpers.models import pixels, small_config
+from .test_dense_models import build_head, targets
+from .test_modeling import assert_same
+
+
+def test_chances_of_masked_attention_fall_from_always_to_never_one_block_after_the_other() -> None:
+    assert mask_probabilities(0.0, 3) == [1.0] * 3
+    assert mask_probabilities(1.0, 3) == [0.0] * 3
+    # Of 5.5 parts the first block has one behind it and then one of its own; the others start 1.5 later each.
+    chances = mask_probabilities(1.5 / 5.5, 3)
+    assert chances == pytest.approx([0.5**0.9, 1.0, 1.0])
+    for before, after in pairwise(mask_probabilities(step / 50, 3) for step in range(51)):
+        assert all(a <= b for a, b in zip(after, before, strict=True))
+        assert sorted(after) == after
+
+
+def test_state_of_the_masks_is_saved_and_loaded(tmp_path: Path) -> None:
+    model, images = build_head("universal"), pixels(small_config())
+    masked = model(images)
+    model.anneal_masks(1.0)
+    free = model(images)
+    assert not torch.equal(free.masks_queries_logits, masked.masks_queries_logits)
+    model.save_pretrained(tmp_path)
+    assert_same(HfViTForUniversalSegmentation.from_pretrained(tmp_path)(images), free)
+    copied = build_head("universal")
+    copied.load_state_dict(model.state_dict())
+    assert_same(copied(images), free)
+    half = build_head("universal")
+    half.anneal_masks(0.45)  # the second of two blocks has always masks yet, the first one seldom
+    assert half.universal_segmentation_head.masked_blocks == [False, True]
+    assert half.train().universal_segmentation_head.masked_blocks == [True, True]
+    assert copy.deepcopy(half).eval().universal_segmentation_head.masked_blocks == [False, True]
+
+
+def test_masked_queries_see_their_own_masks_only() -> None:
+    model = build_head("universal", attn_implementation="eager")
+    images = pixels(model.config)
+    outputs = model(images, output_attentions=True, output_hidden_states=True)
+    head = model.universal_segmentation_head
+    for block in (1, 2):
+        tokens = model.model.norm(outputs.hidden_states[block]) if block > 1 else None
+        attention = outputs.attentions[block]  # (2, 4, 22, 22)
+        assert (attention[:, :, :17] > 0).all()  # CLS and patches see all
+        assert (attention[:, :, 17:, [0, *range(17, 22)]] > 0).all()
+        if tokens is None:
+            continue
+        masks, _ = head(tokens, (4, 4))
+        own = nn.functional.interpolate(masks, size=(4, 4), mode="bilinear").flatten(2) > 0
+        assert 0.1 < own.double().mean() < 0.9
+        assert torch.equal((attention[:, :, 17:, 1:17] > 0), own[:, None].expand(-1, 4, -1, -1))
+
+
+def test_queries_are_set_free_by_chance_in_training() -> None:
+    torch.manual_seed(0)
+    head = build_head("universal").universal_segmentation_head.train()
+    head.mask_probabilities.fill_(0.25)
+    never = torch.full((400, 5, 16, 16), -1.0)
+    allowed = head.attention_mask(never, 0, (4, 4), 1, None)[:, 0, 17:, 1:17]
+    assert torch.equal(allowed.all(dim=2), allowed.any(dim=2))
+    assert allowed.double().mean() == pytest.approx(0.75, abs=0.05)
+    assert not head.eval().attention_mask(never, 0, (4, 4), 1, None)[:, 0, 17:, 1:17].any()
+
+
+@pytest.mark.parametrize("progress", [0.0, 1.0])
+def test_every_block_with_queries_is_supervised_to_the_end_of_training(progress: float) -> None:
+    model, images = build_head("universal"), pixels(small_config())
+    model.anneal_masks(progress)
+    batch = {"pixel_values": images, **targets(model, images)}
+    predictions: list[tuple[Tensor, Tensor]] = []
+    model.universal_segmentation_head.register_forward_hook(lambda *call: predictions.append(call[-1]))
+
+    def losses(is_training: bool) -> list[float]:
+        predictions.clear()
+        total = model.train(is_training)(**batch).loss
+        own = [
+            universal_segmentation_loss(
+                *prediction, batch["mask_labels"], batch["class_labels"], model.options, is_training
+            )
+            for prediction in predictions
+        ]
+        return [float(total), *map(float, own)]
+
+    total, *own = losses(is_training=False)
+    assert total == own[-1]  # however many predictions its masks need
+    total, *own = losses(is_training=True)
+    assert len(own) == 3
+    assert total == pytest.approx(sum(own), rel=0.1)  # its points are drawn at random

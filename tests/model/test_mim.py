@@ -1,0 +1,656 @@
+"""Masked image modelling: beside transformers, and what every model keeps to, under masks that stay the same."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as hf
+from accelerate import dispatch_model
+from torch import Tensor, nn
+from transformers import AutoModelForMaskedImageModeling
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_vit import (
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTForMaskedImageModeling,
+    HfViTForSemanticSegmentation,
+    HfViTModel,
+)
+from hf_vit.model.adapt_inputs import apply_geometry
+from hf_vit.model.task_mim import HfViTMaeDecoder, patchify, unpatchify
+
+from ..helpers.models import SMALL, VARIANTS, pixels, small_config
+from ..helpers.references import SHAPE, Parity, assert_close, draw_weights, rename
+from .test_modeling import values
+
+
+DECODER = SMALL["masked_image_modeling_config"]
+OBJECTIVES: dict[str, dict[str, Any]] = {"mae": DECODER, "simmim": {"objective": "simmim"}}
+all_objectives = pytest.mark.parametrize("objective", OBJECTIVES)
+# All of them with each objective, but for windows, which mae refuses
+CASES = [(objective, variant) for objective in OBJECTIVES for variant in VARIANTS]
+CASES.remove(("mae", "windows"))
+all_cases = pytest.mark.parametrize(("objective", "variant"), CASES)
+PREFIXED = ["plain", "registers", "rotary", "rms"]  # with one token, many and none before the patches
+
+
+def fresh(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForMaskedImageModeling:
+    options = {**OBJECTIVES[objective], **overrides.pop("options", {})}
+    needed = {"use_mask_token": objective == "simmim", "masked_image_modeling_config": options}
+    return HfViTForMaskedImageModeling(small_config(variant, **{**needed, **overrides}))
+
+
+def build(objective: str, variant: str = "plain", **overrides: Any) -> HfViTForMaskedImageModeling:
+    model = fresh(objective, variant, **overrides)
+    draw_weights(model)
+    return model.eval()
+
+
+def inputs(config: HfViTConfig, batch: int = 2, grid: tuple[int, int] | None = None) -> dict[str, Tensor]:
+    """Images, and noise that decides what is masked."""
+    images = pixels(config, batch, grid)
+    rows, columns = config.grid_size if grid is None else grid
+    noise = torch.rand(batch, rows * columns, generator=torch.Generator().manual_seed(5))
+    return {"pixel_values": images, "noise": noise}
+
+
+def numbers(outputs: Any) -> list[Tensor]:
+    """All tensors of an output, masks as numbers."""
+    return [value.float() if value.dtype == torch.bool else value for value in values(outputs)]
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
+    for index, (a, e) in enumerate(zip(numbers(actual), numbers(expected), strict=True)):
+        assert_close(a, e, tolerance, f"output {index}")
+
+
+def gradients_of(model: nn.Module, **given: Any) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(**given).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def noise_for(images: Tensor) -> Tensor:
+    num_patches = images.shape[-2] * images.shape[-1] // 64
+    return torch.rand(len(images), num_patches, generator=torch.Generator().manual_seed(3)).to(images.dtype)
+
+
+def as_ours(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder's positions without the row of the CLS token, which is zero."""
+    name = "masked_image_modeling_head.mae.position_embeddings"
+    return {key: tensor[:, 1:] if key == name else tensor for key, tensor in tensors.items()}
+
+
+def run_mae(model: nn.Module, images: Tensor) -> Any:
+    return model(images, noise=noise_for(images), output_hidden_states=True)
+
+
+def named_outputs(outputs: Any) -> dict[str, Tensor]:
+    states = {f"hidden_states[{i}]": state for i, state in enumerate(outputs.hidden_states)}
+    return {"logits": outputs.logits, **states}
+
+
+def mae(**options: Any) -> Parity:
+    """Ours beside ViTMAEForPreTraining.
+
+    Its visible patches stand in the order of the noise; its decoder resamples positions as if patches were one row.
+    """
+    shared = {**DECODER, **options}
+    config = hf.ViTMAEConfig(**SHAPE, layer_norm_eps=1e-6, **shared)
+    reference = hf.ViTMAEForPreTraining(config)
+    ours = HfViTForMaskedImageModeling(
+        HfViTConfig(**SHAPE, position_embedding_type="sincos2d", masked_image_modeling_config=shared)
+    )
+    decoder = ours.masked_image_modeling_head.decoder
+    table = F.pad(ours.model.embeddings.sincos_table()[:, 1:], (0, 0, 1, 0))
+    reference.vit.embeddings.position_embeddings.data.copy_(table)
+
+    def run_reference(model: nn.Module, images: Tensor) -> Any:
+        grid = images.shape[-2] // 8, images.shape[-1] // 8
+        positions = F.pad(decoder.positions(grid), (0, 0, 1, 0)).to(images.dtype)
+        model.decoder.decoder_pos_embed.data = positions
+        noise = noise_for(images)
+        outputs = model(images, noise=noise, interpolate_pos_encoding=True, output_hidden_states=True)
+        count = outputs.hidden_states[0].shape[1] - 1
+        order = F.pad(1 + noise.argsort(dim=1)[:, :count].argsort(dim=1), (1, 0))
+        outputs.hidden_states = tuple(
+            state.gather(1, order[..., None].expand_as(state)) for state in outputs.hidden_states
+        )
+        return outputs
+
+    reference.decoder.decoder_pos_embed.data = F.pad(decoder.position_embeddings, (0, 0, 1, 0)).clone()
+    parity = Parity(
+        reference,
+        ours,
+        lambda model, images: named_outputs(run_reference(model, images)),
+        lambda model, images: named_outputs(run_mae(model, images)),
+        float32_positions="vit.embeddings.position_embeddings",
+        rearrange=as_ours,
+    )
+    parity.run = run_reference
+    return parity
+
+
+def simmim() -> Parity:
+    """Ours beside ViTForMaskedImageModeling, which takes square images alone; it says channels first."""
+
+    def rearranged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        name = "masked_image_modeling_head.simmim.predictor."
+        return {
+            key: tensor.reshape(3, 8, 8, *tensor.shape[1:2]).movedim(0, 2).flatten(0, 2)
+            if key.startswith(name)
+            else tensor
+            for key, tensor in tensors.items()
+        }
+
+    def run(model: nn.Module, images: Tensor) -> Any:
+        outputs = model(images, bool_masked_pos=noise_for(images) > 0.6, output_hidden_states=True)
+        states = {f"hidden_states[{i}]": state for i, state in enumerate(outputs.hidden_states)}
+        return {"reconstruction": outputs.reconstruction, **states}
+
+    options = {"objective": "simmim"}
+    return Parity(
+        hf.ViTForMaskedImageModeling(hf.ViTConfig(**SHAPE, layer_norm_eps=1e-6, encoder_stride=8)),
+        HfViTForMaskedImageModeling(HfViTConfig(**SHAPE, use_mask_token=True, masked_image_modeling_config=options)),
+        run,
+        run,
+        sizes=((32, 32),),
+        rearrange=rearranged,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("case", [mae, simmim], ids=lambda case: case.__name__)
+def test_equals_reference(case: Any, dtype: torch.dtype) -> None:
+    case().check(dtype)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 48)])
+@pytest.mark.parametrize("options", [{"norm_pix_loss": True}, {"norm_pix_loss": False, "mask_ratio": 0.5}], ids=str)
+def test_loss_and_mask_of_mae_are_those_of_transformers(options: dict[str, Any], size: tuple[int, int]) -> None:
+    parity = mae(**options)
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parity.reference.double().vit.embeddings.position_embeddings.data = (
+        parity.reference.vit.embeddings.position_embeddings.data.float()
+    )  # which is resampled in float32 here
+    results = []
+    for model, run in ((parity.ours.double(), run_mae), (parity.reference, parity.run)):
+        own = images.clone().requires_grad_()
+        outputs = run(model, own)
+        outputs.loss.backward()
+        weights = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((outputs, own.grad, weights))
+    (ours, gradient, weights), (theirs, expected, their_weights) = results
+    assert_close(ours.loss, theirs.loss, 1e-12, "loss")
+    assert_close(gradient, expected, 1e-9, "gradient of the images")
+    assert torch.equal(ours.bool_masked_pos, theirs.mask.bool())
+    renamed = as_ours(rename(their_weights, base_prefix="model."))
+    assert weights.keys() == renamed.keys()
+    assert all((weights[name] - renamed[name]).abs().max() < 1e-9 * ours.loss for name in weights)
+    expected_images = parity.reference.unpatchify(theirs.logits, size)
+    if not options["norm_pix_loss"]:
+        assert_close(ours.reconstruction, expected_images, 1e-9, "reconstruction")
+
+
+@pytest.mark.parametrize("mask_of", [lambda noise: noise > 0.6, lambda noise: noise.argsort(dim=1) > 9])
+def test_loss_of_simmim_is_that_of_transformers_where_all_mask_as_many(mask_of: Any) -> None:
+    parity = simmim()
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = mask_of(noise_for(images))
+    ours, theirs = (model.double()(images, bool_masked_pos=mask) for model in (parity.ours, parity.reference))
+    counts = mask.sum(dim=1)
+    if len(counts.unique()) == 1:
+        assert_close(ours.loss, theirs.loss, 1e-9, "loss")
+    else:
+        alone = [
+            parity.reference(image[None], bool_masked_pos=own[None]).loss
+            for image, own in zip(images, mask, strict=True)
+        ]
+        assert_close(ours.loss, torch.stack(alone).mean(), 1e-6, "loss")  # they count in float32, and add 1e-5
+
+
+@all_objectives
+@pytest.mark.parametrize("variant", PREFIXED)
+def test_nothing_is_seen_of_masked_patches(objective: str, variant: str) -> None:
+    model = build(objective, variant)
+    given = inputs(model.config)
+    outputs = model(**given)
+    patches = patchify(given["pixel_values"], (8, 8))
+    hidden = outputs.bool_masked_pos[..., None]
+    for other, same in ((torch.where(hidden, patches + 1, patches), True), (patches + ~hidden, False)):
+        changed = model(unpatchify(other, (4, 4), (8, 8)), noise=given["noise"])
+        assert torch.equal(changed.logits, outputs.logits) is same
+    assert torch.equal(model(given["pixel_values"], outputs.bool_masked_pos).logits, outputs.logits)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.9])
+@pytest.mark.parametrize("variant", PREFIXED)
+def test_mae_runs_its_blocks_on_prefix_and_visible_patches_alone(variant: str, ratio: float) -> None:
+    model = build("mae", variant, options={"mask_ratio": ratio}, attn_implementation="eager")
+    outputs = model(**inputs(model.config, grid=(3, 5)), output_hidden_states=True, output_attentions=True)
+    length = model.config.num_prefix_tokens + 15 - round(15 * ratio)
+    assert [tuple(state.shape) for state in outputs.hidden_states] == [(2, length, 32)] * 4
+    assert [tuple(weights.shape) for weights in outputs.attentions] == [(2, 4, length, length)] * 3
+    torch.testing.assert_close(outputs.attentions[0].sum(-1), torch.ones(2, 4, length))
+
+
+@pytest.mark.parametrize("variant", ["plain", "rotary", "rms", "eva"])
+def test_hidden_states_of_mae_are_those_of_the_model_that_sees_visible_patches_alone(variant: str) -> None:
+    """Attention to what is masked is switched off, so that all others stay as they are."""
+    model = build("mae", variant, attn_implementation="eager")
+    given = inputs(model.config, grid=(3, 5))
+    states = model(**given, output_hidden_states=True).hidden_states
+    mask = model(**given).bool_masked_pos
+    tokens, rotary = model.model.embed(given["pixel_values"])
+    num_prefix = model.config.num_prefix_tokens
+    seen = F.pad(~mask, (num_prefix, 0), value=True)
+    tokens = model.model.encoder(tokens, rotary=rotary, attention_mask=seen[:, None, None, :])
+    for own, expected, kept in zip(states[-1], tokens, seen, strict=True):
+        assert_close(own, expected[kept], 1e-5, "tokens")
+
+
+def test_simmim_gives_all_hidden_states_also_within_windows() -> None:
+    model = build("simmim", "windows")
+    outputs = model(**inputs(model.config), output_hidden_states=True, output_attentions=True)
+    expected = model.model(
+        inputs(model.config)["pixel_values"],
+        outputs.bool_masked_pos,
+        output_hidden_states=True,
+        output_attentions=True,
+    )
+    assert_same(outputs.hidden_states, expected.hidden_states, 1e-6)
+    assert_same(outputs.attentions, expected.attentions, 1e-6)
+
+
+@all_objectives
+def test_reconstruction_is_in_units_of_the_images(objective: str) -> None:
+    model = build(objective)
+    given = inputs(model.config, grid=(3, 5))
+    images = 40 + 7 * given["pixel_values"]
+    outputs = model(images, noise=given["noise"])
+    patches = patchify(images, (8, 8))
+    expected = outputs.logits
+    if objective == "mae":
+        expected = outputs.logits * (patches.var(-1, keepdim=True) + 1e-6).sqrt() + patches.mean(-1, keepdim=True)
+    assert_close(outputs.reconstruction, unpatchify(expected, (3, 5), (8, 8)), 1e-6, "reconstruction")
+    loss = (outputs.reconstruction - images).abs()
+    hidden = outputs.bool_masked_pos.unflatten(1, (3, 5)).repeat_interleave(8, 1).repeat_interleave(8, 2)
+    if objective == "simmim":
+        assert_close(outputs.loss, loss[hidden[:, None].expand_as(loss)].mean(), 1e-6, "loss")
+
+
+def test_without_a_mask_it_is_drawn_from_the_global_generator() -> None:
+    model = build("mae", options={"mask_type": "blockwise"})
+    images = pixels(model.config)
+    torch.manual_seed(3)
+    first, second = model(images), model(images)
+    torch.manual_seed(3)
+    assert_same(model(images), first)
+    assert not torch.equal(first.bool_masked_pos, second.bool_masked_pos)
+
+
+@all_cases
+def test_saved_model_is_the_same(objective: str, variant: str, tmp_path: Path) -> None:
+    model = build(objective, variant)
+    model.save_pretrained(tmp_path)
+    reloaded, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert_same(reloaded(**inputs(model.config)), model(**inputs(model.config)))
+    assert isinstance(AutoModelForMaskedImageModeling.from_pretrained(tmp_path), HfViTForMaskedImageModeling)
+
+
+@all_objectives
+@pytest.mark.parametrize("target", [HfViTModel, HfViTForImageClassification, HfViTForSemanticSegmentation])
+def test_what_it_has_learned_opens_as_other_tasks_and_the_other_way_round(
+    objective: str, target: type[Any], tmp_path: Path
+) -> None:
+    model = build(objective)
+    model.save_pretrained(tmp_path / "learned")
+    opened, info = target.from_pretrained(tmp_path / "learned", output_loading_info=True)
+    heads = {name for name in opened.state_dict() if "_head." in name or "classifier." in name}
+    assert set(info["missing_keys"]) == heads
+    assert set(info["unexpected_keys"]) == {
+        n for n in model.state_dict() if n.startswith("masked_image_modeling_head.")
+    }
+    expected = model.model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.base_model.state_dict().items())
+    opened.save_pretrained(tmp_path / "back")
+    back, info = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert set(info["unexpected_keys"]) == {name for name in heads if name.startswith(("seg", "class"))}
+    assert set(info["missing_keys"]) == {n for n in model.state_dict() if n.startswith("masked_image_modeling_head.")}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in back.model.state_dict().items())
+
+
+def test_the_other_objective_starts_with_a_fresh_decoder(tmp_path: Path) -> None:
+    build("mae", use_mask_token=True).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["masked_image_modeling_config"] == DECODER
+    model, info = HfViTForMaskedImageModeling.from_pretrained(
+        tmp_path, masked_image_modeling_config={"objective": "simmim"}, output_loading_info=True
+    )
+    names = {f"masked_image_modeling_head.simmim.predictor.{leaf}" for leaf in ("weight", "bias")}
+    assert set(info["missing_keys"]) == names
+    assert model.options.to_dict() == {"objective": "simmim"}
+
+
+@all_objectives
+@pytest.mark.parametrize("variant", PREFIXED)
+def test_batch_equals_images_one_by_one(objective: str, variant: str) -> None:
+    model = build(objective, variant)
+    given = inputs(model.config, batch=3, grid=(3, 5))
+    together = model(**given, output_hidden_states=True)
+    losses = []
+    for index in range(3):
+        alone = model(**{name: value[index : index + 1] for name, value in given.items()}, output_hidden_states=True)
+        losses.append(alone.loss)
+        for a, t in zip(numbers(alone)[1:], numbers(together)[1:], strict=True):
+            assert_close(a, t[index : index + 1], 3e-5, f"image {index}")
+    assert_close(together.loss, torch.stack(losses).mean(), 1e-5, "loss")
+
+
+@all_cases
+def test_padding_changes_no_output_no_loss_and_no_gradient(objective: str, variant: str) -> None:
+    model = build(objective, variant).double()
+    patch, grids = model.model.embeddings.patch_embeddings.patch_size, [(2, 5), (4, 3), (4, 5)]
+    images = [pixels(model.config, batch=1, grid=grid).double() for grid in grids]
+    batch = torch.zeros(3, model.config.num_channels, 4 * patch[0], 5 * patch[1], dtype=torch.float64)
+    mask, noise = (
+        torch.zeros(3, 4, 5, dtype=torch.bool),
+        torch.rand(3, 4, 5, generator=torch.Generator().manual_seed(1)),
+    )
+    for index, (rows, columns) in enumerate(grids):
+        batch[index, :, : rows * patch[0], : columns * patch[1]] = images[index][0]
+        mask[index, :rows, :columns] = True
+    own_noise = [noise[i, :rows, :columns].flatten()[None] for i, (rows, columns) in enumerate(grids)]
+    alone = [model(image, noise=own) for image, own in zip(images, own_noise, strict=True)]
+    expected = torch.stack([outputs.loss for outputs in alone]).mean()
+    model.zero_grad()
+    expected.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    padded = model(batch, noise=noise.flatten(1), patch_attention_mask=mask)
+    again = model(batch, bool_masked_pos=padded.bool_masked_pos | ~mask.flatten(1), patch_attention_mask=mask)
+    assert torch.equal(again.logits, padded.logits)
+    assert_close(padded.loss, expected, 1e-9, "loss")
+    for index, (rows, columns) in enumerate(grids):
+        kept = mask[index].flatten()
+        assert torch.equal(padded.bool_masked_pos[index][kept], alone[index].bool_masked_pos[0])
+        assert not padded.bool_masked_pos[index][~kept].any()
+        assert_close(padded.logits[index][kept], alone[index].logits[0], 1e-9, "logits")
+        reconstruction = padded.reconstruction[index, :, : rows * patch[0], : columns * patch[1]]
+        assert_close(reconstruction, alone[index].reconstruction[0], 1e-9, "reconstruction")
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for name, gradient in gradients_of(
+        model, pixel_values=batch, noise=noise.flatten(1), patch_attention_mask=mask
+    ).items():
+        # A position table is resampled in float32 by design, and its gradients are summed in it.
+        allowed = 1e-6 if "position_embeddings" in name else 1e-9
+        assert (gradient - gradients[name]).abs().max() <= allowed * largest, name
+
+
+@pytest.mark.parametrize(
+    ("variant", "implementation"), [("plain", "eager"), ("rotary", "eager"), ("plain", "flex_attention")]
+)
+def test_every_attention_gives_the_same(variant: str, implementation: str) -> None:
+    """Images of a batch that mask different numbers of patches, given as a mask."""
+    other, sdpa = (build("mae", variant, attn_implementation=name) for name in (implementation, "sdpa"))
+    images = pixels(sdpa.config, grid=(3, 5))
+    mask = torch.rand(2, 15, generator=torch.Generator().manual_seed(2)) < torch.tensor([[0.3], [0.8]])
+    with torch.no_grad():
+        assert_same(other(images, mask), sdpa(images, mask), 1e-5)
+        alone = torch.cat([sdpa(images[i : i + 1], mask[i : i + 1]).logits for i in range(2)])
+    assert_close(sdpa(images, mask).logits.detach(), alone, 1e-5, "logits")
+
+
+def test_another_attention_is_that_of_the_decoder_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See test_flash_attention_gets_what_it_takes in test_modeling.py."""
+    masks = []
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+        masks.append(None if mask is None else tuple(mask.shape))
+        allowed = None if mask is None else mask[:, None, None, :].bool()
+        attended = F.scaled_dot_product_attention(query, key, value, allowed, scale=kwargs["scaling"])
+        return attended.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_2", attend)
+    model, expected = build("mae"), build("mae")
+    model.config._attn_implementation = "flash_attention_2"
+    given = inputs(model.config)
+    assert_same(model(**given), expected(**given), 1e-5)
+    assert masks == [None] * 5
+    masks.clear()
+    visible = torch.ones(2, 4, 4, dtype=torch.bool)
+    visible[0, 2:] = False
+    assert_same(model(**given, patch_attention_mask=visible), expected(**given, patch_attention_mask=visible), 1e-4)
+    assert masks == [(2, 5)] * 3 + [(2, 17)] * 2
+
+
+@all_cases
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing(objective: str, variant: str, reentrant: bool) -> None:
+    model = build(objective, variant, drop_path_rate=0.0).train()
+    expected = gradients_of(model, **inputs(model.config))
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    actual = gradients_of(model, **inputs(model.config))
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_close(actual[name], gradient, 2e-6, name)
+
+
+@all_objectives
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close(objective: str, dtype: torch.dtype) -> None:
+    model = build(objective, "rotary")
+    given = inputs(model.config, grid=(3, 5))
+    expected = model(**given)
+    with torch.autocast("cpu", dtype):
+        autocast = model(**given)
+    half = model.to(dtype)(**given)
+    for actual in (autocast, half):
+        assert actual.loss.dtype == torch.float32
+        assert_close(actual.loss, expected.loss, 0.1, "loss")
+        assert_close(actual.reconstruction.float(), expected.reconstruction, 0.2, "reconstruction")
+    assert half.logits.dtype == half.reconstruction.dtype == dtype
+
+
+@pytest.mark.parametrize(("objective", "variant"), [("mae", "plain"), ("mae", "rotary"), ("simmim", "sincos")])
+def test_compiles_whole_and_once_per_size(objective: str, variant: str) -> None:
+    model = build(objective, variant)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    sizes = [inputs(model.config, grid=grid) for grid in ((4, 4), (3, 5))]
+    with torch.no_grad():
+        expected = [model(**given, output_hidden_states=True) for given in sizes]
+        for given in sizes:
+            compiled(**given, output_hidden_states=True)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for given, outputs in zip(sizes, expected, strict=True):
+                assert_same(compiled(**given, output_hidden_states=True), outputs, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "variant"), [("mae", "registers"), ("mae", "sincos"), ("simmim", "rotary"), ("simmim", "windows")]
+)
+def test_runs_spread_over_devices(objective: str, variant: str, tmp_path: Path) -> None:
+    model = build(objective, variant)
+    model.save_pretrained(tmp_path)
+    given = inputs(model.config, grid=(3, 5))
+    expected = model(**given)
+    loaded = HfViTForMaskedImageModeling.from_pretrained(tmp_path, device_map="auto")
+    assert_same(loaded(**given), expected)
+    places = {f"model.{name}": "cpu" for name, _ in model.model.named_children() if name != "encoder"}
+    places |= {f"model.encoder.layers.{index}": "disk" if index == 1 else "cpu" for index in range(3)}
+    offloaded = dispatch_model(
+        model,
+        device_map={**places, "masked_image_modeling_head": "disk"},
+        main_device="cpu",
+        offload_dir=tmp_path / "offload",
+        force_hooks=True,
+    )
+    assert_same(offloaded(**given), expected)
+
+
+@all_objectives
+def test_tuple_output(objective: str) -> None:
+    model = build(objective)
+    given = inputs(model.config)
+    as_tuple = model(**given, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    assert_same(as_tuple, model(**given))
+
+
+@all_objectives
+def test_forward_leaves_its_inputs_alone(objective: str) -> None:
+    model = build(objective)
+    given = {**inputs(model.config), "patch_attention_mask": torch.ones(2, 4, 4).bool()}
+    kept, config = copy.deepcopy(given), model.config.to_dict()
+    model(**given)
+    assert all(torch.equal(given[name], kept[name]) for name in kept)
+    assert model.config.to_dict() == config
+
+
+@all_cases
+def test_every_weight_gets_a_gradient_and_moves(objective: str, variant: str) -> None:
+    model = build(objective, variant, drop_path_rate=0.0, use_mask_token=objective == "simmim").train()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(2):
+        model(**inputs(model.config, batch=4)).loss.backward()
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@all_objectives
+def test_overfits_one_batch(objective: str) -> None:
+    torch.manual_seed(0)
+    model = fresh(objective, options={"mask_ratio": 0.5}).train()
+    given = inputs(model.config, batch=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
+    losses = []
+    for _ in range(250):
+        losses.append(model(**given).loss)
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] / 5
+
+
+@pytest.mark.parametrize("opens", [False, True], ids=["built", "opened"])
+@torch.no_grad()
+def test_initialisation_is_that_of_mae(opens: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = fresh("mae", "sincos", hidden_size=64, initializer_range=0.05, options={"decoder_hidden_size": 64})
+    if opens:
+        HfViTModel(model.config).save_pretrained(tmp_path)
+        model = HfViTForMaskedImageModeling.from_pretrained(tmp_path)
+    head = model.masked_image_modeling_head
+    for name, module in (head if opens else model).named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            limit = math.sqrt(6 / (module.weight.shape[0] + module.weight[0].numel()))
+            assert module.weight.abs().max() <= limit, name
+            assert module.weight.std() == pytest.approx(limit / math.sqrt(3), rel=0.1), name
+            assert not module.bias.any(), name
+        elif isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all(), name
+            assert not module.bias.any(), name
+    decoder = head.decoder
+    assert isinstance(decoder, HfViTMaeDecoder)
+    assert decoder.mask_token.std() == pytest.approx(0.05, rel=0.3)
+    assert decoder.position_embeddings.shape == (1, 12, 64)
+    assert torch.equal(decoder.position_embeddings, decoder.sincos_table())
+
+
+@torch.no_grad()
+def test_initialisation_of_simmim_is_that_of_vit() -> None:
+    torch.manual_seed(0)
+    model = fresh("simmim", hidden_size=64, initializer_range=0.05)
+    for module in model.model.encoder.modules():
+        if isinstance(module, nn.Linear):
+            assert module.weight.std() == pytest.approx(0.05, rel=0.1)
+    assert model.masked_image_modeling_head.decoder.predictor.weight.std() == pytest.approx(0.05, rel=0.1)
+
+
+@all_objectives
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image_size": (48, 40)},
+        {"patch_size": 4},
+        {"image_size": 64, "patch_size": 16},
+        {"num_channels": 1},
+        {"num_channels": 5},
+        {"num_channels": 5, "channel_mode": "mean"},
+        {"use_cls_token": False, "num_register_tokens": 2, "pooling": "mean"},
+    ],
+    ids=str,
+)
+def test_changed_geometry_is_saved_as_it_is(objective: str, change: dict[str, Any], tmp_path: Path) -> None:
+    model = build(objective)
+    apply_geometry(model, **change)
+    expected = HfViTForMaskedImageModeling(copy.deepcopy(model.config)).state_dict()
+    assert {n: t.shape for n, t in model.state_dict().items()} == {n: t.shape for n, t in expected.items()}
+    model.save_pretrained(tmp_path)
+    reloaded = HfViTForMaskedImageModeling.from_pretrained(tmp_path)
+    given = inputs(model.config)
+    assert_same(reloaded(**given), model(**given))
+
+
+def test_another_image_size_is_what_the_model_does_anyway() -> None:
+    model = build("mae")
+    given = inputs(model.config, grid=(5, 6))
+    before = model(**given)
+    model.resize_position_embeddings((40, 48))
+    assert_same(model(**given), before)
+
+
+def test_larger_patches_are_said_as_smaller_ones_enlarged() -> None:
+    model = build("simmim", image_size=8)  # one patch, so that positions stay
+    images = F.interpolate(torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)), 8, mode="bilinear")
+    seen = torch.zeros(2, 1, dtype=torch.bool)
+    before = model(images, seen).reconstruction
+    apply_geometry(model, image_size=16, patch_size=16)
+    larger = F.interpolate(images, 16, mode="bicubic", antialias=True)
+    after = model(larger, seen).reconstruction
+    assert_close(after, F.interpolate(before, 16, mode="bicubic", antialias=True), 1e-4, "reconstruction")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"pixel_values": None}, "pixel_values is missing"),
+        ({"pixel_values": torch.zeros(2, 3, 36, 32)}, "height 36 .* 32 or 40"),
+        ({"noise": torch.zeros(2, 15)}, r"noise must be \(batch, patches\) = \(2, 16\), not \(2, 15\)"),
+        (
+            {"bool_masked_pos": torch.zeros(2, 4, 4)},
+            r"bool_masked_pos must be \(batch, patches\) = \(2, 16\), not \(2, 4",
+        ),
+        ({"bool_masked_pos": torch.zeros(2, 16), "noise": torch.zeros(2, 16)}, "Give one of them"),
+        ({"bool_masked_pos": torch.eye(2)[:, :1].expand(2, 16)}, "hides every patch of image 0. Leave one visible"),
+        ({"patch_attention_mask": torch.ones(2, 3, 4).bool()}, r"\(2, 4, 4\), one entry per patch, not \(2, 3, 4\)"),
+    ],
+    ids=range(7),
+)
+def test_bad_input_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("mae")(**{"pixel_values": torch.zeros(2, 3, 32, 32), **given})
+
+
+@pytest.mark.parametrize(
+    ("objective", "overrides", "message"),
+    [
+        ("mae", {"window_size": 2}, r"window_size=2 finds no windows. Set window_size=None, or objective='simmim'"),
+        ("simmim", {"use_mask_token": False}, "use_mask_token=False. Set use_mask_token=True"),
+        ("simmim", {"options": {"decoder_hidden_size": 8}}, "decoder_hidden_size=8 is an option of objective='mae'"),
+    ],
+)
+def test_models_that_cannot_be_are_refused(objective: str, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fresh(objective, **overrides)

@@ -1,0 +1,793 @@
+"""What every model keeps to: the invariants of the library's common model and backbone tests, restated for ours."""
+
+import copy
+import gc
+import inspect
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from PIL import Image
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import (
+    AutoBackbone,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    SwinConfig,
+    SwinModel,
+    pipeline,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging as logging_of_the_library
+
+from hf_vit import (
+    HfViTBackbone,
+    HfViTForImageClassification,
+    HfViTForObjectDetection,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
+from hf_vit.model.configuration_hf_vit import to_pair
+from hf_vit.model.encoder import HfViTDropPath
+
+from ..helpers.golden import GOLDEN, golden_values
+from ..helpers.models import MODEL_CLASSES, VARIANTS, pixels, small_config
+from ..helpers.references import assert_close, draw_weights
+
+
+TASK_CLASSES = MODEL_CLASSES[2:]
+NOT_DENSE_CLASSES = MODEL_CLASSES[:3]  # test_dense_models.py compiles the others
+HEADS = (
+    "classifier.",
+    "segmentation_head.",
+    "universal_segmentation_head.",
+    "detection_head",
+    "depth_head.",
+    "keypoint_head.",
+)
+all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
+all_variants = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def build(model_class: type[Any] = HfViTModel, variant: str = "plain", **overrides: Any) -> Any:
+    model = model_class(small_config(variant, **overrides))
+    draw_weights(model)
+    return model.eval()
+
+
+def values(outputs: Any) -> list[Tensor]:
+    """All tensors of an output."""
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    parts = outputs.values() if isinstance(outputs, dict) else outputs
+    return [value for part in parts for value in values(part)]
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float = 0.0) -> None:
+    actual, expected = values(actual), values(expected)
+    assert len(actual) == len(expected)
+    for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(a, e, tolerance, f"output {index}")
+
+
+def training_gradients(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    torch.stack([value.float().square().mean() for value in values(model(images))]).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@all_classes
+@all_variants
+def test_saved_model_is_the_same(model_class: type[Any], variant: str, tmp_path: Path) -> None:
+    model = build(model_class, variant)
+    model.save_pretrained(tmp_path)
+    reloaded, info = model_class.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, reloaded.state_dict()[name]), name
+    images = pixels(model.config)
+    assert_same(reloaded(images), model(images))
+
+
+def test_folder_holds_safetensors_and_no_pickle(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path, max_shard_size="20kB")
+    suffixes = {path.suffix for path in tmp_path.iterdir()}
+    assert suffixes == {".safetensors", ".json", ".py"}
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
+
+
+def test_sharded_checkpoint_is_the_same(tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path, max_shard_size="20kB")
+    images = pixels(model.config)
+    assert_same(HfViTModel.from_pretrained(tmp_path)(images), model(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_checkpoint_keeps_its_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    build().to(dtype).save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {dtype}  # noqa: SIM118
+    assert HfViTModel.from_pretrained(tmp_path).dtype == dtype
+
+
+@pytest.mark.parametrize("source", MODEL_CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("target", MODEL_CLASSES, ids=lambda c: c.__name__)
+def test_checkpoint_of_one_task_opens_as_another(source: type[Any], target: type[Any], tmp_path: Path) -> None:
+    model = build(source)
+    model.save_pretrained(tmp_path)
+    opened, info = target.from_pretrained(tmp_path, output_loading_info=True)
+    new, lost = (
+        {name for name in one.state_dict() if name.startswith(HEADS)} - another.state_dict().keys()
+        for one, another in ((opened, model), (model, opened))
+    )
+    assert bool(new) == (source is not target and target in TASK_CLASSES)
+    assert set(info["missing_keys"]) == new
+    assert set(info["unexpected_keys"]) == lost
+    expected = model.base_model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.base_model.state_dict().items())
+
+
+@all_classes
+def test_architecture_that_is_no_vit_is_refused(model_class: type[Any], tmp_path: Path) -> None:
+    SwinModel(SwinConfig(embed_dim=8, depths=[1], num_heads=[2], image_size=32, window_size=4)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ValueError, match=r"model type 'swin' \(SwinModel\).* Known are: .*\bvit\b"):
+        model_class.from_pretrained(tmp_path)
+
+
+def test_pickle_is_never_opened(tmp_path: Path) -> None:
+    model = build()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        HfViTModel.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="only loaded from safetensors"):
+        HfViTModel.from_pretrained(tmp_path, use_safetensors=False)
+
+
+def test_overrides_at_loading_are_checked(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="not divisible by num_attention_heads=5"):
+        HfViTModel.from_pretrained(tmp_path, num_attention_heads=5)
+
+
+@pytest.mark.parametrize(
+    "labels", [{"num_labels": 7}, {"id2label": dict(enumerate("abcdefg"))}], ids=["number", "names"]
+)
+def test_other_labels_get_a_fresh_head(labels: dict[str, Any], tmp_path: Path) -> None:
+    before = build(HfViTForImageClassification)
+    before.save_pretrained(tmp_path)
+    model, info = HfViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True, **labels)
+    assert {name for name, *_ in info["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
+    assert model.classifier.weight.shape == (7, 32)
+    assert not model.classifier.weight.any()
+    assert model.config.num_labels == 7
+    expected = before.model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.model.state_dict().items())
+
+
+@all_classes
+def test_overrides_that_change_shapes_are_refused(model_class: type[Any], tmp_path: Path) -> None:
+    build(model_class).save_pretrained(tmp_path)
+    message = rf"{tmp_path}.*embeddings\.cls_token is \(1, 1, 32\) there and \(1, 1, 64\) here"
+    with pytest.raises(ValueError, match=message):
+        model_class.from_pretrained(tmp_path, hidden_size=64, num_labels=3)
+    with pytest.raises(ValueError, match=r"mlp\.fc1\.bias is \(48,\) there and \(40,\) here"):
+        model_class.from_pretrained(tmp_path, intermediate_size=40)
+    assert model_class.from_pretrained(tmp_path, intermediate_size=40, ignore_mismatched_sizes=True)
+
+
+def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
+    model = build(HfViTForImageClassification)
+    model.save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path)
+    assert isinstance(AutoModel.from_pretrained(tmp_path), HfViTModel)
+    assert isinstance(AutoModelForImageClassification.from_pretrained(tmp_path), HfViTForImageClassification)
+    assert isinstance(AutoBackbone.from_config(model.config), HfViTBackbone)
+    assert isinstance(AutoImageProcessor.from_pretrained(tmp_path), HfViTImageProcessor)
+    photos = [Image.new("RGB", (40, 30), colour) for colour in ("red", "green", "blue")]
+    classify = pipeline("image-classification", model=str(tmp_path), top_k=1)
+    inputs = classify.image_processor(photos, return_tensors="pt")
+    expected = [model.config.id2label[int(i)] for i in model(**inputs).logits.argmax(1)]
+    assert [answer[0]["label"] for answer in classify(photos, batch_size=2)] == expected
+
+
+@all_variants
+def test_initialisation_covers_every_weight(variant: str) -> None:
+    config = small_config(variant, hidden_size=64, initializer_range=0.05)
+    built = HfViTForImageClassification(config)
+    # As the library loads: built without memory, then initialised for what the checkpoint lacks, which is everything.
+    loaded = HfViTForImageClassification.from_pretrained(None, config=config, state_dict={})
+    for model in (built, loaded):
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            tensor = tensor.detach()
+            leaf = name.rsplit(".", 1)[-1]
+            if leaf == "bias" or leaf.endswith("_bias") or "classifier" in name or leaf == "mask_token":
+                assert not tensor.any(), name
+            elif "norm" in name:
+                assert (tensor == 1).all(), name
+            elif "layer_scale" in name:
+                assert (tensor == config.layerscale_value).all(), name
+            elif name in dict(model.named_buffers()):
+                assert torch.equal(tensor, model.model.embeddings.sincos_table()), name
+            else:
+                assert tensor.abs().max() <= 2, name
+                assert abs(tensor.mean()) < 5 * 0.05 / math.sqrt(tensor.numel()), name
+                assert tensor.std() == pytest.approx(0.05, rel=4 / math.sqrt(tensor.numel())), name
+
+
+@all_classes
+@all_variants
+def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> None:
+    model = build(model_class, variant, attn_implementation="eager")
+    config = model.config
+    outputs = model(pixels(config), output_hidden_states=True, output_attentions=True)
+    length, heads = config.num_prefix_tokens + math.prod(config.grid_size), config.num_attention_heads
+    num_queries = (
+        5 if model_class in (HfViTForUniversalSegmentation, HfViTForObjectDetection) else 0
+    )  # which join the last two of three blocks
+    lengths = [length, length + num_queries, length + num_queries]
+    sizes = [(2, length, config.hidden_size) for length in (length, *lengths)]
+    assert [tuple(state.shape) for state in outputs.hidden_states] == sizes
+    assert [tuple(a.shape) for a in outputs.attentions] == [(2, heads, length, length) for length in lengths]
+    for attention in outputs.attentions:
+        torch.testing.assert_close(attention.sum(-1), torch.ones(attention.shape[:3]))
+    plain = model(pixels(config))
+    assert plain.hidden_states is None
+    assert plain.attentions is None
+
+
+def test_last_hidden_state_is_the_normalised_last_one() -> None:
+    model = build()
+    outputs = model(pixels(model.config), output_hidden_states=True)
+    assert torch.equal(model.norm(outputs.hidden_states[-1]), outputs.last_hidden_state)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "flex_attention"])
+def test_attentions_under_every_implementation(
+    implementation: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("hf_vit"), "propagate", True)
+    logging_of_the_library.get_logger("hf_vit").warning_once.__func__.cache_clear()
+    model = build(attn_implementation=implementation)
+    expected = build(attn_implementation="eager")(pixels(model.config), output_attentions=True)
+    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    mask[0, 3] = False
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert_same(model(pixels(model.config), output_attentions=True), expected)
+            masked = model(pixels(model.config), output_attentions=True, patch_attention_mask=mask)
+    assert masked.attentions[0][0, :, :, 13:].abs().max() == 0
+    warned = [r for r in caplog.records if implementation in r.getMessage() and "eager" in r.getMessage()]
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("variant", ["plain", "rotary"])
+def test_flash_attention_gets_what_it_takes(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel runs on GPUs only; a stand-in holds us to its contract: a mask (B, L) or none, (B, L, n, d) back."""
+    masks = []
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+        masks.append(None if mask is None else tuple(mask.shape))
+        allowed = None if mask is None else mask[:, None, None, :].bool()
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=kwargs["scaling"])
+        return attended.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_2", attend)
+    flash, sdpa = build(variant=variant), build(variant=variant)
+    flash.config._attn_implementation = "flash_attention_2"
+    images = pixels(flash.config)
+    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    mask[0, 2:] = False
+    assert_same(flash(images), sdpa(images), 1e-6)
+    assert_same(flash(images, patch_attention_mask=mask), sdpa(images, patch_attention_mask=mask), 1e-5)
+    length = flash.config.num_prefix_tokens + 16
+    assert masks == [None] * 3 + [(2, length)] * 3
+
+
+@all_classes
+def test_gradients_reach_hidden_states_and_attentions(model_class: type[Any]) -> None:
+    model = build(model_class, attn_implementation="eager")
+    outputs = model(pixels(model.config), output_hidden_states=True, output_attentions=True)
+    kept = [*outputs.hidden_states, *outputs.attentions]
+    for tensor in kept:
+        tensor.retain_grad()
+    values(outputs)[0].square().sum().backward()
+    assert all(tensor.grad is not None for tensor in kept)
+
+
+def test_attentions_by_configuration() -> None:
+    model = build()
+    model.config.output_attentions = True
+    assert len(model(pixels(model.config)).attentions) == 3
+    assert len(build(output_attentions=True)(pixels(model.config)).attentions) == 3
+
+
+@all_classes
+def test_tuple_output(model_class: type[Any]) -> None:
+    model = build(model_class)
+    images, options = pixels(model.config), {"output_hidden_states": True}
+    expected = model(images, **options)
+    as_tuple = model(images, return_dict=False, **options)
+    assert isinstance(as_tuple, tuple)
+    assert_same(as_tuple, expected)
+    model.config.return_dict = False
+    assert isinstance(model(images, **options), tuple)
+    assert_same(model(images, **options), expected)
+
+
+@all_classes
+@all_variants
+def test_batch_equals_images_one_by_one(model_class: type[Any], variant: str) -> None:
+    model = build(model_class, variant)
+    images = pixels(model.config, batch=3, grid=(3, 5))
+    together = model(images, output_hidden_states=True)
+    for index in range(3):
+        alone = model(images[index : index + 1], output_hidden_states=True)
+        for a, t in zip(values(alone), values(together), strict=True):
+            assert_close(a, t[index : index + 1], 3e-5, f"image {index}")
+
+
+@all_classes
+@all_variants
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
+def test_padded_equals_unpadded(model_class: type[Any], variant: str, implementation: str) -> None:
+    model = build(model_class, variant, attn_implementation=implementation)
+    if implementation == "flex_attention" and model_class is HfViTForUniversalSegmentation:
+        model.anneal_masks(1.0)  # it takes none for each query
+    config = model.config
+    patch = to_pair(config.patch_size)
+    grids = [(2, 5), (4, 3), (4, 5)]
+    images = [pixels(config, batch=1, grid=grid) for grid in grids]
+    batch = torch.zeros(3, config.num_channels, 4 * patch[0], 5 * patch[1])
+    mask = torch.zeros(3, 4, 5, dtype=torch.bool)
+    for index, (image, (rows, columns)) in enumerate(zip(images, grids, strict=True)):
+        batch[index, :, : image.shape[2], : image.shape[3]] = image[0]
+        mask[index, :rows, :columns] = True
+    with torch.no_grad():
+        padded = model(batch, patch_attention_mask=mask)
+        for index, image in enumerate(images):
+            alone = model(image)
+            for a, p in zip(values(alone), values(padded), strict=True):
+                actual = p[index]
+                if actual.ndim == 2 and actual.shape[1] == config.hidden_size:  # tokens
+                    others = torch.ones(len(actual) - mask[index].numel(), dtype=torch.bool)
+                    before, after = others.split([config.num_prefix_tokens, len(others) - config.num_prefix_tokens])
+                    actual = actual[torch.cat((before, mask[index].flatten(), after))]
+                elif actual.ndim > 1 and actual.shape != a[0].shape:  # maps
+                    actual = actual[..., : a.shape[-2], : a.shape[-1]]
+                    assert a.shape[-2] * 4 == p.shape[-2] * grids[index][0]
+                assert_close(actual, a[0], 3e-5, f"image {index}")
+
+
+def test_forward_leaves_its_inputs_alone() -> None:
+    model = build(HfViTForImageClassification, "mask")
+    images = pixels(model.config)
+    inputs = {
+        "pixel_values": images,
+        "labels": torch.tensor([1, 4]),
+        "patch_attention_mask": torch.ones(2, 4, 4).bool(),
+    }
+    kept = copy.deepcopy(inputs)
+    config = model.config.to_dict()
+    model(**inputs)
+    assert all(torch.equal(inputs[name], kept[name]) for name in kept)
+    assert model.config.to_dict() == config
+
+
+def test_masked_patches_do_not_matter() -> None:
+    model = build(variant="mask")
+    images = pixels(model.config)
+    mask = torch.zeros(2, 16, dtype=torch.bool)
+    mask[:, 5] = True  # second row, second column
+    changed = images.clone()
+    changed[:, :, 8:16, 8:16] += 1
+    assert_same(model(changed, bool_masked_pos=mask), model(images, bool_masked_pos=mask))
+    assert not torch.equal(model(changed).last_hidden_state, model(images).last_hidden_state)
+
+
+@pytest.mark.parametrize("flag", [None, True, False])
+def test_positions_follow_the_image_whatever_the_flag(flag: bool | None) -> None:
+    model = build()
+    images = pixels(model.config, grid=(5, 3))
+    assert_same(model(images, interpolate_pos_encoding=flag), model(images))
+
+
+def test_golden_outputs() -> None:
+    """Outputs and gradients stand as they were when written by `python -m tests.golden`."""
+    assert golden_values().keys() == GOLDEN.keys()
+    for name, value in golden_values().items():
+        # The resampling of positions in float32 is the last digits' only difference between torch releases.
+        assert value == pytest.approx(GOLDEN[name], rel=1e-6, abs=1e-8), name
+
+
+@all_variants
+def test_sdpa_equals_eager_forward_and_backward(variant: str) -> None:
+    eager = build(variant=variant, attn_implementation="eager").double()
+    sdpa = build(variant=variant, attn_implementation="sdpa").double()
+    images = pixels(eager.config).double()
+    assert_same(sdpa(images), eager(images), 1e-12)
+    expected = training_gradients(eager, images)
+    for name, gradient in training_gradients(sdpa, images).items():
+        assert_close(gradient, expected[name], 1e-9, name) if expected[name].abs().max() > 1e-12 else None
+
+
+def test_flex_attention_equals_eager() -> None:
+    eager, flex = (build(variant="rotary", attn_implementation=name) for name in ("eager", "flex_attention"))
+    with torch.no_grad():
+        assert_same(flex(pixels(eager.config)), eager(pixels(eager.config)), 1e-5)
+
+
+@all_classes
+@all_variants
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing(model_class: type[Any], variant: str, reentrant: bool) -> None:
+    model = build(model_class, variant, drop_path_rate=0.0).train()
+    images = pixels(model.config)
+    expected = training_gradients(model, images)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    assert model.is_gradient_checkpointing
+    model.enable_input_require_grads()
+    actual = training_gradients(model, images)
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        # Gradients that reach a block from several levels are added in another order.
+        assert_close(actual[name], gradient, 2e-6, name)
+
+
+@all_variants
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_close(variant: str, dtype: torch.dtype) -> None:
+    model = build(HfViTForImageClassification, variant)
+    images = pixels(model.config, grid=(3, 5))
+    expected = model(images).logits
+    with torch.autocast("cpu", dtype):
+        autocast = model(images).logits
+    half = model.to(dtype)(images).logits  # the model casts its input
+    assert half.dtype == dtype
+    for actual in (autocast, half):
+        assert torch.isfinite(actual).all()
+        assert_close(actual.float(), expected, 0.1, "logits")
+
+
+@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip", "windows"])
+def test_compiles_whole_and_once_per_size(model_class: type[Any], variant: str) -> None:
+    model = build(model_class, variant)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    sizes = [pixels(model.config, grid=grid) for grid in ((4, 4), (3, 5))]
+    with torch.no_grad():
+        expected = [model(images) for images in sizes]
+        for images in sizes:
+            compiled(images)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for images, outputs in zip(sizes, expected, strict=True):
+                assert_same(compiled(images), outputs, 1e-6)
+
+
+@pytest.mark.parametrize("model_class", NOT_DENSE_CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_compiles_whole_with_hidden_states_and_attentions(model_class: type[Any], implementation: str) -> None:
+    model = build(model_class, attn_implementation=implementation)
+    options = {"output_hidden_states": True, "output_attentions": True}
+    images = pixels(model.config)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        outputs = compiled(images, **options)
+        assert_same(outputs, model(images, **options), 1e-6)
+    assert len(outputs.hidden_states) == 4
+    assert len(outputs.attentions) == 3
+
+
+def test_compiles_with_a_mask_in_parts() -> None:
+    model = build(variant="rms")
+    mask = torch.ones(2, 4, 4, dtype=torch.bool)
+    mask[0, 2:] = False
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        inputs = {"pixel_values": pixels(model.config), "patch_attention_mask": mask}
+        assert_same(compiled(**inputs), model(**inputs), 1e-5)
+
+
+def test_mean_of_many_patches_does_not_overflow() -> None:
+    model = build(pooling="mean")
+    states = torch.full((1, 1 + 70 * 70, 32), 20.0, dtype=torch.float16)
+    mask = torch.ones(1, 70, 70, dtype=torch.bool)
+    assert torch.equal(model.pool(states, mask), model.pool(states))
+    assert (model.pool(states, mask) == 20).all()
+
+
+def test_compiled_training_equals_eager() -> None:
+    model = build(HfViTForImageClassification, "rotary").train()
+    images, labels = pixels(model.config), torch.tensor([0, 3])
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    model(images, labels=labels).loss.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    compiled(images, labels=labels).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert_close(parameter.grad, expected[name], 1e-5, name)
+
+
+@all_classes
+@pytest.mark.parametrize("variant", ["plain", "registers", "rotary", "sincos", "siglip", "windows"])
+def test_runs_spread_over_devices(model_class: type[Any], variant: str, tmp_path: Path) -> None:
+    model = build(model_class, variant)
+    model.save_pretrained(tmp_path)
+    images = pixels(model.config, grid=(3, 5))
+    expected = model(images)
+    assert_same(model_class.from_pretrained(tmp_path, device_map="auto")(images), expected)
+    prefix = "" if model.base_model is model else "model."
+    places = {name: "disk" for name, _ in model.named_children() if name not in ("model", "encoder")}
+    places |= {f"{prefix}{name}": "cpu" for name, _ in model.base_model.named_children() if name != "encoder"}
+    places |= {f"{prefix}encoder.layers.{index}": "disk" if index == 1 else "cpu" for index in range(3)}
+    offloaded = dispatch_model(
+        copy.deepcopy(model), device_map=places, main_device="cpu", offload_dir=tmp_path / "offload", force_hooks=True
+    )
+    assert_same(offloaded(images), expected)
+
+
+def test_encoder_runs_in_ranges() -> None:
+    model = build(variant="rotary")
+    images = pixels(model.config)
+    tokens, rotary = model.embeddings(images), model.embeddings.rotary(images)
+    expected = model.encoder(tokens, rotary=rotary)
+    halfway = model.encoder(tokens, rotary=rotary, stop=2)
+    assert torch.equal(model.encoder(halfway, rotary=rotary, start=2), expected)
+    assert torch.equal(model.encoder(tokens, rotary=rotary, start=1, stop=1), tokens)
+
+
+def test_queries_behind_the_patches_are_not_turned() -> None:
+    model = build(variant="rotary")
+    images = pixels(model.config)
+    tokens, rotary = model.embeddings(images), model.embeddings.rotary(images)
+    # The order of equal tokens without a position cannot matter; rotary positions would tell them apart.
+    queries = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    outputs = model.encoder(torch.cat((tokens, queries), dim=1), rotary=rotary)
+    swapped = model.encoder(torch.cat((tokens, queries.flip(1)), dim=1), rotary=rotary)
+    assert_close(swapped[:, -3:].flip(1), outputs[:, -3:], 1e-5, "queries")
+    assert_close(swapped[:, :-3], outputs[:, :-3], 1e-5, "image tokens")
+
+
+def test_drop_path_drops_whole_images_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    drop_path = HfViTDropPath(0.25).train()
+    dropped = drop_path(torch.ones(4000, 2, 3))
+    assert sorted(dropped.unique().tolist()) == pytest.approx([0.0, 1 / 0.75])
+    assert (dropped.flatten(1).std(dim=1) == 0).all()
+    assert dropped.mean() == pytest.approx(1, abs=0.05)
+    assert torch.equal(drop_path.eval()(torch.ones(2, 2, 3)), torch.ones(2, 2, 3))
+
+
+@pytest.mark.parametrize("option", ["hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_dropout_acts_in_training_only(option: str, implementation: str) -> None:
+    model = build(attn_implementation=implementation, **{option: 0.5})
+    images = pixels(model.config)
+    assert_same(model(images), model(images))
+    model.train()
+    assert not torch.equal(model(images).last_hidden_state, model(images).last_hidden_state)
+
+
+def test_backbone_stages() -> None:
+    config = small_config("registers", out_features=["stem", "stage2", "stage3"])
+    backbone = HfViTBackbone(config)
+    draw_weights(backbone)
+    backbone.eval()
+    images = pixels(config, grid=(3, 5))
+    outputs = backbone(images, output_hidden_states=True)
+    assert backbone.channels == [32, 32, 32]
+    assert backbone.out_indices == config.out_indices == [0, 2, 3]
+    for index, feature_map in zip((0, 2, 3), outputs.feature_maps, strict=True):
+        expected = backbone.model.norm(outputs.hidden_states[index])[:, 4:]  # CLS, distillation, two registers
+        for row in range(3):
+            for column in range(5):
+                assert torch.equal(feature_map[:, :, row, column], expected[:, row * 5 + column])
+
+
+def test_backbone_options() -> None:
+    backbone = build(HfViTBackbone, apply_layernorm=False, reshape_hidden_states=False, out_indices=[1, -1])
+    outputs = backbone(pixels(backbone.config), output_hidden_states=True)
+    assert torch.equal(outputs.feature_maps[0], outputs.hidden_states[1])
+    assert torch.equal(outputs.feature_maps[1], outputs.hidden_states[3])
+    for choose in (backbone.config, backbone):
+        choose.out_indices = [2]
+        assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[2])
+        choose.out_features = ["stage1"]
+        assert torch.equal(backbone(pixels(backbone.config)).feature_maps[0], outputs.hidden_states[1])
+
+
+def test_backbone_has_no_weights_of_the_pooling(tmp_path: Path) -> None:
+    for variant in ("siglip", "eva"):
+        model = build(HfViTForImageClassification, variant, out_indices=[1, 3])
+        model.save_pretrained(tmp_path / variant)
+        backbone, info = HfViTBackbone.from_pretrained(tmp_path / variant, output_loading_info=True)
+        assert not info["missing_keys"]
+        pooling = "model.attention_pooling." if variant == "siglip" else "model.norm."
+        assert {name.startswith((pooling, "classifier.")) for name in info["unexpected_keys"]} == {True}
+        assert backbone.model(pixels(model.config)).pooler_output is None
+    outputs = backbone(pixels(model.config), output_hidden_states=True)
+    for index, feature_map in zip((1, 3), outputs.feature_maps, strict=True):
+        patches = outputs.hidden_states[index][:, 1:]
+        assert torch.equal(feature_map.flatten(2).transpose(1, 2), patches)
+    normed = HfViTBackbone.from_pretrained(tmp_path / "eva", norm_after_pooling=False)
+    assert torch.equal(normed.model.norm.weight, model.model.norm.weight)
+
+
+@all_classes
+@all_variants
+def test_every_weight_gets_a_gradient_and_moves(model_class: type[Any], variant: str) -> None:
+    model = build(model_class, variant, drop_path_rate=0.0).train()
+    images = pixels(model.config, batch=4)
+    if variant == "mask":
+        embeddings = model.base_model.embeddings
+        masked = torch.zeros(4, 16, dtype=torch.bool)
+        masked[:, ::3] = True
+        embed = embeddings.forward
+        embeddings.forward = lambda pixel_values, _, mask: embed(pixel_values, masked, mask)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for step in range(2):
+        torch.stack([value.square().mean() for value in values(model(images * (1 + step)))]).sum().backward()
+        assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@all_variants
+def test_overfits_one_batch_from_its_own_initialisation(variant: str) -> None:
+    torch.manual_seed(0)
+    model = HfViTForImageClassification(small_config(variant, drop_path_rate=0.0)).train()
+    images, labels = pixels(model.config, batch=5), torch.arange(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(60):
+        loss = model(images, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(5), abs=1e-6)  # the zero head says nothing yet
+    assert losses[-1] < 0.05
+    assert (model.eval()(images).logits.argmax(1) == labels).all()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"pixel_values": None}, "pixel_values is missing"),
+        ({"pixel_values": torch.zeros(3, 32, 32)}, "Add the batch dimension"),
+        ({"pixel_values": torch.zeros(1, 1, 32, 32)}, "1 channels, the model takes 3"),
+        ({"pixel_values": torch.zeros(1, 3, 36, 32)}, "height 36 .* 32 or 40"),
+        ({"pixel_values": torch.zeros(1, 3, 32, 7)}, "width 7 .* fit: 8"),
+        ({"pixel_values": torch.zeros(1, 3, 0, 32)}, "height 0"),
+        ({"pixel_values": torch.zeros(1, 3, 32, 32), "bool_masked_pos": torch.zeros(1, 16)}, "use_mask_token=True"),
+        (
+            {"pixel_values": torch.zeros(1, 3, 32, 32), "patch_attention_mask": torch.ones(1, 3, 4).bool()},
+            r"\(1, 4, 4\), one entry per patch, not \(1, 3, 4\)",
+        ),
+        (
+            {"pixel_values": torch.zeros(2, 3, 32, 32), "patch_attention_mask": torch.ones(1, 4, 4).bool()},
+            r"\(2, 4, 4\), one entry per patch, not \(1, 4, 4\)",
+        ),
+        (
+            {"pixel_values": torch.zeros(1, 3, 32, 32), "patch_attention_mask": torch.eye(4).bool()[None]},
+            "image 0 is not a filled rectangle",
+        ),
+        (
+            {"pixel_values": torch.zeros(1, 3, 32, 32), "patch_attention_mask": torch.zeros(1, 4, 4).bool()},
+            "image 0 is not a filled rectangle",
+        ),
+    ],
+)
+def test_bad_input_is_refused(inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()(**inputs)
+
+
+@pytest.mark.parametrize("pixel_values", [[torch.zeros(3, 32, 32)], torch.zeros(1, 3, 32, 32).numpy()])
+def test_what_is_no_tensor_is_refused(pixel_values: Any) -> None:
+    with pytest.raises(TypeError, match=r'return_tensors="pt"'):
+        build()(pixel_values)
+
+
+def test_wrong_mask_length_is_refused() -> None:
+    model = build(variant="mask")
+    with pytest.raises(ValueError, match=r"\(2, 16\), not \(2, 9\)"):
+        model(pixels(model.config), bool_masked_pos=torch.zeros(2, 9))
+
+
+def test_a_classifier_needs_labels() -> None:
+    with pytest.raises(ValueError, match="num_labels=0"):
+        HfViTForImageClassification(small_config(num_labels=0))
+
+
+def test_classes_carry_what_the_library_reads() -> None:
+    for model_class in MODEL_CLASSES:
+        assert issubclass(model_class, HfViTPreTrainedModel)
+        assert model_class.main_input_name == "pixel_values"
+        takes_count = "num_items_in_batch" in inspect.signature(model_class.forward).parameters
+        assert model_class.accepts_loss_kwargs is takes_count
+        assert model_class._supports_sdpa
+        assert model_class._supports_flash_attn
+        assert model_class._supports_flex_attn
+        assert model_class._supports_attention_backend
+        assert model_class._can_compile_fullgraph
+        assert isinstance(build(model_class).get_input_embeddings(), nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"num_hidden_layers": 5}, "drawn at random: encoder.layers.3"),
+        ({"use_gated_mlp": True}, "drawn at random: encoder.layers.0.mlp.down"),
+        ({"use_pre_layernorm": True}, "drawn at random: pre_norm"),
+        ({"use_qk_norm": True}, "drawn at random: encoder.layers.0.attention.key_norm"),
+        ({"layerscale_value": 1.0}, "drawn at random: encoder.layers.0.layer_scale1"),
+        ({"key_bias": False}, "drawn at random: encoder.layers.0.attention.query_bias"),
+        ({"norm_type": "rmsnorm"}, "left out: encoder.layers.0.norm1.bias"),
+        ({"position_embedding_type": "none"}, "left out: embeddings.position_embeddings"),
+        ({"hidden_size": 64}, r"embeddings.cls_token is \(1, 1, 32\) there"),
+    ],
+)
+@all_classes
+def test_no_part_of_the_backbone_is_drawn_or_dropped_by_an_override(
+    model_class: type[Any], options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    model_class(small_config()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=problem.replace(": ", r": (model\.)?")):
+        model_class.from_pretrained(tmp_path, **options)
+    model_class.from_pretrained(tmp_path, **options, ignore_mismatched_sizes=True)
+
+
+@all_classes
+def test_what_an_override_may_add_or_drop(model_class: type[Any], tmp_path: Path) -> None:
+    model = model_class(small_config())
+    model.save_pretrained(tmp_path)
+    assert model_class.from_pretrained(tmp_path, use_mask_token=True).base_model.embeddings.mask_token is not None
+    shorter = model_class.from_pretrained(tmp_path, num_hidden_layers=2)
+    expected = model.base_model.encoder.layers[1].state_dict()
+    actual = shorter.base_model.encoder.layers[1].state_dict()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in expected.items())
+
+
+def test_auto_classes_change_the_geometry_too(tmp_path: Path) -> None:
+    model = HfViTForImageClassification(small_config()).eval()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path, image_size=64, num_channels=1)
+    model.resize_position_embeddings(64)
+    model.resize_input_channels(1)
+    images = torch.randn(2, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(loaded(images).logits, model(images).logits)
+    assert loaded.config.image_size == 64
+
+
+def test_the_collector_of_cycles_is_as_it_was_after_loading(tmp_path: Path) -> None:
+    HfViTModel(small_config()).save_pretrained(tmp_path)
+    for switch in (gc.disable, gc.enable):
+        switch()
+        HfViTModel.from_pretrained(tmp_path)
+        assert gc.isenabled() == (switch is gc.enable)
+        with pytest.raises(OSError, match="nowhere"):
+            HfViTModel.from_pretrained(tmp_path / "nowhere")
+        assert gc.isenabled() == (switch is gc.enable)

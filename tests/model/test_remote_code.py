@@ -1,0 +1,346 @@
+"""A saved folder opens anywhere: no package installed, only the folder or its name on the Hub."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import distributed
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import pipeline
+
+from hf_vit import (
+    HfViTBackbone,
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForMaskedImageModeling,
+    HfViTForObjectDetection,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
+from hf_vit.model.remote_code import AUTO_MAP
+
+from ..helpers.fresh import run_without_package
+from ..helpers.hub import serve
+from ..helpers.models import SMALL, pixels, small_config
+from ..helpers.references import draw_weights
+
+
+PACKAGE = Path(__file__).parents[2] / "hf_vit" / "model"
+
+
+OPEN_EVERYTHING = """
+from transformers import (
+    AutoBackbone, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+)
+source, data = sys.argv[1:]
+remote = {"trust_remote_code": True}
+saved = torch.load(data, weights_only=True)
+images = saved["images"]
+
+config = AutoConfig.from_pretrained(source, **remote)
+assert config.model_type == "hf_vit" and config.id2label[1] == "dog", config
+model = AutoModelForImageClassification.from_pretrained(source, **remote).eval()
+assert type(model).__module__.startswith("transformers_modules"), type(model)
+assert torch.equal(model(images).logits, saved["logits"])
+base, info = AutoModel.from_pretrained(source, output_loading_info=True, **remote)
+assert not info["missing_keys"] and set(info["unexpected_keys"]) == {"classifier.weight", "classifier.bias"}, info
+assert torch.equal(base.eval()(images).last_hidden_state, saved["last_hidden_state"])
+if "HF_ENDPOINT" in __import__("os").environ:
+    backbone = AutoBackbone.from_pretrained(source, out_indices=[1, 3], **remote).eval()
+    for expected, actual in zip(saved["feature_maps"], backbone(images).feature_maps, strict=True):
+        assert torch.equal(actual, expected)
+
+for backend, name in ((None, "HfViTImageProcessor"), ("pil", "HfViTImageProcessorPil")):
+    options = {} if backend is None else {"backend": backend}
+    processor = AutoImageProcessor.from_pretrained(source, **options, **remote)
+    assert type(processor).__name__ == name, type(processor)
+
+photo = __import__("PIL.Image").Image.open(saved["photo"])
+classify = pipeline("image-classification", model=source, **remote)
+single = classify(photo)
+assert [entry["label"] for entry in single] == [saved["label"], *(set(config.id2label.values()) - {saved["label"]})]
+assert abs(sum(entry["score"] for entry in single) - 1) < 1e-5
+for batched in classify([saved["photo"]] * 3, batch_size=2):
+    assert [entry["label"] for entry in batched] == [entry["label"] for entry in single]
+features = pipeline("image-feature-extraction", model=source, pool=True, return_tensors=True, **remote)
+assert features(photo).shape == (1, 32)
+for batched in features([saved["photo"]] * 3, batch_size=2):
+    torch.testing.assert_close(batched, features(photo))
+
+# What was opened saves again, and opens again: everything that the folder needs goes along.
+model.save_pretrained("again")
+processor.save_pretrained("again")
+again = AutoModelForImageClassification.from_pretrained("again", **remote).eval()
+assert torch.equal(again(images).logits, saved["logits"])
+assert AutoImageProcessor.from_pretrained("again", **remote).backend == "torchvision"
+base.save_pretrained("base")
+AutoModelForImageClassification.from_pretrained("base", num_labels=7, **remote)
+print("opened")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved classifier with its processor at user/model, and what it gives for some images."""
+    root = tmp_path_factory.mktemp("hub")
+    folder = root / "user" / "model"
+    config = small_config(num_labels=2, id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
+    model = HfViTForImageClassification(config)
+    draw_weights(model)
+    model.eval().save_pretrained(folder)
+    processor = HfViTImageProcessor.for_model(config)
+    processor.save_pretrained(folder)
+    backbone = HfViTBackbone.from_pretrained(folder, out_indices=[1, 3])
+    photo = root / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(photo)
+    images = pixels(config)
+    with torch.no_grad():
+        logits = model(processor(Image.open(photo), return_tensors="pt").pixel_values).logits
+        torch.save(
+            {
+                "images": images,
+                "logits": model(images).logits,
+                "last_hidden_state": HfViTModel.from_pretrained(folder)(images).last_hidden_state,
+                "feature_maps": list(backbone(images).feature_maps),
+                "photo": str(photo),
+                "label": config.id2label[int(logits.argmax())],
+            },
+            root / "data.pt",
+        )
+    return folder
+
+
+def check_output(process: object) -> None:
+    assert process.stdout.endswith("opened\n")
+    assert "not supported" not in process.stdout + process.stderr
+    for line in process.stderr.splitlines():
+        assert "Error" not in line, process.stderr
+
+
+def test_folder_opens_without_the_package(folder: Path, tmp_path: Path) -> None:
+    data = folder.parents[1] / "data.pt"
+    check_output(run_without_package(OPEN_EVERYTHING, tmp_path / "work", str(folder), str(data)))
+
+
+def test_hub_name_opens_without_the_package(folder: Path, tmp_path: Path) -> None:
+    with serve(folder.parents[1]) as hub:
+        data = folder.parents[1] / "data.pt"
+        process = run_without_package(OPEN_EVERYTHING, tmp_path / "work", "user/model", str(data), **hub.client)
+    check_output(process)
+
+
+def test_every_saved_object_carries_the_code_and_the_whole_map(folder: Path, tmp_path: Path) -> None:
+    travelling = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    savers = {
+        "config": small_config(),
+        "model": HfViTModel(small_config()),
+        "processor": HfViTImageProcessor(),
+    }
+    for name, saver in savers.items():
+        saver.save_pretrained(tmp_path / name)
+        assert {path.name for path in (tmp_path / name).glob("*.py")} == travelling
+        for file in travelling:
+            assert (tmp_path / name / file).read_text() == (PACKAGE / file).read_text()
+    for name in ("config", "model"):
+        assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == AUTO_MAP
+
+
+def test_a_sharded_model_saves_its_own_code(tmp_path: Path) -> None:
+    """Under FSDP2 the class of a model is made by torch; the library would save that class's file in place of ours."""
+    model = HfViTForImageClassification(small_config())
+    draw_weights(model)
+    images = pixels(model.config)
+    expected = model.eval()(images).logits.detach()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for module in (*model.model.encoder.layers, model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+        torch.testing.assert_close(model(images).logits, expected)
+        weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        model.save_pretrained(tmp_path, state_dict=weights)
+    finally:
+        distributed.destroy_process_group()
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
+    assert (tmp_path / "modeling_hf_vit.py").read_text() == (PACKAGE / "modeling_hf_vit.py").read_text()
+    assert not list(tmp_path.glob("_fsdp*"))
+    assert torch.equal(HfViTForImageClassification.from_pretrained(tmp_path)(images).logits, expected)
+
+
+def test_multi_label_and_value_models_in_the_pipeline(tmp_path: Path) -> None:
+    images = tmp_path / "photo.png"
+    Image.new("RGB", (32, 32), (200, 30, 90)).save(images)
+    for problem_type in ("multi_label_classification", "regression"):
+        model = HfViTForImageClassification(small_config(problem_type=problem_type))
+        draw_weights(model)
+        model.save_pretrained(tmp_path / problem_type)
+        HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / problem_type)
+    code = """
+    folder, photo = sys.argv[1:]
+    for problem_type in ("multi_label_classification", "regression"):
+        pipe = transformers.pipeline("image-classification", model=f"{folder}/{problem_type}", trust_remote_code=True)
+        inputs = pipe.image_processor(__import__("PIL.Image").Image.open(photo), return_tensors="pt")
+        logits = pipe.model(**inputs).logits[0]
+        # transformers before 5.20 has to be told that values are no probabilities
+        options = {} if problem_type.startswith("multi") else {"function_to_apply": "none"}
+        expected = logits if options else logits.sigmoid()
+        scores = {entry["label"]: entry["score"] for entry in pipe(photo, **options)}
+        actual = torch.tensor([scores[f"LABEL_{i}"] for i in range(5)])
+        torch.testing.assert_close(actual, expected.detach())
+    print("opened")
+    """
+    check_output(run_without_package(code, tmp_path / "work", str(tmp_path), str(images)))
+
+
+DECODERS = {
+    "queries": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
+    "deformable": {
+        "decoder": "deformable",
+        "num_queries": 4,
+        "num_layers": 1,
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_groups": 2,
+    },
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    **{name: {"detection_config": options} for name, options in DECODERS.items()},
+    "mae": {"masked_image_modeling_config": {**SMALL["masked_image_modeling_config"], "objective": "mae"}},
+    "simmim": {"masked_image_modeling_config": {"objective": "simmim"}},
+}
+HEADS = {
+    "semantic": HfViTForSemanticSegmentation,
+    "universal": HfViTForUniversalSegmentation,
+    "depth": HfViTForDepthEstimation,
+    "keypoints": HfViTForKeypointDetection,
+    **dict.fromkeys(DECODERS, HfViTForObjectDetection),
+    **dict.fromkeys(("mae", "simmim"), HfViTForMaskedImageModeling),
+}
+
+
+OPEN_HEADS = """
+from PIL import Image
+from transformers import (
+    AutoModelForDepthEstimation, AutoModelForKeypointDetection, AutoModelForMaskedImageModeling,
+    AutoModelForObjectDetection, AutoModelForSemanticSegmentation, AutoModelForUniversalSegmentation, pipeline
+)
+folder, photo_name = sys.argv[1:]
+photo, remote = Image.open(photo_name), {"trust_remote_code": True}
+classes = {
+    "semantic": AutoModelForSemanticSegmentation,
+    "universal": AutoModelForUniversalSegmentation,
+    "depth": AutoModelForDepthEstimation,
+    "keypoints": AutoModelForKeypointDetection,
+    "queries": AutoModelForObjectDetection,
+    "deformable": AutoModelForObjectDetection,
+    "mae": AutoModelForMaskedImageModeling,
+    "simmim": AutoModelForMaskedImageModeling,
+}
+saved = torch.load(f"{folder}/data.pt", weights_only=True)
+for name, auto_class in classes.items():
+    model = auto_class.from_pretrained(f"{folder}/{name}", **remote).eval()
+    assert type(model).__module__.startswith("transformers_modules"), type(model)
+    torch.manual_seed(0)  # masks are drawn
+    assert torch.equal(model(saved["images"])[0], saved[name])
+    # Each opens as each other too, with a new head, be it of the same task.
+    for other, auto_class in classes.items():
+        options = saved["options"].get(other, {})
+        opened, info = auto_class.from_pretrained(f"{folder}/{name}", output_loading_info=True, **options, **remote)
+        assert not any(key.startswith("model.") for key in info["missing_keys"]), info
+        assert bool(info["missing_keys"]) == (other != name), (name, other, info)
+        opened.eval()(saved["images"])
+
+def pixels(mask):
+    return torch.tensor(list(mask.tobytes())).reshape(mask.size[::-1]) > 0
+
+segment = pipeline("image-segmentation", model=f"{folder}/semantic", **remote)
+inputs = segment.image_processor(photo, return_tensors="pt")
+logits = torch.nn.functional.interpolate(segment.model(**inputs).logits, size=(40, 50), mode="bilinear")[0]
+for options in ({}, {"subtask": "semantic"}):
+    for found in (segment(photo, **options), segment([photo_name] * 3, batch_size=2, **options)[2]):
+        assert {entry["label"] for entry in found} == {f"LABEL_{i}" for i in logits.argmax(0).unique()}
+        for entry in found:
+            assert torch.equal(pixels(entry["mask"]), logits.argmax(0) == int(entry["label"][-1])), options
+
+segment = pipeline("image-segmentation", model=f"{folder}/universal", **remote)
+for subtask in (None, "panoptic", "instance", "semantic"):
+    found = segment(photo, subtask=subtask, threshold=0.0, mask_threshold=0.1, overlap_mask_area_threshold=0.0)
+    assert found and all(entry["mask"].size == (50, 40) for entry in found), (subtask, found)
+    if subtask != "instance":  # whose masks may overlap
+        assert sum(pixels(entry["mask"]).int() for entry in found).max() == 1
+
+estimate = pipeline("depth-estimation", model=f"{folder}/depth", **remote)
+for found in (estimate(photo), estimate([photo_name] * 3, batch_size=2)[2]):
+    torch.testing.assert_close(found["predicted_depth"], saved["metres"])
+    assert found["depth"].size == (50, 40)
+for name in saved["decoders"]:
+    detect = pipeline("object-detection", model=f"{folder}/{name}", threshold=0.0, **remote)
+    for found in (detect(photo), detect([photo_name] * 3, batch_size=2)[2]):
+        torch.testing.assert_close(torch.tensor([entry["score"] for entry in found]), saved[f"{name}_scores"])
+print("opened")
+"""
+
+
+def test_models_of_every_task_open_without_the_package_in_the_stock_pipelines(folder: Path, tmp_path: Path) -> None:
+    photo = folder.parents[1] / "photo.png"
+    saved = {"images": pixels(small_config()), "decoders": [*DECODERS], "options": OPTIONS}
+    for name, model_class in HEADS.items():
+        model = model_class(small_config(use_mask_token=True, **OPTIONS.get(name, {})))
+        draw_weights(model)
+        model.eval().save_pretrained(tmp_path / name)
+        processor = HfViTImageProcessor.for_model(model.config)
+        processor.save_pretrained(tmp_path / name)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            saved[name] = model(saved["images"])[0]
+            if name == "depth":
+                outputs = model(**processor(Image.open(photo), return_tensors="pt"))
+                metres = processor.post_process_depth_estimation(outputs, [(40, 50)])[0]["predicted_depth"]
+                assert 0 <= metres.min() < 5 < metres.max() <= 10
+                saved["metres"] = metres
+            if name in DECODERS:
+                outputs = model(**processor(Image.open(photo), return_tensors="pt"))
+                found = processor.post_process_object_detection(outputs, 0.0, [(40, 50)])[0]
+                assert len(found["scores"]) == DECODERS[name]["num_queries"]
+                saved[f"{name}_scores"] = found["scores"]
+    torch.save(saved, tmp_path / "data.pt")
+    check_output(run_without_package(OPEN_HEADS, tmp_path / "work", str(tmp_path), str(photo)))
+
+
+@pytest.mark.parametrize("model_class", [HfViTForSemanticSegmentation, HfViTForUniversalSegmentation])
+def test_pipeline_opens_what_was_saved_where_the_package_is_imported(
+    model_class: type[HfViTPreTrainedModel], tmp_path: Path
+) -> None:
+    model_class(small_config()).save_pretrained(tmp_path)
+    HfViTImageProcessor().save_pretrained(tmp_path)
+    assert type(pipeline("image-segmentation", model=str(tmp_path)).model) is model_class
+
+
+def test_without_trust_the_code_does_not_run(folder: Path, tmp_path: Path) -> None:
+    code = """
+    try:
+        transformers.AutoModel.from_pretrained(sys.argv[1], trust_remote_code=False)
+    except ValueError as error:
+        assert "trust_remote_code=True" in str(error), error
+        print("opened")
+    """
+    check_output(run_without_package(code, tmp_path / "work", str(folder)))
+
+
+def test_a_folder_saved_over_itself_stays_whole(tmp_path: Path) -> None:
+    model = HfViTModel(small_config())
+    model.save_pretrained(tmp_path / "model")
+    shutil.copytree(tmp_path / "model", tmp_path / "copy")
+    HfViTModel.from_pretrained(tmp_path / "model").save_pretrained(tmp_path / "model")
+    for path in (tmp_path / "copy").iterdir():
+        assert (tmp_path / "model" / path.name).read_bytes() == path.read_bytes(), path.name

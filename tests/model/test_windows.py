@@ -1,0 +1,163 @@
+"""Attention within windows is attention under a mask, and faster."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_vit import HfViTForImageClassification, HfViTForUniversalSegmentation, HfViTModel
+from hf_vit.model.encoder import Windows
+
+from ..helpers.models import VARIANTS, pixels, small_config
+from ..helpers.references import assert_close
+from .test_modeling import assert_same, build
+
+
+GRID = (3, 5)
+
+
+def equivalent_mask(model: HfViTModel, grid: tuple[int, int], size: tuple[int, int], num_queries: int) -> Tensor:
+    """(L, L) bool, True where a token may look: a loop over all pairs."""
+    num_prefix, (rows, columns) = model.config.num_prefix_tokens, grid
+    length = num_prefix + rows * columns + num_queries
+    allowed = torch.zeros(length, length, dtype=torch.bool)
+
+    def window(token: int) -> tuple[int, int] | None:
+        patch = token - num_prefix
+        if not 0 <= patch < rows * columns:
+            return None
+        return patch // columns // size[0], patch % columns // size[1]
+
+    for query in range(length):
+        for key in range(length):
+            both = window(query), window(key)
+            allowed[query, key] = None in both or both[0] == both[1]
+    return allowed
+
+
+def encode(
+    model: HfViTModel, images: Tensor, mask: Tensor | None, num_queries: int, size: tuple[int, int] | None
+) -> dict[str, Tensor]:
+    """Tokens after the last block and gradients; with `size` blocks are run one by one under the equivalent mask."""
+    model.zero_grad()
+    states, rotary = model.embed(images, None, mask)
+    queries = torch.linspace(-1, 1, num_queries * 32, dtype=states.dtype).reshape(1, num_queries, 32)
+    states = torch.cat((states, queries.expand(len(states), -1, -1)), dim=1)
+    grid = (images.shape[2] // 8, images.shape[3] // 8)
+    visible = torch.ones(len(images), 1, 1, states.shape[1], dtype=torch.bool)
+    if mask is not None:
+        num_prefix = model.config.num_prefix_tokens
+        visible[:, 0, 0, num_prefix : num_prefix + math.prod(grid)] = mask.flatten(1)
+    if size is None:
+        states = model.encoder(
+            states,
+            rotary=rotary,
+            attention_mask=model.attention_mask(states, mask),
+            windows=model.windows(states, grid, mask),
+        )
+    else:
+        within = equivalent_mask(model, grid, size, num_queries) & visible
+        within = within | ~within.any(dim=-1, keepdim=True)  # what padding sees among padding
+        for number in range(3):
+            allowed = visible if number == 1 else within
+            states = model.encoder(states, rotary=rotary, attention_mask=allowed, start=number, stop=number + 1)
+    if mask is not None:
+        states = states * visible[:, 0, 0, :, None]
+    (states * torch.linspace(-1, 1, states.numel(), dtype=states.dtype).reshape(states.shape)).sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"tokens": states.detach(), **gradients}
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name != "sincos"])  # whose patches are not square
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("grid", "size", "num_queries", "is_padded"),
+    [((4, 6), (2, 3), 0, False), (GRID, (2, 2), 3, False), (GRID, (2, 2), 0, True), ((4, 4), (2, 2), 2, True)],
+    ids=["whole windows", "incomplete, queries", "padded", "padded, queries"],
+)
+def test_windows_equal_attention_under_the_equivalent_mask(
+    variant: str, implementation: str, grid: tuple[int, int], size: tuple[int, int], num_queries: int, is_padded: bool
+) -> None:
+    options = {"window_size": size, "global_attention_layers": [1], "drop_path_rate": 0.0}
+    model = build(variant=variant, attn_implementation=implementation, **options).double()
+    images = pixels(model.config, batch=2, grid=grid).double()
+    mask = None
+    if is_padded:
+        mask = torch.ones(2, *grid, dtype=torch.bool)
+        mask[0, 1:], mask[1, :, 2:] = False, False  # which leaves whole windows empty
+    expected, actual = (encode(model, images, mask, num_queries, way) for way in (size, None))
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        if value.abs().max() > 1e-12:
+            assert_close(actual[name], value, 1e-10, name)
+
+
+@pytest.mark.parametrize("grid", [(4, 6), GRID])
+def test_there_is_a_mask_only_where_windows_are_incomplete(grid: tuple[int, int]) -> None:
+    model = build(variant="windows")
+    states = model.embeddings(pixels(model.config, grid=grid))
+    windows = model.windows(states, grid)
+    assert isinstance(windows, Windows)
+    assert (windows.mask is None) == (grid == (4, 6))
+
+
+@pytest.mark.parametrize("size", [(3, 5), 9])
+def test_one_window_around_all_is_attention_to_all(size: Any) -> None:
+    images = pixels(small_config(), grid=GRID)
+    assert_same(build(window_size=size)(images), build()(images))
+    assert not torch.equal(build(window_size=(2, 5))(images).last_hidden_state, build()(images).last_hidden_state)
+
+
+def test_attentions_of_a_window_are_zero_outside() -> None:
+    model, images = build(variant="windows"), pixels(small_config(), grid=GRID)
+    outputs = model(images, output_attentions=True, output_hidden_states=True)
+    assert_same(model(images, output_hidden_states=True).hidden_states, outputs.hidden_states, 1e-5)
+    allowed = equivalent_mask(model, GRID, (2, 3), 0)
+    for number, weights in enumerate(outputs.attentions):  # (2, 4, L, L)
+        assert torch.equal(weights > 0, (allowed if number != 1 else torch.ones_like(allowed)).expand_as(weights))
+
+
+def test_flash_attention_gets_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See the test of the same name in test_modeling.py; where queries are fewer, the end of the mask is theirs."""
+    seen = []
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any) -> Any:
+        seen.append((tuple(query.shape), None if mask is None else tuple(mask.shape)))
+        if mask is not None:
+            query = query.where(mask[:, None, -query.shape[2] :, None], 0)
+        allowed = None if mask is None else mask[:, None, None, :]
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, allowed, scale=kwargs["scaling"])
+        if mask is not None:
+            attended = attended.where(mask[:, None, -query.shape[2] :, None], 0)
+        return attended.transpose(1, 2), None
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flash_attention_2", attend)
+    flash, sdpa = build(variant="windows"), build(variant="windows")
+    flash.config._attn_implementation = "flash_attention_2"
+    for grid in ((4, 6), GRID):
+        images = pixels(flash.config, grid=grid)
+        assert_same(flash(images), sdpa(images), 1e-5)
+    within = [((8, 4, 6, 8), mask) for mask in (None, (8, 7))]  # 4 windows of 6 patches in each of two images
+    whole = [((2, 4, length, 8), None) for length in (25, 16)]
+    assert seen == [within[0], whole[0], within[0], within[1], whole[1], within[1]]
+
+
+def test_blocks_that_queries_pass_through_look_at_the_whole_image() -> None:
+    options = {"universal_segmentation_config": {"num_queries": 5, "num_blocks": 2}}
+    images = pixels(small_config(), grid=GRID)
+    within = build(HfViTForUniversalSegmentation, window_size=2, **options)
+    same = build(HfViTForUniversalSegmentation, window_size=2, global_attention_layers=(1, 2), **options)
+    other = build(HfViTForUniversalSegmentation, **options)
+    assert_same(within(images), same(images))
+    assert not torch.equal(within(images).last_hidden_state, other(images).last_hidden_state)
+
+
+@pytest.mark.parametrize("layers", [[3], [-1, 0]])
+def test_global_layers_that_are_not_there_are_refused(layers: list[int]) -> None:
+    with pytest.raises(
+        ValueError, match=rf"global_attention_layers=\[{layers[0]}.*from 0 to 2, as num_hidden_layers=3"
+    ):
+        HfViTForImageClassification(small_config(window_size=2, global_attention_layers=layers))

@@ -1,0 +1,398 @@
+"""What the image processors take: kinds of input, colours, and errors that name the item."""
+
+import base64
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from hf_vit.model import image_inputs
+
+from ..helpers.images import BACKENDS, PLAIN, as_chw, noise, png, read
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    messages = []
+    monkeypatch.setattr(image_inputs.logger, "warning_once", messages.append)
+    return messages
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path)) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http_server.server_port}"
+        http_server.shutdown()
+
+
+def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, server):
+    array = noise(40, 50, 3)
+    image = PIL.Image.fromarray(array)
+    path = tmp_path / "image.png"
+    image.save(path)
+    data_url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    tensor = torch.from_numpy(array)
+    kinds = [str(path), path, f"{server}/image.png", data_url, image, array, array.transpose(2, 0, 1), tensor]
+    kinds += [tensor.permute(2, 0, 1).contiguous(), array.astype(np.float32), array.astype(np.int64)]
+    outputs = backend()(kinds, return_tensors="pt").pixel_values
+    assert outputs.shape == (len(kinds), 3, 224, 224)
+    assert outputs.dtype == torch.float32
+    assert outputs.is_contiguous()
+    # floats are resized without rounding to grey levels, so within half of one
+    assert (outputs[-2] - outputs[0]).abs().max() < 2.5 / 127.5
+    same = torch.cat((outputs[:-2], outputs[-1:]))
+    assert torch.equal(same, outputs[:1].expand_as(same))
+
+
+def test_a_batch_is_its_images_one_by_one(backend):
+    images = [noise(30, 40, 3), PIL.Image.fromarray(noise(40, 30)), torch.from_numpy(noise(4, 20, 20)).float()]
+    processor = backend(size=24)
+    batch = processor(images, return_tensors="pt").pixel_values
+    singles = [processor(image, return_tensors="pt").pixel_values[0] for image in images]
+    assert torch.equal(batch, torch.stack(singles))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("shape", [(3, 3, 20, 30), (3, 20, 30, 3)])
+def test_batched_array_and_nested_list_are_lists_of_images(backend, kind, shape):
+    batch, processor = noise(*shape), backend(size=16)
+    expected = processor(list(batch), return_tensors="pt").pixel_values
+    assert torch.equal(processor(kind(batch), return_tensors="pt").pixel_values, expected)
+    nested = [[kind(batch[:1])], (kind(batch[1]), kind(batch[2]))]
+    assert torch.equal(processor(nested, return_tensors="pt").pixel_values, expected)
+
+
+@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize("view", [lambda a: a[..., ::-1], lambda a: a[::-1, ::2], lambda a: a.astype(">u2")])
+def test_arrays_of_any_memory_layout(backend, view, writeable):
+    array = view(noise(20, 30, 3) * np.uint16(257))
+    array.flags.writeable = writeable
+    assert torch.equal(read(backend, array), as_chw(array.astype(np.float64) / 257))
+
+
+def test_memory_is_shared_where_it_may_be_written_to():
+    array = noise(20, 30, 3)
+    shares = []
+    for array.flags.writeable in (True, False):
+        tensor = image_inputs.read_image(array, num_channels=3)
+        shares.append(tensor.data_ptr() == array.ctypes.data)
+    assert shares == [True, False]
+
+
+def test_images_are_left_as_they_were(backend):
+    for array in (noise(3, 20, 30), noise(3, 20, 30).astype(np.float32)):
+        before, tensor = array.copy(), torch.from_numpy(array)
+        backend(do_resize=False)([array, tensor, tensor[:, :10]])
+        backend(do_resize=False, do_normalize=False)([array, tensor[:, :10]])
+        backend(**PLAIN)([array, tensor[:, :10]])["pixel_values"][0][:] = 0
+        assert np.array_equal(array, before)
+
+
+def test_types_of_number(backend):
+    grey = noise(6, 7)
+    options = {"num_channels": 1}
+    for dtype in (np.int16, np.int32, np.uint32, np.uint64, np.float16, np.float64):
+        assert torch.equal(read(backend, grey.astype(dtype), **options), as_chw(grey)), dtype
+    assert torch.equal(read(backend, torch.tensor(grey).bfloat16(), **options), as_chw(grey))
+    assert read(backend, grey > 99, **options).unique().tolist() == [0, 255]
+    wide = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    expected = as_chw(np.round(wide / 257))
+    assert torch.equal(read(backend, wide, **options), expected)
+    assert torch.equal(read(backend, torch.from_numpy(wide), **options), expected)
+    assert torch.equal(read(backend, np.stack([wide] * 3, axis=-1)), expected.expand(3, -1, -1))
+
+
+def test_input_data_format_decides_and_doubt_warns(backend, warnings):
+    array = noise(3, 5, 3)
+    assert torch.equal(read(backend, array, input_data_format="channels_last"), as_chw(array))
+    assert not warnings
+    assert torch.equal(read(backend, array), torch.tensor(array).float())
+    assert "first or last" in warnings[0]
+    # 4 could be RGBA, but 3 is what the model takes
+    assert read(backend, noise(4, 8, 3)).shape == (3, 4, 8)
+
+
+def test_unit_range_floats_warn_where_they_would_be_rescaled_twice(backend, warnings):
+    array = noise(8, 8, 3) / np.float32(255)
+    backend()(array * 255)
+    backend(do_rescale=False)(array)
+    backend()(PIL.Image.new("F", (8, 8)))
+    assert not warnings
+    backend()(array)
+    assert "do_rescale=False" in warnings[0]
+
+
+def test_animation_gives_its_first_frame(backend, tmp_path):
+    frames = [PIL.Image.new("L", (8, 8), value) for value in (10, 200)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert read(backend, tmp_path / "a.gif").unique().tolist() == [10]
+
+
+def test_fetch_images_opens_files_and_passes_the_rest(backend, tmp_path):
+    rgba = PIL.Image.fromarray(noise(4, 5, 4))
+    rgba.save(tmp_path / "a.png")
+    array = noise(4, 5)
+    fetched = backend().fetch_images([[str(tmp_path / "a.png")], array])
+    assert fetched[0][0].mode == "RGBA"
+    assert fetched[1] is array
+    assert torch.equal(backend().process_image(fetched[0][0]), backend().process_image(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".png", ".tiff"])
+def test_exif_orientation_is_followed(backend, tmp_path, orientation, suffix):
+    array = noise(6, 9, 3)
+    image = PIL.Image.fromarray(array)
+    image.getexif()[0x0112] = orientation
+    path = tmp_path / f"image{suffix}"
+    image.save(path, exif=image.getexif())
+    turned = {2: array[:, ::-1], 3: array[::-1, ::-1], 4: array[::-1], 5: array.transpose(1, 0, 2)}
+    turned |= {6: np.rot90(array, -1), 7: np.rot90(array, 2).transpose(1, 0, 2), 8: np.rot90(array)}
+    expected = as_chw(turned.get(orientation, array).copy())
+    assert torch.equal(read(backend, path), expected)
+    with PIL.Image.open(path) as lazy:
+        assert torch.equal(read(backend, lazy), expected)
+    assert torch.equal(read(backend, backend().fetch_images(path)), expected)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"])
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_modes_without_alpha_become_what_pil_makes_of_them(backend, mode, num_channels):
+    image = PIL.Image.fromarray(noise(9, 8, 3))
+    image = PIL.Image.merge("LAB", image.split()) if mode == "LAB" else image.convert(mode)
+    rgb = image.convert("RGB")
+    expected = as_chw(np.array(rgb if num_channels == 3 else rgb.convert("L")))
+    assert torch.equal(read(backend, image, num_channels=num_channels), expected)
+
+
+def test_luma_is_exactly_pils_for_arrays_and_tensors_too(backend):
+    array = noise(200, 300, 3)
+    array[0, 0] = 255
+    expected = as_chw(np.array(PIL.Image.fromarray(array).convert("L")))
+    for image in (PIL.Image.fromarray(array), array, torch.from_numpy(array)):
+        assert torch.equal(read(backend, image, num_channels=1), expected)
+    floats = read(backend, array.astype(np.float32), num_channels=1)
+    assert (floats - expected).abs().max() <= 0.501
+    assert expected[0, 0, 0] == 255
+
+
+def every_alpha():
+    """Every grey with every alpha, as (256, 256, 4)."""
+    value, alpha = np.meshgrid(*[np.arange(256, dtype=np.uint8)] * 2)
+    return np.stack([value, 255 - value, value // 2, alpha], axis=-1)
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+def test_alpha_is_put_on_white_as_pil_does(backend, num_channels):
+    array = every_alpha()
+    image = PIL.Image.fromarray(array)
+    white = PIL.Image.new("RGBA", image.size, "white")
+    white.alpha_composite(image)
+    flat = white.convert("RGB")
+    expected = as_chw(np.array(flat if num_channels == 3 else flat.convert("L")))
+    for kind in (image, array, torch.from_numpy(array)):
+        assert torch.equal(read(backend, kind, num_channels=num_channels), expected)
+    scaled = read(backend, array.astype(np.float32) / 255, num_channels=num_channels)
+    assert (scaled * 255 - expected).abs().max() < 1.01
+    unscaled = backend(do_resize=False, do_normalize=False, num_channels=num_channels)
+    values = unscaled(array.astype(np.float32), return_tensors="pt").pixel_values[0]
+    torch.testing.assert_close(values, scaled)
+
+
+def half_transparent(mode):
+    """Two pixels: a transparent one of grey 7, and a solid one of grey 40 (where the mode has it)."""
+    if mode in ("LA", "La", "RGBa"):
+        image = PIL.Image.new("LA", (2, 1), (7, 0))
+        image.putpixel((1, 0), (40, 255))
+        return image.convert("RGBA").convert(mode) if mode == "RGBa" else image.convert(mode)
+    clear, solid = {"L": (7, 40), "RGB": ((7,) * 3, (40,) * 3), "1": (0, 255)}.get(mode, (1, 2))
+    image = PIL.Image.new("P" if mode == "PA" else mode, (2, 1), clear)
+    image.putpixel((1, 0), solid)
+    if mode in ("P", "PA"):
+        image.putpalette([0, 0, 0, 7, 7, 7, 40, 40, 40])
+    if mode == "PA":
+        image = image.convert("PA")
+        image.putalpha(PIL.Image.frombytes("L", (2, 1), bytes([0, 255])))
+    else:
+        image.info["transparency"] = clear
+    return image
+
+
+@pytest.mark.parametrize("mode", ["LA", "La", "PA", "RGBa", "P", "L", "RGB", "1"])
+def test_every_way_to_store_transparency_shows_white(backend, mode):
+    image = half_transparent(mode)
+    assert image.mode == mode
+    solid = 255 if mode == "1" else 40
+    assert read(backend, image)[:, 0].T.tolist() == [[255] * 3, [solid] * 3]
+    assert read(backend, image, num_channels=1)[0, 0].tolist() == [255, solid]
+
+
+def test_channels_that_the_model_takes_are_kept(backend):
+    rgba, grey_alpha = noise(5, 6, 4), noise(5, 6, 2)
+    assert torch.equal(read(backend, PIL.Image.fromarray(rgba), num_channels=4), as_chw(rgba))
+    assert torch.equal(read(backend, PIL.Image.fromarray(grey_alpha, "LA"), num_channels=2), as_chw(grey_alpha))
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+def test_16_bit_grey_is_scaled_to_8_bits(backend, tmp_path, mode):
+    wide = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    if mode == "I":
+        image = PIL.Image.fromarray(wide.astype(np.int32))
+    else:
+        image = PIL.Image.frombytes(mode, (256, 256), wide.astype(">u2" if mode == "I;16B" else "<u2").tobytes())
+    assert image.mode == mode
+    expected = as_chw(np.round(wide / 257))
+    assert torch.equal(read(backend, image, num_channels=1), expected)
+    image.save(tmp_path / "a.tiff")
+    assert torch.equal(read(backend, tmp_path / "a.tiff"), expected.expand(3, -1, -1))
+
+
+@pytest.mark.parametrize(("high", "factor"), [(1.0, 255.0), (255.0, 1.0), (1.5, 1.0)])
+def test_float_mode_is_scaled_by_its_range(backend, high, factor):
+    values = np.linspace(0, high, 20, dtype=np.float32).reshape(4, 5)
+    torch.testing.assert_close(read(backend, PIL.Image.fromarray(values), num_channels=1), as_chw(values) * factor)
+
+
+def test_do_convert_rgb(backend):
+    rgb, grey = noise(5, 6, 3), noise(5, 6)
+    cmyk = PIL.Image.fromarray(noise(5, 6, 4), "CMYK")
+    assert torch.equal(read(backend, grey, do_convert_rgb=True), as_chw(grey).expand(3, -1, -1))
+    assert torch.equal(read(backend, rgb, do_convert_rgb=False), as_chw(rgb))
+    assert torch.equal(read(backend, cmyk, do_convert_rgb=False, num_channels=4), as_chw(np.array(cmyk)))
+    hsv = PIL.Image.fromarray(rgb).convert("HSV")
+    assert torch.equal(read(backend, hsv, do_convert_rgb=False), as_chw(np.array(hsv)))
+    palette = PIL.Image.fromarray(rgb).convert("P")
+    assert torch.equal(read(backend, palette, do_convert_rgb=False), as_chw(np.array(palette.convert("RGB"))))
+    for image in (grey, PIL.Image.fromarray(grey), noise(5, 6, 4)):
+        with pytest.raises(ValueError, match=r"images\[0\] has . channels, but num_channels=3. do_convert_rgb=False"):
+            read(backend, [image], do_convert_rgb=False)
+    with pytest.raises(ValueError, match="do_convert_rgb=True makes 3 channels, but num_channels=1"):
+        backend(do_convert_rgb=True, num_channels=1)
+
+
+@pytest.fixture
+def files(tmp_path):
+    whole = png(PIL.Image.fromarray(noise(64, 64, 3)))
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    PIL.Image.fromarray(noise(64, 64, 3)).save(tmp_path / "whole.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:900])
+    (tmp_path / "text.png").write_text("not an image")
+    (tmp_path / "empty.png").write_bytes(b"")
+    PIL.Image.fromarray(np.array([[70000]], dtype=np.int32)).save(tmp_path / "deep.tiff")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("missing.png", FileNotFoundError, "there is no such file"),
+        ("cut.png", OSError, "cannot be decoded.*truncated"),
+        ("cut.jpg", OSError, "cannot be decoded.*truncated"),
+        ("text.png", OSError, "not an image"),
+        ("empty.png", OSError, "not an image"),
+        ("", OSError, "cannot be opened"),
+        ("deep.tiff", ValueError, "70000.*65535"),
+    ],
+)
+def test_bad_files_are_named(backend, files, name, error, message):
+    with pytest.raises(error, match=message) as caught:
+        backend()([noise(4, 4, 3), files / "whole.jpg", files / name])
+    assert f"images[2] ('{files / name}')" in str(caught.value)
+    with pytest.raises(error, match=message):
+        backend()(str(files / name))
+
+
+NAN = np.full((3, 4, 4), np.nan, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "message"),
+    [
+        (None, TypeError, r"images\[1\] is of type NoneType"),
+        (7, TypeError, r"images\[1\] is of type int"),
+        ([[1, 2]], TypeError, r"images\[1\]\[0\]\[0\] is of type int"),
+        (b"bytes", TypeError, r"images\[1\] is of type bytes"),
+        ([], ValueError, r"images\[1\] is empty"),
+        (np.zeros((0, 3, 4, 4)), ValueError, r"images\[1\] is empty"),
+        (np.zeros((0, 5, 3)), ValueError, r"images\[1\] has no pixels"),
+        (PIL.Image.new("RGB", (0, 5)), ValueError, r"images\[1\] has no pixels"),
+        (NAN, ValueError, r"images\[1\] has pixels that are NaN"),
+        (torch.full((3, 4, 4), -torch.inf), ValueError, r"images\[1\] has pixels that are NaN or infinite"),
+        (np.full((4, 4), 1e39), ValueError, r"images\[1\] has pixels that are NaN or infinite"),
+        (np.zeros(4), ValueError, r"images\[1\] has 1 dimensions"),
+        (np.zeros((2, 2, 3, 4, 4)), ValueError, r"images\[1\] has 5 dimensions"),
+        (np.zeros((60, 28, 28)), ValueError, r"images\[1\] has shape \(60, 28, 28\).*as a list"),
+        (np.zeros((2, 28, 28)), ValueError, r"images\[1\] has shape \(2, 28, 28\)"),
+        (np.zeros((4, 4), dtype=object), TypeError, r"images\[1\] is an array of dtype object"),
+        (np.zeros((4, 4), dtype=complex), TypeError, r"images\[1\] is an array of dtype complex128"),
+        (torch.zeros(4, 4, dtype=torch.complex64), TypeError, r"images\[1\] is a tensor of torch.complex64"),
+        (np.full((4, 4), 256), ValueError, r"images\[1\] holds integers from 256 to 256.*uint16"),
+        (np.full((4, 4), -1), ValueError, r"images\[1\] holds integers from -1"),
+        (PIL.Image.fromarray(np.array([[-1]], dtype=np.int32)), ValueError, r"images\[1\] has mode 'I'.*65535"),
+        (PIL.Image.fromarray(NAN[0]), ValueError, r"images\[1\] has mode 'F' with values from nan"),
+        (PIL.Image.fromarray(np.float32([[300]])), ValueError, r"images\[1\] has mode 'F' with values from 300"),
+        ("data:image/png,abc", ValueError, r"images\[1\] \('data:image/png,abc'\) is no base64 data URL"),
+        ("data:image/png;base64,a?", ValueError, r"images\[1\] \(.*\) is no base64 data URL"),
+        ("data:image/png;base64,aGVsbG8=", OSError, r"images\[1\] \(.*\) is not an image"),
+        ("x" * 5000, OSError, r"images\[1\] \('x{80}'... of 5000 characters\)"),
+        ("http://127.0.0.1:1/a.png", OSError, r"images\[1\] \('http://127.0.0.1:1/a.png'\) cannot be downloaded"),
+        ("http://", OSError, r"images\[1\] \('http://'\) cannot be downloaded"),
+    ],
+)
+def test_bad_images_are_named(backend, image, error, message, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(error, match=message):
+        backend()([noise(4, 4, 3), image])
+
+
+def test_missing_page_is_named(backend, server):
+    with pytest.raises(OSError, match=r"images \('http.*/no.png'\) cannot be downloaded: .*404"):
+        backend()(f"{server}/no.png")
+
+
+@pytest.mark.parametrize("empty", [[], (), np.zeros((0, 3, 8, 8), dtype=np.uint8)])
+def test_no_images_is_an_error(backend, empty):
+    with pytest.raises(ValueError, match=r"images is empty. Give at least one image"):
+        backend()(empty)
+
+
+def test_absurdly_large_images_are_refused_before_decoding(backend, tmp_path, monkeypatch):
+    # cut short, so that decoding it would be another error
+    (tmp_path / "a.png").write_bytes(png(PIL.Image.fromarray(noise(50, 50, 3)))[:200])
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
+    lazy = PIL.Image.new("RGB", (50, 50))
+    for image in (tmp_path / "a.png", lazy, noise(50, 50, 3), torch.from_numpy(noise(3, 50, 50))):
+        with pytest.raises(ValueError, match=r"images\[0\].*2000.*MAX_IMAGE_PIXELS"):
+            backend()([image])
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
+    assert backend()(lazy)["pixel_values"][0].shape == (3, 224, 224)
+
+
+@pytest.mark.parametrize("num_channels", [1, 3, 4, 5])
+@pytest.mark.parametrize("given", [1, 2, 3, 4, 5])
+def test_channels_convert_only_where_it_is_clear_how(backend, num_channels, given):
+    image = noise(given, 20, 30)
+    if given == num_channels or (given in (1, 3, 4) and num_channels in (1, 3)):
+        assert (
+            read(backend, image, num_channels=num_channels, input_data_format="channels_first").shape[0]
+            == num_channels
+        )
+    else:
+        with pytest.raises(ValueError, match=f"has {given} channels, but num_channels={num_channels}"):
+            read(backend, image, num_channels=num_channels, input_data_format="channels_first")

@@ -1,0 +1,366 @@
+"""Both image processors: against the library and each other, sizes, padding, options, outputs."""
+
+import numpy as np
+import pytest
+import torch
+from PIL.Image import Resampling
+from sklearn.datasets import load_sample_image
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import center_crop as torchvision_center_crop
+from transformers import ViTImageProcessor, ViTImageProcessorPil
+from transformers.image_utils import SizeDict
+
+from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
+from hf_vit.model.image_geometry import FILTERS, center_crop, output_size, resize_as_pil, resize_with_pil, to_size_dict
+
+from ..helpers.images import BACKENDS, as_chw, noise
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return BACKENDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def photo():
+    return np.array(load_sample_image("china.jpg"))  # (427, 640, 3)
+
+
+def test_defaults_give_what_the_library_gives(photo):
+    images = [photo, noise(250, 260, 3)]  # enlarged ones may be a grey level apart
+    ours, theirs = (
+        processor()(images, return_tensors="pt").pixel_values for processor in (HfViTImageProcessor, ViTImageProcessor)
+    )
+    assert torch.equal(ours, theirs)
+    ours, theirs = (
+        processor()(images, return_tensors="pt").pixel_values
+        for processor in (HfViTImageProcessorPil, ViTImageProcessorPil)
+    )
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("size", [(224, 224), (100, 333), (31, 17), (512, 512), (900, 700), (428, 641)])
+@pytest.mark.parametrize("resample", FILTERS)
+@pytest.mark.parametrize("subject", ["photo", "noise"])
+def test_backends_agree_to_one_grey_level(photo, size, resample, subject):
+    image = photo if subject == "photo" else noise(311, 333, 3)
+    options = {"size": size, "resample": resample, "do_rescale": False, "do_normalize": False}
+    first, second = (processor(**options)(image, return_tensors="pt").pixel_values for processor in BACKENDS.values())
+    difference = (first - second).abs()
+    assert difference.max() <= 1
+    assert difference.mean() < 0.05
+
+
+@pytest.mark.parametrize("size", [(224, 224), (31, 17), (512, 300), (97, 700), (311, 333)])
+@pytest.mark.parametrize("resample", FILTERS)
+def test_resampling_for_gpus_is_pil_to_the_bit(size, resample):
+    pixels = torch.from_numpy(np.stack([noise(311, 333, 3), 255 * (noise(311, 333, 3, seed=1) // 128)])).movedim(-1, 1)
+    resized = resize_as_pil(pixels, *size, resample)
+    assert resized.shape == (2, 3, *size)
+    assert torch.equal(resized, torch.stack([resize_with_pil(image, *size, resample) for image in pixels]))
+    floats = pixels.float() * 1.7 - 100
+    expected = torch.stack([resize_with_pil(image, *size, resample) for image in floats])
+    torch.testing.assert_close(resize_as_pil(floats, *size, resample), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("num_channels", [1, 2, 3, 4, 5, 12])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_backends_agree_for_any_number_of_channels(photo, num_channels, dtype):
+    array = np.concatenate([photo] * 4, axis=-1)[..., :num_channels].astype(dtype)
+    outputs = [
+        processor(num_channels=num_channels, do_rescale=False, do_normalize=False)(
+            array, return_tensors="pt"
+        ).pixel_values
+        for processor in BACKENDS.values()
+    ]
+    assert outputs[0].shape == (1, num_channels, 224, 224)
+    assert (outputs[0] - outputs[1]).abs().max() <= (1 if dtype == np.uint8 else 0.01)
+    # channels do not mix, whatever PIL would call the fourth one
+    single = HfViTImageProcessorPil(num_channels=1, do_rescale=False, do_normalize=False)
+    last = single(array[..., -1], return_tensors="pt").pixel_values
+    assert torch.equal(outputs[1][:, -1:], last)
+
+
+def test_floats_outside_the_unit_range_resize_like_floats_inside(backend):
+    array = np.random.default_rng(0).normal(size=(3, 40, 50)).astype(np.float32) * 300
+    options = {"do_rescale": False, "do_normalize": False, "size": 20}
+    large, small = (
+        backend(**options)(values, return_tensors="pt").pixel_values for values in (array, array / np.float32(1024))
+    )
+    torch.testing.assert_close(large, small * 1024)
+
+
+def test_nearest_takes_the_pixel_under_each_centre_in_both_backends(photo):
+    options = {"size": (300, 224), "resample": Resampling.NEAREST, "do_rescale": False, "do_normalize": False}
+    first, second = (processor(**options)(photo, return_tensors="pt").pixel_values for processor in BACKENDS.values())
+    rows = [int((row + 0.5) * 427 / 300) for row in range(300)]
+    columns = [(2 * column + 1) * 640 // 448 for column in range(224)]
+    assert torch.equal(first, second)
+    assert torch.equal(first[0], as_chw(photo[rows][:, columns]))
+
+
+def test_grouping_by_shape_changes_nothing():
+    images = [noise(40, 50, 3, seed=seed) for seed in range(3)] + [noise(30, 50, 3)]
+    images.insert(1, images[0].astype(np.float32))
+    processor = HfViTImageProcessor(size=32)
+    grouped, single = (
+        processor(images, disable_grouping=flag, return_tensors="pt").pixel_values for flag in (False, True)
+    )
+    assert torch.equal(grouped, single)
+
+
+@pytest.mark.parametrize("rounding", ["down", "half_to_even"])
+def test_centre_crop_starts_where_the_library_or_torchvision_starts_it(rounding):
+    library = ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False, do_center_crop=True)
+    for height in range(3, 22):
+        image = torch.from_numpy(noise(3, height, 12))
+        theirs = (
+            torchvision_center_crop(image, [9, 9])
+            if rounding == "half_to_even"
+            else library(image, crop_size={"height": 9, "width": 9})["pixel_values"][0]
+        )
+        assert torch.equal(center_crop(image, 9, 9, rounding), theirs)
+
+
+def test_unknown_rounding_of_crops_is_refused(backend):
+    with pytest.raises(ValueError, match="crop_rounding='up' must be one of down, half_to_even"):
+        backend(crop_rounding="up")
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "multiple", "expected"),
+    [
+        ((480, 640), {"height": 224, "width": 196}, None, (224, 196)),
+        ((480, 640), {"shortest_edge": 224}, None, (224, 298)),
+        ((640, 480), {"shortest_edge": 224}, None, (298, 224)),
+        ((480, 640), {"longest_edge": 224}, None, (168, 224)),
+        ((640, 480), {"longest_edge": 224}, None, (224, 168)),
+        ((1, 10000), {"longest_edge": 224}, None, (1, 224)),
+        ((480, 640), {"shortest_edge": 224, "longest_edge": 256}, None, (192, 256)),
+        ((480, 640), {"shortest_edge": 224, "longest_edge": 999}, None, (224, 298)),
+        ((640, 480), {"shortest_edge": 800, "longest_edge": 1066}, None, (1066, 800)),
+        ((480, 640), {"max_height": 240, "max_width": 240}, None, (180, 240)),
+        ((480, 640), {"max_height": 120, "max_width": 240}, None, (120, 160)),
+        ((49, 49), {"max_height": 1, "max_width": 1}, None, (1, 1)),
+        ((480, 640), {"shortest_edge": 224}, (14, 14), (224, 294)),
+        ((480, 640), {"shortest_edge": 224}, (16, 32), (224, 288)),
+        ((1, 900), {"longest_edge": 100}, (16, 16), (16, 96)),
+        ((900, 1), {"longest_edge": 100}, (16, 16), (96, 16)),
+    ],
+)
+def test_output_size(image, size, multiple, expected):
+    assert output_size(*image, size, multiple, "images[0]") == expected
+
+
+@pytest.mark.parametrize("size", [{"shortest_edge": 60}, {"shortest_edge": 60, "longest_edge": 70}])
+def test_aspect_ratio_sizes_are_the_librarys(size):
+    for seed in range(30):
+        height, width = np.random.default_rng(seed).integers(20, 300, 2)
+        array = np.zeros((3, height, width), dtype=np.uint8)
+        theirs = ViTImageProcessor(size=size)(array)["pixel_values"][0].shape
+        ours = output_size(int(height), int(width), size, None, "image")
+        # the library computes the long edge in floats and may lose a pixel of the bound
+        assert abs(ours[0] - theirs[1]) + abs(ours[1] - theirs[2]) <= ("longest_edge" in size)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"size": 32}, (32, 32)),
+        ({"size": [20, 30]}, (20, 30)),
+        ({"size": 32, "default_to_square": False}, (32, 48)),
+        ({"size": {"longest_edge": 48}}, (32, 48)),
+        ({"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": 28}, (28, 28)),
+        ({"size": {"longest_edge": 50}, "ensure_multiple_of": 16}, (32, 48)),
+        ({"size": SizeDict(height=8, width=9)}, (8, 9)),
+    ],
+)
+def test_size_options_at_construction_and_per_call(backend, options, shape):
+    image = noise(40, 60, 3)
+    constructed = backend(**options)(image, return_tensors="pt").pixel_values
+    assert constructed.shape[-2:] == shape
+    if not isinstance(options["size"], SizeDict):
+        assert torch.equal(backend()(image, return_tensors="pt", **options).pixel_values, constructed)
+
+
+@pytest.mark.parametrize("size", [(30, 50), (31, 50), (60, 50), (61, 45), (20, 71), (41, 61)])
+def test_center_crop_is_the_librarys(size):
+    image = torch.from_numpy(noise(3, 40, 60))
+    theirs = ViTImageProcessor().center_crop(image, SizeDict(height=size[0], width=size[1]))
+    assert torch.equal(center_crop(image, *size), theirs)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"height": 3},
+        {"min_pixels": 4, "max_pixels": 9},
+        {"shortest_edge": 0},
+        {"height": 2.0, "width": 2},
+        0,
+        (1,),
+        "a",
+    ],
+)
+def test_bad_size_is_refused(backend, size):
+    with pytest.raises(ValueError, match=r"^size=.* must "):
+        backend(size=size)
+    with pytest.raises(ValueError, match=r"^crop_size=.*\"height\", \"width\""):
+        to_size_dict({"shortest_edge": 3}, "crop_size", (("height", "width"),))
+
+
+def test_absurd_output_is_refused_before_it_is_made(backend):
+    with pytest.raises(
+        ValueError, match=r"images\[1\] with 1 x 10000 pixels would become 224 x 2240000.*longest_edge"
+    ):
+        backend(size={"shortest_edge": 224})([noise(9, 9, 3), noise(1, 10000, 3)])
+
+
+@pytest.mark.parametrize("num_channels", [1, 3, 5])
+def test_means_are_spread_over_the_channels(backend, num_channels):
+    processor = backend(num_channels=num_channels, image_mean=0.25, image_std=[0.5] * num_channels, do_resize=False)
+    assert processor.image_mean == (0.25,) * num_channels
+    image = noise(num_channels, 30, 40)
+    expected = (torch.tensor(image) / 255 - 0.25) / 0.5
+    torch.testing.assert_close(processor(image, return_tensors="pt").pixel_values[0], expected)
+
+
+def test_means_per_channel_and_without_rescaling(backend):
+    mean, std, image = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6], noise(20, 30, 3) / np.float32(255)
+    options = {"image_mean": mean, "image_std": std, "do_resize": False}
+    expected = as_chw((image - np.float32(mean)) / np.float32(std))
+    for scale in (1, 255):
+        values = backend(**options, do_rescale=scale == 255)(image * np.float32(scale), return_tensors="pt")
+        torch.testing.assert_close(values.pixel_values[0], expected, atol=1e-5, rtol=1e-5)
+    plain = backend(do_resize=False, do_normalize=False)(image * np.float32(255), return_tensors="pt")
+    torch.testing.assert_close(plain.pixel_values[0], as_chw(image))
+
+
+def test_padding_and_its_mask(backend):
+    images = [noise(40, 60, 3), noise(60, 30, 3), noise(33, 47, 3)]
+    processor = backend(do_pad=True, size={"longest_edge": 64}, ensure_multiple_of=16)
+    outputs = processor(images, return_tensors="pt")
+    pixels, mask = outputs["pixel_values"], outputs["patch_attention_mask"]
+    assert set(outputs) == {"pixel_values", "patch_attention_mask"}
+    assert pixels.shape == (3, 3, 64, 64)
+    assert mask.dtype == torch.bool
+    expected = torch.zeros(3, 4, 4, dtype=torch.bool)
+    expected[0, :3], expected[1, :, :2], expected[2, :3] = True, True, True
+    assert torch.equal(mask, expected)
+    per_pixel = mask.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None].expand_as(pixels)
+    assert pixels[~per_pixel].abs().max() == 0
+    for image, padded in zip(images, pixels, strict=True):
+        alone = processor(image, return_tensors="pt", do_pad=False).pixel_values[0]
+        assert torch.equal(padded[:, : alone.shape[1], : alone.shape[2]], alone)
+
+
+def test_padding_to_a_given_size_and_of_images_that_do_not_fill_their_patches(backend):
+    processor = backend(do_pad=True, do_resize=False, ensure_multiple_of=(8, 16), pad_size=(24, 64))
+    outputs = processor([noise(17, 33, 3), noise(8, 16, 3)], return_tensors="pt")
+    assert outputs.pixel_values.shape == (2, 3, 24, 64)
+    assert outputs.patch_attention_mask.sum((1, 2)).tolist() == [9, 1]
+    outputs = processor(noise(17, 33, 3), return_tensors="np", pad_size=None)
+    with pytest.raises(ValueError, match=r"images\[1\] has 25 x 16 pixels.*pad_size"):
+        processor([noise(8, 8, 3), noise(25, 16, 3)])
+    natural = backend(do_pad=True, do_resize=False, ensure_multiple_of=(8, 16))(noise(17, 33, 3), return_tensors="np")
+    assert natural["pixel_values"].shape == (1, 3, 24, 48)
+    assert natural["patch_attention_mask"].all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"do_pad": True}, "do_pad=True .* needs ensure_multiple_of.*patch size"),
+        ({"do_pad": True, "hide_padding": False}, "Give it as pad_size"),
+        (
+            {"size": {"shortest_edge": 9}, "keep_aspect_ratio": True},
+            "keep_aspect_ratio=True chooses between .*edge': 9",
+        ),
+        ({"do_pad": True, "ensure_multiple_of": 16, "pad_size": 40}, "pad_size=.*40.* must be a multiple of .*16"),
+        ({"ensure_multiple_of": 0}, "ensure_multiple_of=0 must be"),
+        ({"ensure_multiple_of": (8, 8, 8)}, "ensure_multiple_of=.*must be"),
+        ({"image_mean": [0.5, 0.5]}, "image_mean has 2 values.*num_channels=3"),
+        ({"image_std": [0.5]}, "image_std has 1 values.*num_channels=3"),
+        ({"image_std": [0.5, 0.0, 1.0]}, "image_std=.* must be positive"),
+        ({"image_mean": float("nan")}, "image_mean=.* finite"),
+        ({"rescale_factor": 0.0}, "rescale_factor=0.0 must be positive"),
+        ({"num_channels": 0}, "num_channels=0 must be"),
+        ({"resample": 17}, "17 is not a valid Resampling"),
+        ({"data_format": "sideways"}, "sideways.*channels_first"),
+    ],
+)
+def test_options_that_contradict_are_refused(backend, options, message):
+    with pytest.raises(ValueError, match=message):
+        backend(**options)
+    if "resample" not in options:  # the library's own check comes first there
+        with pytest.raises(ValueError, match=message):
+            backend()(noise(8, 8, 3), **options)
+
+
+def test_return_types(backend):
+    images, processor = [noise(20, 30, 3), noise(30, 20, 3)], backend(size=16, do_pad=True, ensure_multiple_of=8)
+    tensors, arrays, lists = (processor(images, return_tensors=kind) for kind in ("pt", "np", None))
+    kind = torch.Tensor if backend is HfViTImageProcessor else np.ndarray
+    for name, dtype in {"pixel_values": np.float32, "patch_attention_mask": np.bool_}.items():
+        assert isinstance(arrays[name], np.ndarray)
+        assert arrays[name].dtype == dtype
+        assert np.array_equal(tensors[name].numpy(), arrays[name])
+        assert all(isinstance(value, kind) for value in lists[name])
+        assert np.array_equal(np.stack([np.asarray(value) for value in lists[name]]), arrays[name])
+
+
+@pytest.mark.parametrize("size", [16, {"longest_edge": 16}])
+def test_data_format_works(backend, size):
+    images, processor = [noise(20, 30, 3), noise(30, 20, 3)], backend(size=size)
+    first, last = (processor(images, data_format=name)["pixel_values"] for name in ("channels_first", "channels_last"))
+    for image, moved in zip(first, last, strict=True):
+        assert moved.shape[-1] == 3
+        assert np.array_equal(np.asarray(image), np.moveaxis(np.asarray(moved), -1, 0))
+
+
+def test_several_sizes_do_not_stack(backend):
+    images, processor = [noise(20, 30, 3), noise(30, 20, 3)], backend(size={"longest_edge": 24})
+    values = [np.asarray(value) for value in processor(images)["pixel_values"]]
+    assert [value.shape for value in values] == [(3, 16, 24), (3, 24, 16)]
+    assert all(value.flags.c_contiguous for value in values)
+    with pytest.raises(ValueError, match=r"2 sizes, from \(16, 24\) to \(24, 16\).*do_pad=True"):
+        processor(images, return_tensors="pt")
+
+
+def test_device(backend):
+    image = noise(20, 30, 3)
+    for device in ("cpu", torch.device("cpu")):
+        assert backend()(image, return_tensors="pt", device=device).pixel_values.device.type == "cpu"
+    with pytest.raises(ValueError, match="device='cuda:0' needs torchvision"):
+        HfViTImageProcessorPil()(image, device="cuda:0")
+
+
+def test_torchvisions_names_of_filters_are_understood(backend):
+    assert backend(resample=InterpolationMode.BICUBIC).resample is Resampling.BICUBIC
+
+
+def test_options_per_call_do_not_stick_and_unknown_ones_are_refused(backend):
+    processor = backend(size=16)
+    before = processor.to_dict()
+    processor(noise(8, 8), size=8, image_mean=0.1, num_channels=3, do_pad=True, ensure_multiple_of=4)
+    assert processor.to_dict() == before
+    with pytest.raises(TypeError, match="sizes"):
+        processor(noise(8, 8), sizes=8)
+
+
+def test_every_documented_option_is_an_option(backend):
+    options = backend.valid_kwargs.__annotations__
+    documented = [
+        line.split(":")[0].strip() for line in backend.__mro__[1].__doc__.splitlines() if line[:8] == " " * 8
+    ]
+    documented = [name for name in documented if (name.isidentifier() and "_" in name) or name in ("size", "resample")]
+    assert len(documented) > 12
+    assert set(documented) <= set(options)
+    assert {"num_channels", "ensure_multiple_of"} <= set(documented)
+
+
+def test_for_model(backend):
+    processor = backend.for_model(HfViTConfig(image_size=(32, 48), patch_size=16, num_channels=1), do_normalize=False)
+    assert (processor.size, processor.num_channels, processor.do_normalize) == ({"height": 32, "width": 48}, 1, False)
+    assert processor(noise(28, 28), return_tensors="pt").pixel_values.shape == (1, 1, 32, 48)
+    assert backend.for_model(HfViTConfig(), size=64).size == {"height": 64, "width": 64}

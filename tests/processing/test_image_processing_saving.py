@@ -1,0 +1,172 @@
+"""Saved image processors: what is written, and that it opens elsewhere, with and without torchvision."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoImageProcessor
+
+from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
+
+from ..helpers.images import BACKENDS
+
+
+AUTO_MAP = {
+    "AutoImageProcessor": {
+        "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
+        "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
+    }
+}
+OPTIONS = {
+    "size": {"longest_edge": 32},
+    "resample": 3,
+    "num_channels": 1,
+    "image_mean": 0.25,
+    "image_std": [0.3],
+    "do_pad": True,
+    "ensure_multiple_of": (4, 8),
+    "pad_size": 32,
+    "do_convert_rgb": False,
+}
+
+
+# Opens a folder where hf_vit cannot be imported, and saves it again as opened.
+ELSEWHERE = """
+import json, sys
+folder, target, has_torchvision, backends = sys.argv[1], sys.argv[2], sys.argv[3] == "True", json.loads(sys.argv[4])
+sys.modules["hf_vit"] = None
+if not has_torchvision:
+    sys.modules["torchvision"] = None
+import numpy as np
+# transformers 5.17 keeps the short import for those who have torchvision
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+image = (np.arange(20 * 30) % 256).astype(np.uint8).reshape(20, 30)
+results = {}
+for backend in backends:
+    kwargs = {} if backend is None else {"backend": backend}
+    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=True, **kwargs)
+    again = f"{target}/{backend}"
+    if backend == "torchvision":
+        type(processor).register_for_auto_class()
+    processor.save_pretrained(again)
+    for source in (folder, again):
+        for wanted in backends:
+            kwargs = {} if wanted is None else {"backend": wanted}
+            processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=True, **kwargs)
+            results[f"{source}|{wanted}"] = {
+                "class": type(processor).__name__,
+                "options": processor.to_dict(),
+                "mean": float(processor(image, return_tensors="pt").pixel_values.mean()),
+            }
+if not has_torchvision:
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    kind = get_class_from_dynamic_module("image_processing_hf_vit.HfViTImageProcessor", folder)
+    try:
+        kind()
+    except ImportError as error:
+        results["error"] = str(error)
+json.dump(results, open(f"{target}/results.json", "w"))
+"""
+
+
+@pytest.mark.parametrize("saver", BACKENDS)
+@pytest.mark.parametrize("options", [{}, OPTIONS, {"do_resize": False, "image_std": 2.0}])
+def test_saved_options_come_back_under_either_backend(tmp_path, saver, options):
+    processor = BACKENDS[saver](**options)
+    processor.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert written["auto_map"] == AUTO_MAP
+    assert written["image_processor_type"] == "HfViTImageProcessor"
+    for backend, kind in BACKENDS.items():
+        loaded = kind.from_pretrained(tmp_path)
+        assert loaded.to_dict() == processor.to_dict()
+        assert loaded.to_dict() | kind(**options).to_dict() == processor.to_dict()
+        assert type(AutoImageProcessor.from_pretrained(tmp_path, backend=backend)) is kind
+    assert type(AutoImageProcessor.from_pretrained(tmp_path)) is HfViTImageProcessor
+    # through one file, and with overrides
+    from_file = BACKENDS[saver].from_json_file(tmp_path / "preprocessor_config.json")
+    assert from_file.to_json_string() == processor.to_json_string()
+    changed = BACKENDS[saver].from_pretrained(tmp_path, do_normalize=False, size=16, pad_size=None)
+    assert (changed.do_normalize, changed.size) == (False, {"height": 16, "width": 16})
+
+
+def test_registered_class_keeps_the_map_and_its_default_is_not_shared(tmp_path, monkeypatch):
+    monkeypatch.setattr(HfViTImageProcessorPil, "_auto_class", None)
+    HfViTImageProcessorPil.register_for_auto_class()
+    processor = HfViTImageProcessorPil()
+    processor.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text())["auto_map"] == AUTO_MAP
+    processor.to_dict()["auto_map"]["AutoImageProcessor"].clear()
+    assert HfViTImageProcessor().to_dict()["auto_map"] == AUTO_MAP
+
+
+def test_a_push_takes_the_code_along(monkeypatch, tmp_path):
+    pushed = {}
+    for saver in (HfViTImageProcessor(), HfViTConfig()):
+        # The library's push_to_hub saves into an empty folder and uploads all that is there.
+        monkeypatch.setattr(type(saver), "push_to_hub", lambda self, name, **options: pushed.update({name: options}))
+        saver.save_pretrained(tmp_path / "name", push_to_hub=True, private=True)
+        saver.save_pretrained(tmp_path / "name", push_to_hub=True, repo_id="user/other")
+        assert pushed == {"name": {"private": True}, "user/other": {}}
+        pushed.clear()
+
+
+def test_the_package_imports_without_torchvision(tmp_path):
+    code = """
+import sys
+sys.modules["torchvision"] = None
+import hf_vit, hf_vit.data, hf_vit.training
+import PIL.Image
+pixels = hf_vit.HfViTImageProcessorPil()(PIL.Image.new("RGB", (9, 9)), return_tensors="pt").pixel_values
+assert pixels.shape == (1, 3, 224, 224)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    finished = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("has_torchvision", [True, False])
+def test_a_saved_folder_opens_where_the_package_is_not_installed(tmp_path, has_torchvision):
+    options = OPTIONS | {"image_std": 0.3}
+    processor = HfViTImageProcessor(**options)
+    processor.save_pretrained(tmp_path / "saved")
+    (tmp_path / "elsewhere").mkdir()
+    backends = [None, "pil", "torchvision"] if has_torchvision else [None, "pil"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    arguments = [str(tmp_path / "saved"), str(tmp_path / "elsewhere"), str(has_torchvision), json.dumps(backends)]
+    command = [sys.executable, "-c", ELSEWHERE, *arguments]
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-3000:]
+    results = json.loads((tmp_path / "elsewhere" / "results.json").read_text())
+    image = (np.arange(20 * 30) % 256).astype(np.uint8).reshape(20, 30)
+    mean = float(processor(image, return_tensors="pt").pixel_values.mean())
+    expected = json.loads(processor.to_json_string())
+    error = results.pop("error", "")
+    assert ("pip install torchvision" in error) is not has_torchvision
+    assert len(results) == len(backends) * (1 + len(backends))
+    for place, result in results.items():
+        backend = place.split("|")[1]
+        is_pil = backend == "pil" or not has_torchvision
+        assert result["class"] == ("HfViTImageProcessorPil" if is_pil else "HfViTImageProcessor"), place
+        assert result["options"] == expected
+        assert result["mean"] == pytest.approx(mean, abs=0.01)
+
+
+def test_a_saved_and_loaded_processor_gives_the_same_pixels(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)
+    for backend, kind in BACKENDS.items():
+        processor = kind(size={"shortest_edge": 24}, ensure_multiple_of=8, resample=3)
+        processor.save_pretrained(tmp_path / backend)
+        first, second = (
+            opened(image, return_tensors="pt").pixel_values
+            for opened in (processor, AutoImageProcessor.from_pretrained(tmp_path / backend, backend=backend))
+        )
+        assert torch.equal(first, second)

@@ -1,0 +1,252 @@
+"""Crops of objects for keypoints: pixels and places as in ViTPose, there and back; what does not fit."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_sample_image
+from transformers import VitPoseImageProcessor
+from transformers.models.vitpose.image_processing_vitpose import box_to_center_and_scale, transform_preds
+
+from hf_vit.model.image_crops import crop_regions, cut_out, into_crops, out_of_crops
+from hf_vit.model.task_keypoints import encode_keypoints
+
+from ..helpers.images import BACKENDS, noise
+
+
+SIZE = (64, 48)
+CROPS = {"do_affine_crop": True, "size": SIZE}
+WHOLE = {"do_rescale": False, "do_normalize": False}
+# (left, top, right, bottom): wide, high, larger than the image, beyond its corners, of less than a pixel
+BOXES = [[10, 8, 200, 60], [30.5, 20.25, 61, 190], [-30, -50, 400, 330], [-40, 90, 70, 420], [99.2, 50.1, 99.9, 50.9]]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return BACKENDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def photo():
+    return load_sample_image("china.jpg")[:300, :400].copy()
+
+
+def as_coco(boxes):
+    return [[x1, y1, x2 - x1, y2 - y1] for x1, y1, x2, y2 in boxes]
+
+
+def keypoints(count, seed=0):
+    """Three keypoints of each object, the second not labelled."""
+    points = np.random.default_rng(seed).uniform(0, 200, (count, 3, 3)).astype(np.float32)
+    points[..., 2] = [2, 0, 1]
+    points[:, 1] = 0
+    return points
+
+
+def outputs_of(labels, scale=1):
+    """The heatmaps that a model learns for labels in pixels of crops."""
+    size = (SIZE[0] // scale, SIZE[1] // scale)
+    return {"heatmaps": encode_keypoints(labels, SIZE, size, sigma=2.0)[0]}
+
+
+def test_crops_are_those_of_vitpose(backend, photo):
+    ours = backend(**CROPS, **WHOLE)(photo, object_boxes=[BOXES], return_tensors="pt").pixel_values
+    theirs = VitPoseImageProcessor(size={"height": SIZE[0], "width": SIZE[1]}, **WHOLE)(
+        photo, boxes=[as_coco(BOXES)], return_tensors="pt"
+    ).pixel_values
+    difference = (ours - theirs).abs()
+    assert difference.max() <= 1  # where the exact value ends in one half
+    assert (difference > 0).float().mean() < 1e-3
+    assert (ours[2:4] == 0).any()
+    assert (ours > 0).any(dim=(1, 2, 3)).all()
+
+
+def test_a_region_of_the_size_of_the_image_is_the_image():
+    image = torch.from_numpy(noise(*SIZE, 3)).movedim(-1, 0)
+    region = torch.tensor([0, 0, SIZE[1] - 1, SIZE[0] - 1])
+    assert torch.equal(cut_out(image, region, SIZE), image)
+    assert torch.equal(cut_out(image, region + 1, SIZE)[:, :-1, :-1], image[:, 1:, 1:])
+
+
+def test_floats_are_not_rounded(backend):
+    image = np.tile(np.linspace(0, 1, 48, dtype=np.float32), (64, 1))
+    options = {**CROPS, "box_padding": 1, "do_rescale": False, "do_normalize": False, "num_channels": 1}
+    crop = backend(**options)(image, object_boxes=[[[10, 10, 33.5, 41.33]]], return_tensors="pt").pixel_values[0, 0]
+    torch.testing.assert_close(crop, torch.linspace(10 / 47, 33.5 / 47, 48).expand(64, -1))
+
+
+def test_the_whole_image_is_the_object_where_there_is_no_box(backend, photo):
+    processor = backend(**CROPS)
+    whole = processor(photo, object_boxes=[[[0, 0, 400, 300]]], return_tensors="pt").pixel_values
+    for boxes in (None, [None]):
+        assert torch.equal(processor(photo, object_boxes=boxes, return_tensors="pt").pixel_values, whole)
+    mixed = processor([photo, photo], object_boxes=[BOXES[:2], None], return_tensors="pt").pixel_values
+    assert torch.equal(mixed[2:], whole)
+    assert len(mixed) == 3
+
+
+def test_images_without_objects_have_no_crops(backend, photo):
+    processor, nothing = backend(**CROPS), np.zeros((0, 4))
+    none = processor([photo] * 2, object_boxes=[nothing, []], keypoints=[np.zeros((0, 3, 3))] * 2, return_tensors="pt")
+    assert none.pixel_values.shape == (0, 3, *SIZE)
+    assert none.labels.shape == (0, 3, 3)
+    some = processor([photo] * 2, object_boxes=[nothing, BOXES], return_tensors="pt").pixel_values
+    assert torch.equal(some, processor(photo, object_boxes=[BOXES], return_tensors="pt").pixel_values)
+
+
+def test_backends_give_the_same_crops(photo):
+    given = {"object_boxes": [BOXES], "keypoints": [keypoints(len(BOXES))], "return_tensors": "pt"}
+    first, second = (processor(**CROPS)(photo, **given) for processor in BACKENDS.values())
+    assert torch.equal(first.pixel_values, second.pixel_values)
+    assert torch.equal(first.labels, second.labels)
+
+
+def test_keypoints_follow_their_pixels(backend):
+    """A bright pixel stays the brightest of the crop, where the label says."""
+    image = np.zeros((90, 120, 3), dtype=np.uint8)
+    image[33, 57] = 255
+    given = {"object_boxes": [[[35, 15, 70, 60]]], "keypoints": [[[[57, 33, 2], [0, 0, 0]]]], "return_tensors": "pt"}
+    features = backend(**CROPS, **WHOLE)(image, **given)
+    brightest = divmod(int(features.pixel_values[0, 0].argmax()), SIZE[1])
+    assert features.labels[0, 0, :2].tolist() == pytest.approx(brightest[::-1], abs=0.6)
+    assert features.labels[0, 1].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("padding", [1.25, 1])
+def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
+    regions = crop_regions(torch.tensor(BOXES), SIZE, padding)
+    points = torch.rand(len(BOXES), 7, 2) * 300
+    for size in (SIZE, (16, 12)):  # of crops and of heatmaps
+        torch.testing.assert_close(out_of_crops(into_crops(points, regions, size), regions, size), points)
+        corners = into_crops(regions.view(-1, 2, 2), regions, size)
+        torch.testing.assert_close(corners[2], torch.tensor([[0, 0], [size[1] - 1, size[0] - 1]]).double())
+        for box, region, own in zip(as_coco(BOXES), regions, points, strict=True):
+            center, scale = box_to_center_and_scale(box, SIZE[1], SIZE[0], padding_factor=padding)
+            theirs = transform_preds(own.double().numpy(), center, scale, size)
+            ours = out_of_crops(own[None].double(), region[None], size)[0]
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1, 4])
+def test_keypoints_come_back(backend, photo, scale):
+    """Through heatmaps, which hold a place to a fraction of their pixels."""
+    processor, boxes = backend(**CROPS), [BOXES[:2], None]
+    truth = [keypoints(2), keypoints(1, seed=1)]
+    features = processor([photo] * 2, object_boxes=boxes, keypoints=truth, return_tensors="pt")
+    sizes = [(300, 400)] * 2
+    results = processor.post_process_keypoint_detection(outputs_of(features.labels, scale), boxes, sizes)
+    assert [len(image) for image in results] == [2, 1]
+    boxes = [*BOXES[:2], [0, 0, 400, 300]]
+    objects = zip([*results[0], *results[1]], np.concatenate(truth), features.labels, boxes, strict=True)
+    for result, points, label, box in objects:
+        assert result["box"].tolist() == box
+        assert result["labels"].tolist() == [0, 1, 2]
+        inside = ((label[:, :2] >= 0) & (label[:, :2] < torch.tensor(SIZE[::-1]) - 1)).all(dim=1) & (label[:, 2] > 0)
+        pixel = max((box[2] - box[0]) / SIZE[1], (box[3] - box[1]) / SIZE[0]) * 1.25 * scale
+        assert (result["keypoints"] - torch.tensor(points[:, :2])).abs()[inside].max() < 0.1 * pixel + 1e-3
+        assert (result["scores"][inside] > 0.8).all()
+
+
+def test_sure_keypoints_alone_are_returned_on_request(backend):
+    heatmaps = torch.rand(1, 4, 16, 12) * torch.tensor([0.2, 0.9, 0.5, 0.0])[:, None, None]
+    arguments = {"outputs": {"heatmaps": heatmaps}, "object_boxes": [BOXES[:1]]}
+    (every,), (sure,) = (
+        backend(**CROPS).post_process_keypoint_detection(**arguments, threshold=threshold)[0]
+        for threshold in (None, 0.3)
+    )
+    assert every["labels"].tolist() == [0, 1, 2, 3]
+    assert sure["labels"].tolist() == [1, 2]
+    for name in ("keypoints", "scores"):
+        assert torch.equal(sure[name], every[name][1:3])
+
+
+def test_keypoints_outside_of_the_crop_count_as_not_labelled(backend):
+    """As in training, for the losses of both to be of the same points."""
+    points = [[10, 20, 2], [40.2, 60, 1], [40.5, 60, 2], [25, 19, 2], [25, 40, 0]]
+    given = {"object_boxes": [[[10, 20, 40, 60]]], "keypoints": [[points]], "return_tensors": "pt"}
+    labels = backend(**CROPS, box_padding=1)(noise(90, 120, 3), **given).labels[0]
+    assert labels[:, 2].tolist() == [2, 1, 0, 0, 0]
+    assert not labels[2:].any()
+
+
+def test_crops_that_are_made_already_keep_their_keypoints(backend):
+    points = keypoints(2)
+    options = {"do_affine_crop": False, "do_resize": False, "return_tensors": "pt"}
+    features = backend(**CROPS)([noise(*SIZE, 3)] * 2, keypoints=list(points), **options)
+    assert torch.equal(features.labels, torch.from_numpy(points))
+    assert features.pixel_values.shape == (2, 3, *SIZE)
+
+
+def test_the_options_of_crops_are_saved(backend, tmp_path):
+    backend(**CROPS, box_padding=1.5).save_pretrained(tmp_path)
+    loaded = backend.from_pretrained(tmp_path)
+    assert loaded.do_affine_crop is True
+    assert loaded.box_padding == 1.5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"object_boxes": [BOXES] * 2}, "object_boxes has 2 entries, but there are 1 images"),
+        ({"object_boxes": BOXES[:1]}, r"object_boxes\[0\] has the shape \(4,\), but must be \(N, 4\)"),
+        (
+            {"object_boxes": [[BOXES[0], [9, 9, 9, 20]]]},
+            r"object_boxes\[0\]\[1\] is \[9.0, 9.0, 9.0, 20.0\], of no area",
+        ),
+        ({"object_boxes": [[[9, 9, 4, 20]]]}, r"object_boxes\[0\]\[0\] is .* right >= left"),
+        ({"object_boxes": [[[500, 9, 540, 20]]]}, r"\[0\]\[0\] is .*, outside of its image of 400 x 300 pixels"),
+        ({"object_boxes": [[[9, float("inf"), 4, 20]]]}, r"object_boxes\[0\]\[0\] is .*inf"),
+        ({"keypoints": [keypoints(2)]}, r"keypoints\[0\] has the shape \(2, 3, 3\), .* for the 1 objects"),
+        ({"keypoints": [keypoints(1)[..., :2]]}, r"keypoints\[0\] has the shape \(1, 3, 2\)"),
+        ({"keypoints": [keypoints(1)] * 2}, "keypoints has 2 entries, but there are 1 images"),
+        (
+            {"keypoints": [keypoints(1) + 1]},
+            r"keypoints\[0\]\[0\]\[0\] is .*3.0\], but must be finite x, y and a visibility",
+        ),
+        ({"class_labels": [[1]], "boxes": [BOXES[:1]]}, "boxes and class_labels are given, but do_affine_crop=True"),
+    ],
+)
+def test_what_does_not_fit_is_refused(backend, photo, given, message):
+    with pytest.raises(ValueError, match=message):
+        backend(**CROPS)(photo, **given, return_tensors="pt")
+
+
+def test_every_object_has_the_same_keypoints(backend, photo):
+    given = {"keypoints": [keypoints(1), keypoints(1)[:, :2]], "return_tensors": "pt"}
+    with pytest.raises(ValueError, match="The objects have 2 and 3 keypoints"):
+        backend(**CROPS)([photo] * 2, **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": {"shortest_edge": 64}}, r"makes crops of one size, but size=\{'shortest_edge': 64\}"),
+        ({"size": (64, 1)}, "of 2 pixels or more"),
+        ({"do_center_crop": True, "crop_size": 32}, "Set do_center_crop and do_pad to False"),
+        ({"box_padding": 0}, "box_padding=0 must be positive"),
+    ],
+)
+def test_options_that_contradict_crops_are_refused(backend, options, message):
+    with pytest.raises(ValueError, match=message):
+        backend(**{**CROPS, **options})
+
+
+def test_keypoints_need_crops(backend):
+    with pytest.raises(ValueError, match="which follow their image only with do_affine_crop=True"):
+        backend(size=SIZE)(noise(*SIZE, 3), keypoints=[keypoints(1)], return_tensors="pt")
+
+
+@pytest.mark.parametrize(
+    ("options", "boxes", "sizes", "message"),
+    [
+        ({"do_affine_crop": False}, [BOXES[:2]], None, "makes no crops of objects"),
+        ({}, [BOXES], None, "object_boxes has 5 boxes in 1 images, but the outputs are of 2 crops"),
+        ({}, None, None, r"object_boxes\[0\] is None, the whole image, whose size is not known. Pass target_sizes"),
+        ({}, [BOXES[:2]], [(3, 4)] * 2, "target_sizes has 2 entries, but the outputs are of 1 images"),
+    ],
+)
+def test_boxes_that_do_not_fit_outputs_are_refused(backend, options, boxes, sizes, message):
+    processor = backend(**{**CROPS, **options})
+    with pytest.raises(ValueError, match=message):
+        processor.post_process_keypoint_detection({"heatmaps": torch.rand(2, 3, 16, 12)}, boxes, sizes)
+    with pytest.raises(ValueError, match=r"no heatmaps with 4 dimensions, but logits \(2, 3\)"):
+        processor.post_process_keypoint_detection({"logits": torch.rand(2, 3)}, boxes, sizes)

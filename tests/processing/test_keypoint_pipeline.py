@@ -1,0 +1,240 @@
+"""The pipeline of keypoints: what it takes and says, and where the package is not; that of objects in the same way."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageClassification, pipeline
+from transformers.pipelines.pt_utils import KeyDataset
+
+from hf_vit import (
+    HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForObjectDetection,
+    HfViTImageProcessor,
+    HfViTKeypointDetectionPipeline,
+)
+from hf_vit.model.remote_code import CUSTOM_PIPELINES
+
+from ..helpers.fresh import run_without_package
+from ..helpers.models import small_config
+from ..helpers.references import draw_weights
+
+
+NAMES = ["nose", "left eye", "right eye"]
+POSE = {
+    "num_labels": len(NAMES),
+    "id2label": dict(enumerate(NAMES)),
+    "label2id": {name: number for number, name in enumerate(NAMES)},
+    "keypoint_config": {"hidden_size": 8, "flip_pairs": [(1, 2)], "skeleton": [(0, 1), (0, 2)]},
+}
+BOXES = [[10, 5, 30, 35], [0, 0, 25, 20.5], [20, 10, 49, 39]]
+DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model of keypoints at `pose`, one of objects at `objects`, and two photos."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, model_class, config, crops in (
+        ("pose", HfViTForKeypointDetection, small_config(**POSE), True),
+        ("objects", HfViTForObjectDetection, small_config(**DETECTION), False),
+    ):
+        model = model_class(config)
+        draw_weights(model)
+        model.eval().save_pretrained(folder / name)
+        HfViTImageProcessor.for_model(config, do_affine_crop=crops).save_pretrained(folder / name)
+    for seed, size in enumerate(((40, 50), (60, 30))):
+        pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{seed}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipe(folder: Path) -> Any:
+    """As it opens where the package is: without trust in the code of the folder."""
+    opened = pipeline("keypoint-detection", model=str(folder / "pose"))
+    assert type(opened) is HfViTKeypointDetectionPipeline
+    return opened
+
+
+def photo(folder: Path, number: int = 0) -> Image.Image:
+    return Image.open(folder / f"{number}.png")
+
+
+def expected(folder: Path, image: Image.Image, boxes: Any, threshold: float | None = None) -> list[dict[str, Any]]:
+    """What model and image processor say by themselves."""
+    model = HfViTForKeypointDetection.from_pretrained(folder / "pose").eval()
+    processor = HfViTImageProcessor.from_pretrained(folder / "pose")
+    with torch.no_grad():
+        outputs = model(**processor(image, object_boxes=[boxes], return_tensors="pt"))
+    sizes = [(image.height, image.width)]
+    (found,) = processor.post_process_keypoint_detection(outputs, [boxes], sizes, threshold)
+    return [
+        {
+            "keypoints": one["keypoints"].tolist(),
+            "scores": one["scores"].tolist(),
+            "labels": [NAMES[number] for number in one["labels"]],
+            "box": dict(zip(("xmin", "ymin", "xmax", "ymax"), one["box"].tolist(), strict=True)),
+        }
+        for one in found
+    ]
+
+
+def assert_same(actual: list[dict], wanted: list[dict]) -> None:
+    assert len(actual) == len(wanted)
+    for mine, other in zip(actual, wanted, strict=True):
+        assert mine.keys() == other.keys()
+        assert mine["labels"] == other["labels"]
+        assert mine["box"] == pytest.approx(other["box"])
+        assert np.allclose(mine["scores"], other["scores"], atol=1e-5)
+        assert np.allclose(mine["keypoints"], other["keypoints"], atol=1e-2)
+
+
+def test_it_says_what_the_model_says(folder: Path, pipe: Any) -> None:
+    found = pipe(photo(folder), boxes=BOXES)
+    assert_same(found, expected(folder, photo(folder), BOXES))
+    json.dumps(found)  # plain numbers and names
+    (whole,) = pipe(photo(folder))
+    assert whole["labels"] == NAMES
+    assert whole["box"] == {"xmin": 0, "ymin": 0, "xmax": 50, "ymax": 40}
+    assert_same([whole], expected(folder, photo(folder), None))
+
+
+def test_a_threshold_leaves_keypoints_out(folder: Path, pipe: Any) -> None:
+    scores = sorted(score for one in pipe(photo(folder), boxes=BOXES) for score in one["scores"])
+    found = pipe(photo(folder), boxes=BOXES, threshold=scores[4])
+    assert sum(len(one["keypoints"]) for one in found) == len(scores) - 5
+    assert_same(found, expected(folder, photo(folder), BOXES, scores[4]))
+
+
+def test_the_mirror_image_is_looked_at_on_request(folder: Path, pipe: Any) -> None:
+    crops = pipe.image_processor(photo(folder), object_boxes=[BOXES], return_tensors="pt").pixel_values
+    heatmaps = pipe.model.predict_flipped(crops).heatmaps
+    (wanted,) = pipe.image_processor.post_process_keypoint_detection({"heatmaps": heatmaps}, [BOXES])
+    found = pipe(photo(folder), boxes=BOXES, flip_test=True)
+    for mine, other in zip(found, wanted, strict=True):
+        assert np.allclose(mine["keypoints"], other["keypoints"], atol=1e-2)
+        assert np.allclose(mine["scores"], other["scores"], atol=1e-5)
+
+
+def test_boxes_may_be_those_of_object_detection(folder: Path, pipe: Any) -> None:
+    named = [dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)) for box in BOXES]
+    wanted = pipe(photo(folder), boxes=BOXES)
+    wrapped = [{"score": 0.9, "label": "person", "box": box} for box in named]
+    for boxes in (named, wrapped, [named[0], BOXES[1], tuple(BOXES[2])], np.array(BOXES), torch.tensor(BOXES)):
+        assert_same(pipe(photo(folder), boxes=boxes), wanted)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_images_of_any_number_of_boxes_in_any_batch(folder: Path, pipe: Any, batch_size: int) -> None:
+    files, boxes = [str(folder / f"{number}.png") for number in (0, 1, 0, 1)], [BOXES, [], None, BOXES[:1]]
+    wanted = [
+        expected(folder, photo(folder, number % 2), own) if own != [] else [] for number, own in enumerate(boxes)
+    ]
+    rows = [{"image": file, "boxes": own} for file, own in zip(files, boxes, strict=True)]
+    kinds = {
+        "paths": pipe(files, boxes=boxes, batch_size=batch_size),
+        "images": pipe([Image.open(file) for file in files], boxes=boxes, batch_size=batch_size),
+        "rows": pipe(rows, batch_size=batch_size),
+        "generator": pipe((Image.open(file) for file in files), boxes=boxes, batch_size=batch_size),
+        "dataset": pipe(KeyDataset(rows, "image"), boxes=boxes, batch_size=batch_size),
+    }
+    for name, results in kinds.items():
+        assert isinstance(results, list) == (name in ("paths", "images", "rows"))
+        for found, own in zip(results, wanted, strict=True):
+            assert_same(found, own)
+
+
+def test_a_batch_is_one_pass_of_the_model(folder: Path, pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, sizes = pipe.model.forward, []
+
+    def counted(pixel_values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(len(pixel_values))
+        return forward(pixel_values, *args, **kwargs)
+
+    monkeypatch.setattr(pipe.model, "forward", counted)
+    pipe([photo(folder)] * 2, boxes=[BOXES, BOXES[:2]], batch_size=4)
+    assert sizes == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        ([[1, 2, 3]], r"object_boxes\[0\] has the shape \(1, 3\), but must be \(N, 4\)"),
+        ([1, 2, 3, 4], r"has the shape \(4,\), but must be \(N, 4\)"),
+        ([[30, 2, 3, 9]], r"\[0\] is \[30.0, 2.0, 3.0, 9.0\], but must be finite .* right >= left"),
+        ([[60, 2, 70, 9]], r"\[0\] is .* outside of its image of 50 x 40 pixels"),
+        ([{"xmin": 1, "ymin": 2}], r"boxes\[0\] is \{'xmin': 1, 'ymin': 2\}, but needs xmin, ymin, xmax, ymax"),
+    ],
+)
+def test_bad_boxes_are_refused(folder: Path, pipe: Any, boxes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pipe(photo(folder), boxes=boxes)
+    with pytest.raises(ValueError, match=message):
+        pipe([photo(folder)] * 2, boxes=[None, boxes])
+
+
+def test_inputs_that_do_not_fit_are_refused(folder: Path, pipe: Any) -> None:
+    with pytest.raises(ValueError, match="boxes has 1 entries, but there are 2 images"):
+        pipe([photo(folder)] * 2, boxes=[BOXES])
+    with pytest.raises(ValueError, match="a dictionary must have an 'image'"):
+        pipe({"photo": photo(folder)})
+    with pytest.raises(OSError, match=r"nowhere\.png"):
+        pipe("nowhere.png")
+
+
+def test_only_models_of_keypoints_name_the_pipeline(folder: Path, tmp_path: Path) -> None:
+    def named(place: Path) -> Any:
+        return json.loads((place / "config.json").read_text()).get("custom_pipelines")
+
+    assert named(folder / "pose") == CUSTOM_PIPELINES
+    assert named(folder / "objects") is None
+    HfViTForImageClassification.from_pretrained(folder / "pose").save_pretrained(tmp_path / "other")
+    assert named(tmp_path / "other") is None
+    pipeline("keypoint-detection", model=str(folder / "pose")).save_pretrained(tmp_path / "again")
+    assert named(tmp_path / "again") == CUSTOM_PIPELINES
+    assert AutoModelForImageClassification.from_pretrained(tmp_path / "again").config.id2label[0] == "nose"
+
+
+OPEN = """
+import json
+from transformers import AutoModelForImageClassification, pipeline
+folder, boxes = sys.argv[1], json.loads(sys.argv[2])
+remote = {"trust_remote_code": True}
+task, pose, photo = "keypoint-detection", f"{folder}/pose", f"{folder}/0.png"
+for task, place in ((task, pose), (None, pose), (task, "again")):
+    pipe = pipeline(task, model=place, **remote)
+    assert type(pipe).__module__.startswith("transformers_modules"), type(pipe)
+    single, *others = pipe([photo] * 3, boxes=[boxes, [], None], batch_size=2)
+    assert others == [[], pipe(photo)]
+    pipe.save_pretrained("again")
+detect = pipeline("object-detection", model=f"{folder}/objects", **remote)
+objects = detect(photo, threshold=0.0)
+for batched in detect([photo] * 3, threshold=0.0, batch_size=2):
+    assert [entry["box"] for entry in batched] == [entry["box"] for entry in objects]
+AutoModelForImageClassification.from_pretrained("again", **remote).save_pretrained("classes")
+assert "custom_pipelines" not in json.load(open("classes/config.json"))
+print(json.dumps([single, objects]))
+"""
+
+
+def test_both_pipelines_open_where_the_package_is_not(folder: Path, pipe: Any, tmp_path: Path) -> None:
+    process = run_without_package(OPEN, tmp_path, str(folder), json.dumps(BOXES))
+    assert "not supported" not in process.stderr
+    keypoints, objects = json.loads(process.stdout.splitlines()[-1])
+    assert_same(keypoints, pipe(photo(folder), boxes=BOXES))
+    model = HfViTForObjectDetection.from_pretrained(folder / "objects").eval()
+    processor = HfViTImageProcessor.from_pretrained(folder / "objects")
+    with torch.no_grad():
+        outputs = model(**processor(photo(folder), return_tensors="pt"))
+    (wanted,) = processor.post_process_object_detection(outputs, 0.0, [(40, 50)])
+    assert len(objects) == 6
+    for entry, score, label, box in zip(objects, *(wanted[name].tolist() for name in wanted), strict=True):
+        assert entry["score"] == pytest.approx(score, abs=1e-5)
+        assert entry["label"] == f"LABEL_{label}"
+        assert list(entry["box"].values()) == pytest.approx(box, abs=1.01)  # the pipeline cuts fractions off

@@ -1,0 +1,110 @@
+"""Variants of a recipe: each is trained once, and the table says what came of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_vit import training
+from hf_vit.training import HfViTTrainingArguments, parse_arguments
+
+from ..helpers.datasets import write_class_folders
+from ..helpers.fresh import ROOT
+from .test_demo import load_script
+
+
+ABLATIONS = sorted((ROOT / "scripts" / "ablations").glob("*.yaml"))
+HEADER = re.compile(
+    r"# Command: python scripts/ablate\.py scripts/ablations/(?P<name>\S+)\.yaml --dataset_name path/to/\S+\n"
+    r"# Hardware: .+\n# Result: (?P<result>.+)\n"
+)
+RECIPE = {
+    **{"preset": "mnist", "image_size": 28, "max_steps": 1, "per_device_train_batch_size": 2, "ema_decay": 0.5},
+    **{"train_val_split": 0.0, "save_strategy": "no", "report_to": "none", "disable_tqdm": True},
+}
+
+
+def write_ablation(folder: Path, **changes: object) -> Path:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    content = {
+        **{"script": "train_image_classification.py", "recipe": str(folder / "recipe.yaml"), "score": "accuracy"},
+        "variants": {"the recipe": {}, "no averages, two steps": {"ema_decay": None, "max_steps": 2}},
+        **changes,
+    }
+    file = folder / "ablation.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def test_variants_are_trained_once_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, file = load_script("ablate"), write_ablation(tmp_path)
+    photos = write_class_folders(tmp_path / "photos", ["cats", "dogs"])
+    args = script.Arguments(dataset_name=str(photos), output_dir=str(tmp_path / "out"))
+    script.main(file, args)
+    assert "no averages, two steps, seed 0" in capsys.readouterr().out
+    whole, changed = (tmp_path / "out" / name / "seed-0" for name in ("the-recipe", "no-averages-two-steps"))
+    assert (whole / "ema").is_dir()
+    assert not (changed / "ema").exists()
+    states = [json.loads((folder / "trainer_state.json").read_text()) for folder in (whole, changed)]
+    assert [state["global_step"] for state in states] == [1, 2]
+    scores = [json.loads((folder / "test_scores.json").read_text())["accuracy"] for folder in (whole, changed)]
+
+    script.main(file, args)
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert capsys.readouterr().out == table
+    _, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
+    assert [row[:2] for row in rows] == [
+        ["the recipe", f"{scores[0]:.4f}"],
+        ["no averages, two steps", f"{scores[1]:.4f}"],
+    ]
+    assert [row[3] for row in rows] == ["+0.0000", f"{scores[1] - scores[0]:+.4f}"]
+
+
+def test_a_training_that_fails_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script, file = load_script("ablate"), write_ablation(tmp_path, script="nowhere.py")
+    args = script.Arguments(dataset_name="photos", output_dir=str(tmp_path / "out"))
+    with pytest.raises(SystemExit, match=r"'the recipe' failed.*those that have ended stay"):
+        script.main(file, args)
+    assert "nowhere.py" in capfd.readouterr().err
+
+
+def test_means_and_ranges_of_seeds(tmp_path: Path) -> None:
+    runs = [{"score": score, "seconds": 10.0, "rate": 128.0} for score in (0.5, 0.75)]
+    worse = {"score": 0.25, "seconds": 12.4, "rate": 100.0}
+    *_, first, second = (
+        load_script("ablate").table("accuracy", {"all": runs, "less": [{**worse, "mfu": 0.4}]}).split("\n")
+    )
+    assert first == "| all | 0.6250 | 2: 0.5000 to 0.7500 | +0.0000 | 10 | 128 |  |"
+    assert second == "| less | 0.2500 | 1: 0.2500 to 0.2500 | -0.3750 | 12 | 100 | 0.400 |"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variants": {}}, "must hold recipe, score, script, variants"),
+        ({"seeds": [0]}, "must hold recipe, score, script, variants, and holds .*seeds"),
+        ({"recipe": "nowhere.yaml"}, r"nowhere\.yaml can't be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    script, file = load_script("ablate"), write_ablation(tmp_path, **changes)
+    with pytest.raises(SystemExit, match=message):
+        script.main(file, script.Arguments(dataset_name="photos", output_dir=str(tmp_path / "out")))
+
+
+@pytest.mark.parametrize("file", ABLATIONS, ids=lambda file: file.stem)
+def test_the_script_understands_all_variants(file: Path, tmp_path: Path) -> None:
+    (header,) = HEADER.finditer(file.read_text())
+    assert header["name"] == file.stem
+    assert header["result"].startswith("not run: needs ") or (ROOT / header["result"]).is_file()
+    script = load_script("ablate")
+    ablation = script.read_ablation(file)
+    (name,) = re.findall(r"training\.run\(\s*training\.(\w+)", (ROOT / "scripts" / ablation["script"]).read_text())
+    for number, variant in enumerate(ablation["variants"]):
+        recipe = script.variant_of(ablation, variant)
+        (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(recipe))
+        command = [str(tmp_path / f"{number}.yaml"), "--dataset_name", "photos", "--output_dir", str(tmp_path)]
+        _, *parts = parse_arguments(getattr(training, name).argument_types, command)
+        assert [part.seed for part in parts if isinstance(part, HfViTTrainingArguments)] == [0]

@@ -1,0 +1,112 @@
+"""The demo from end to end in a few steps, and its card."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from huggingface_hub import ModelCard
+from PIL import Image
+from prediction.classification import TILE_SIZE
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("demo") / "digits"
+    finished = subprocess.run(
+        [sys.executable, "scripts/demo.py", "--max_steps", "3", "--output_dir", str(folder), "--use_cpu", "true"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return folder, finished
+
+
+def test_demo_saves_model_processor_card_and_no_pickle(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = demo
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "preprocessor_config.json", "README.md", "training_args.json"} <= names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["label2id"] == {str(digit): digit for digit in range(10)}
+
+
+def test_demo_prints_what_a_fresh_process_says(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, finished = demo
+    lines = [line for line in finished.stdout.splitlines() if ".png: " in line]
+    assert [line.split(":")[0].strip() for line in lines] == [f"{digit}.png" for digit in range(10)]
+    with Image.open(folder / "predictions.png") as picture:
+        assert min(picture.size) > 2 * TILE_SIZE
+        assert len(picture.getcolors(maxcolors=10**6)) > 50
+
+
+def test_demo_shows_progress_and_no_warning(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    _, finished = demo
+    assert "3/3" in finished.stderr
+    assert "warn" not in (finished.stdout + finished.stderr).lower()
+    assert "error" not in (finished.stdout + finished.stderr).lower()
+
+
+def test_demo_card_holds_the_printed_score(demo: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, finished = demo
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.pipeline_tag == "image-classification"
+    score = card.data.eval_results[0].metric_value
+    assert f"Accuracy {score:.2%} ({round(360 * (1 - score))} of 360 wrong)" in finished.stdout
+    assert f"| accuracy | **{score:.4f}** | 0.1028 |" in card.content
+    assert "python scripts/demo.py --max_steps 3" in card.content
+
+
+def test_demo_scores_the_peer_on_held_out_images_and_saves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load_script("demo")
+    script.main(["--peer", "--held_out", "--max_steps", "1", "--output_dir", str(tmp_path), "--use_cpu", "true"])
+    assert "of 144 wrong" in capsys.readouterr().out
+    assert not list(tmp_path.glob("**/*.safetensors"))
+
+
+def test_demo_peer_has_the_same_shape() -> None:
+    script = load_script("demo")
+    ours, peer = (script.make_model(list("0123456789"), peer=peer) for peer in (False, True))
+    assert ours.num_parameters() == peer.num_parameters()
+    assert ours.config.model_type == "hf_vit"
+    assert peer.config.model_type == "vit"
+    assert peer.config.id2label == ours.config.id2label
+
+
+def test_committed_card_is_valid_and_compares_with_peer_and_majority() -> None:
+    card = ModelCard.load(ROOT / "model_cards" / "digits.md")
+    assert (card.data.license, card.data.pipeline_tag) == ("apache-2.0", "image-classification")
+    result = card.data.eval_results[0]
+    assert result.metric_type == "accuracy"
+    assert 0.975 <= result.metric_value <= 1
+    for part in (
+        "make demo",
+        "CC BY 4.0",
+        "AMD EPYC, 2 cores",
+        "ViTForImageClassification",
+        "commonest",
+        "five seeds",
+    ):
+        assert part in card.content

@@ -1,0 +1,120 @@
+"""Scoring of saved models for segmentation and depth by the scripts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_vit.training import DepthEvaluation, SemanticEvaluation, UniversalEvaluation, evaluate
+from hf_vit.training.tasks.evaluation import Evaluation
+
+from ..helpers.dense_trainings import NAMES, OF_TASK, TASKS, train, write_scenes
+from ..helpers.fresh import run_script
+
+
+EVALUATIONS: dict[str, type[Evaluation]] = {
+    "semantic_segmentation": SemanticEvaluation,
+    "universal_segmentation": UniversalEvaluation,
+    "depth_estimation": DepthEvaluation,
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes, and a model of each task that has seen them once."""
+    folder = tmp_path_factory.mktemp("workplace")
+    write_scenes(folder / "scenes")
+    for task in TASKS:
+        train(task, folder / "scenes", folder / task, "--max_steps", "2", "--eval_strategy", "no")
+    return folder
+
+
+def arguments_of(workplace: Path, task: str, output_dir: Path, *options: str) -> list[str]:
+    arguments = ["--model_name_or_path", str(workplace / task), "--output_dir", str(output_dir), "--use_cpu"]
+    return [*arguments, "--disable_tqdm", "true", *OF_TASK[task], *options]
+
+
+def score(workplace: Path, task: str, output_dir: Path, *options: str) -> str:
+    """Scores a model on the scenes, if no other data are named; returns what was said."""
+    said: list[str] = []
+    data = [] if "--dataset_name" in options else ["--dataset_name", str(workplace / "scenes")]
+    evaluate(EVALUATIONS[task], arguments_of(workplace, task, output_dir, *data, *options), None, said.append)
+    return "\n".join(said)
+
+
+def written(folder: Path, what: str = "scores", split: str = "validation") -> dict:
+    return json.loads((folder / f"{split}_{what}.json").read_text())
+
+
+def as_numbers(scores: dict) -> dict[str, float]:
+    return {name: np.nan if value is None else value for name, value in scores.items()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_evaluation_writes_what_the_training_did(task: str, workplace: Path, tmp_path: Path) -> None:
+    said = score(workplace, task, tmp_path, "--per_device_eval_batch_size", "2")
+    expected = written(workplace / task)
+    assert as_numbers(written(tmp_path)) == pytest.approx(as_numbers(expected), rel=1e-5, nan_ok=True)
+    assert said.startswith(f"5 validation images: loss {expected['loss']:.4f}")
+    files = {"validation_scores.json", "validation_examples.png"}
+    if task != "depth_estimation":
+        files |= {"validation_classes.json", "validation_classes.png"}
+        assert list(written(tmp_path, "classes")) == NAMES
+    assert {path.name for path in tmp_path.iterdir()} == files
+
+
+def test_two_processes_score_as_one(workplace: Path, tmp_path: Path) -> None:
+    task, scenes = "universal_segmentation", str(workplace / "scenes")
+    options = ["--dataset_name", scenes, "--per_device_eval_batch_size", "1"]
+    arguments = arguments_of(workplace, task, tmp_path, *options)
+    finished = run_script(f"evaluate_{task}", workplace, *arguments, processes=2)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("5 validation images: ") == 1
+    assert as_numbers(written(tmp_path)) == pytest.approx(as_numbers(written(workplace / task)), rel=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("task", ["semantic_segmentation", "universal_segmentation"])
+def test_classes_are_known_by_their_names_whatever_their_order(task: str, workplace: Path, tmp_path: Path) -> None:
+    shutil.copytree(workplace / "scenes", tmp_path / "scenes")
+    (tmp_path / "scenes" / "classes.txt").write_text("\n".join(reversed(NAMES)))
+    for file in (tmp_path / "scenes").glob("*/masks/*.png"):
+        mask = np.asarray(Image.open(file))
+        Image.fromarray(np.where(mask == 255, 255, 2 - mask).astype(np.uint8)).save(file)
+    score(workplace, task, tmp_path / "scores", "--dataset_name", str(tmp_path / "scenes"))
+    ours, expected = (written(folder, "classes") for folder in (tmp_path / "scores", workplace / task))
+    assert list(ours) == NAMES
+    for name in NAMES:
+        assert as_numbers(ours[name]) == pytest.approx(as_numbers(expected[name]), rel=1e-5, nan_ok=True)
+
+
+def test_options_of_the_task_count(workplace: Path, tmp_path: Path) -> None:
+    score(workplace, "depth_estimation", tmp_path / "aligned", "--eval_alignment", "median")
+    assert written(tmp_path / "aligned")["abs_rel"] < written(workplace / "depth_estimation")["abs_rel"]
+    score(workplace, "semantic_segmentation", tmp_path / "flipped", "--eval_flip", "--split", "train")
+    assert written(tmp_path / "flipped", split="train")["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("depth_estimation", ["--model_name_or_path", "semantic_segmentation"], "no weights for depth_head"),
+        ("semantic_segmentation", ["--class_names", "floor,cat,cow"], "The model does not know cow"),
+        ("semantic_segmentation", ["--split", "test"], "has no split 'test'. Choose train or validation"),
+        (
+            "universal_segmentation",
+            ["--dataset_name", "no/such/folder"],
+            "There is no file or folder 'no/such/folder'",
+        ),
+        ("depth_estimation", ["--model_name_or_path", "no/such/folder"], "No model can be read from 'no/such/folder'"),
+    ],
+)
+def test_mistakes_are_explained(
+    task: str, options: list[str], message: str, workplace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workplace)
+    with pytest.raises(SystemExit, match=message):
+        score(workplace, task, tmp_path / "scores", *options)
+    assert not (tmp_path / "scores").exists()

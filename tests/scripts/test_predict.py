@@ -1,0 +1,206 @@
+"""The prediction script: what it reads, prints and draws, and what it says to mistakes."""
+
+import ast
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import predict
+import pytest
+from PIL import Image
+from prediction.classification import TILE_SIZE
+from prediction.inputs import find_images, open_image
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.model.image_inputs import read_image
+
+from ..helpers.models import small_config
+from ..helpers.references import draw_weights
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved classifier."""
+    folder = tmp_path_factory.mktemp("saved")
+    model = HfViTForImageClassification(small_config())
+    draw_weights(model)
+    model.save_pretrained(folder)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
+    return folder
+
+
+def write_images(folder: Path, number: int) -> list[str]:
+    """Writes images of different colours, and returns their paths in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{index}.png" for index in range(number)]
+    for index, file in enumerate(files):
+        Image.new("RGB", (20, 30), (20 * index, 40, 255 - 20 * index)).save(file)
+    return list(map(str, files))
+
+
+def lines_of(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_script_needs_only_the_standard_library_transformers_pil_and_numpy() -> None:
+    script, imported = Path(predict.__file__), set()
+    for file in (script, *(script.parent / "prediction").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(str(node.module).split(".")[0])
+    assert imported - set(sys.stdlib_module_names) == {"PIL", "numpy", "prediction", "transformers"}
+
+
+def test_json_lines_and_a_picture(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, picture = write_images(tmp_path / "images", 10), tmp_path / "new" / "labelled.png"
+    arguments = ["--top_k", "2", "--batch_size", "4", "--picture", str(picture)]
+    predict.main([str(saved), files[7], str(tmp_path / "images"), *arguments])
+    lines = lines_of(capsys.readouterr().out)
+    assert [line["file"] for line in lines] == [files[7], *files]
+    for line in lines:
+        assert len(line["top_k"]) == 2
+        assert line["top_k"][0] == {"label": line["label"], "score": line["score"]}
+        assert line["top_k"][0]["score"] >= line["top_k"][1]["score"]
+    alone, in_batch = lines[0], lines[8]
+    assert alone["label"] == in_batch["label"]
+    assert alone["score"] == pytest.approx(in_batch["score"], abs=1e-5)
+    with Image.open(picture) as drawn:
+        assert drawn.width > 5 * TILE_SIZE
+        assert drawn.height > 3 * TILE_SIZE
+
+
+def test_bad_files_are_named_and_the_others_predicted(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, picture = tmp_path / "images", tmp_path / "labelled.png"
+    files = write_images(folder, 6)
+    predict.main([str(saved), str(folder), "--batch_size", "2"])
+    expected = lines_of(capsys.readouterr().out)
+    Path(files[3]).write_bytes(Path(files[3]).read_bytes()[:60])  # truncated
+    (folder / "0-first.png").write_text("no image")
+    (folder / "9-last.gif").touch()
+    with pytest.raises(SystemExit) as stopped:
+        predict.main([str(saved), str(folder), "--batch_size", "2", "--picture", str(picture)])
+    assert str(stopped.value.code).endswith(": 3 of 8 files cannot be read as images.")  # a text is exit code 1
+    output = capsys.readouterr()
+    lines = lines_of(output.out)
+    assert [line["file"] for line in lines] == [file for file in files if file != files[3]]
+    for line in lines:
+        alone = next(other for other in expected if other["file"] == line["file"])
+        assert line["label"] == alone["label"]
+        assert line["score"] == pytest.approx(alone["score"], abs=1e-5)
+    named = [line for line in output.err.splitlines() if "cannot be read as an image: " in line]
+    assert [Path(line.split(" cannot")[0]).name for line in named] == ["0-first.png", "3.png", "9-last.gif"]
+    with Image.open(picture) as drawn:
+        assert drawn.width // TILE_SIZE == 5
+        assert drawn.height < 2 * TILE_SIZE
+
+
+def test_bad_files_alone_end_in_their_names(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken.png").write_text("no image")
+    with pytest.raises(SystemExit, match=r"1 of 1 files cannot be read as images\."):
+        predict.main([str(saved), str(tmp_path), "--picture", str(tmp_path / "labelled.jpg")])
+    assert "broken.png cannot be read as an image" in capsys.readouterr().err
+    assert not (tmp_path / "labelled.jpg").exists()
+
+
+def test_find_images_searches_folders_in_order_and_leaves_other_files(tmp_path: Path) -> None:
+    for name in ("b.PNG", "a.jpg", "notes.txt", "deeper/c.webp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert [path.name for path in find_images([tmp_path])] == ["a.jpg", "b.PNG", "c.webp"]
+
+
+def test_open_image_turns_photos_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # taken with the camera turned by a quarter
+    Image.new("RGB", (40, 20)).save(tmp_path / "photo.jpg", exif=exif)
+    assert open_image(tmp_path / "photo.jpg").size == (20, 40)
+
+
+RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
+COLOURS = np.stack([RAMP, RAMP.T, 255 - RAMP, RAMP[::-1]], axis=-1)
+WIDE = (np.arange(256) * 257 + 60).clip(0, 65535).astype(np.uint16).reshape(16, 16)
+IMAGES: dict[str, tuple[str, Callable[[], Image.Image]]] = {
+    "1": ("png", lambda: Image.fromarray(RAMP).convert("1")),
+    "L": ("png", lambda: Image.fromarray(RAMP)),
+    "LA": ("png", lambda: Image.fromarray(COLOURS).convert("LA")),
+    "P": ("png", lambda: Image.fromarray(COLOURS[..., :3]).quantize(16)),
+    "RGB": ("png", lambda: Image.fromarray(COLOURS[..., :3])),
+    "RGBA": ("png", lambda: Image.fromarray(COLOURS)),
+    "CMYK": ("tiff", lambda: Image.merge("CMYK", Image.fromarray(COLOURS).split())),
+    "I;16": ("png", lambda: Image.fromarray(WIDE)),
+    "I": ("tiff", lambda: Image.fromarray(WIDE.astype(np.int32))),
+    "F": ("tiff", lambda: Image.fromarray(RAMP.astype(np.float32) * 0.99)),
+    "F in 0..1": ("tiff", lambda: Image.fromarray(RAMP.astype(np.float32) / 300)),
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_script_and_package_see_the_same_pixels(kind: str, tmp_path: Path) -> None:
+    suffix, make = IMAGES[kind]
+    file = tmp_path / f"image.{suffix}"
+    make().save(file)
+    with Image.open(file) as image:
+        assert image.mode == kind.split()[0]
+    ours = np.asarray(open_image(file)).astype(np.float32)
+    theirs = read_image(file, num_channels=3).movedim(0, -1).numpy().astype(np.float32)
+    assert ours.std() > 40
+    assert np.abs(ours - theirs).max() <= (0.5 if kind.startswith("F") else 0)  # the script rounds floats
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(np.float32, 256), (np.float32, -1), (np.float32, np.nan), (np.int32, 65536), (np.int32, -1)]
+)
+def test_script_and_package_refuse_values_of_unknown_meaning(dtype: type, value: float, tmp_path: Path) -> None:
+    pixels = np.ones((2, 2), dtype)
+    pixels[1, 0] = value
+    Image.fromarray(pixels).save(tmp_path / "image.tiff")
+    with pytest.raises(ValueError, match="Scale"):
+        read_image(tmp_path / "image.tiff", num_channels=3)
+    with pytest.raises(ValueError, match=r"image.tiff cannot be read as an image: it has mode .* Scale them"):
+        open_image(tmp_path / "image.tiff")
+
+
+def test_transparent_is_white(tmp_path: Path) -> None:
+    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
+    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (255, 255, 255)
+
+
+def empty_folder(folder: Path) -> list[str]:
+    (folder / "empty").mkdir()
+    return ["some/model", str(folder / "empty")]
+
+
+def missing_folder(folder: Path) -> list[str]:
+    return ["some/model", str(folder / "missing")]
+
+
+def folder_without_model(folder: Path) -> list[str]:
+    return [str(folder), str(folder)]
+
+
+def no_labels(folder: Path) -> list[str]:
+    return ["some/model", str(folder), "--top_k", "0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (missing_folder, "There is no file or folder"),
+        (empty_folder, "holds no image: no file ends in .bmp, .gif"),
+        (folder_without_model, "holds no config.json, so no saved model. Train one first: make demo"),
+        (no_labels, "--top_k 0 and --batch_size 8 must be at least 1"),
+    ],
+)
+def test_mistakes_are_explained(
+    arguments: Callable[[Path], list[str]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        predict.main(arguments(tmp_path))
+    assert stopped.value.code not in (0, None)
+    assert message in str(stopped.value.code) + capsys.readouterr().err

@@ -1,0 +1,241 @@
+"""The prediction script on models for segmentation and depth: what it prints, writes and draws."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import predict
+import pytest
+import torch
+from PIL import Image
+from prediction.colours import class_colour, depth_colours
+from prediction.depth import DepthEstimation
+from prediction.inputs import name_outputs
+from prediction.pictures import PANEL_SIZE
+from prediction.segmentation import OPACITY, PanopticSegmentation, SemanticSegmentation
+
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+    HfViTModel,
+)
+from hf_vit.data import read_depth
+from hf_vit.model.pretrained import HfViTPreTrainedModel
+from hf_vit.visualize import colour_depth, segmentation_palette
+
+from ..helpers.fresh import ROOT, run_without_package
+from ..helpers.models import small_config
+from ..helpers.references import draw_weights
+from .test_predict import lines_of
+
+
+NAMES = ["sky", "road", "cat", "dog", "car"]
+LABEL2ID = {name: number for number, name in enumerate(NAMES)}
+SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # width and height
+FEW_QUERIES = {"num_queries": 2, "num_blocks": 1}
+MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
+    "semantic": (HfViTForSemanticSegmentation, {}),
+    "universal": (
+        HfViTForUniversalSegmentation,
+        {"universal_segmentation_config": {"num_queries": 2, "num_blocks": 1}},
+    ),
+    "depth": (HfViTForDepthEstimation, {}),
+    "relative": (HfViTForDepthEstimation, {"depth_config": {"depth_estimation_type": "relative"}}),
+    "headless": (HfViTModel, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved models of all kinds, and a folder of images of several sizes."""
+    folder = tmp_path_factory.mktemp("workplace")
+    for name, (model_class, overrides) in MODELS.items():
+        model = model_class(small_config(id2label=dict(enumerate(NAMES)), label2id=LABEL2ID, **overrides))
+        draw_weights(model)
+        model.save_pretrained(folder / name)
+        HfViTImageProcessor(
+            size={"shortest_edge": 32}, do_center_crop=False, do_pad=True, ensure_multiple_of=8
+        ).save_pretrained(folder / name)
+    (folder / "images").mkdir()
+    for seed, (name, (width, height)) in enumerate(SIZES.items()):
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / name)
+    return folder
+
+
+def run(
+    workplace: Path, model: str, output_dir: Path, capsys: pytest.CaptureFixture[str], *options: str
+) -> list[dict]:
+    """Predicts all images; returns the lines."""
+    images = [str(workplace / "images" / name) for name in SIZES]
+    predict.main([str(workplace / model), *images, "--output_dir", str(output_dir), *options])
+    lines = lines_of(capsys.readouterr().out)
+    assert [line["file"] for line in lines] == images
+    for line, (name, (width, height)) in zip(lines, SIZES.items(), strict=True):
+        assert sorted(line["written"]) == sorted(map(str, output_dir.glob(f"{Path(name).stem}_*")))
+        with Image.open(line["written"][-1]) as picture:
+            scale = PANEL_SIZE / max(width, height)
+            assert picture.width > 2 * scale * width
+            assert picture.height > scale * height
+    return lines
+
+
+def post_processed(workplace: Path, model: str, method: str, **options: Any) -> list:
+    """What the package makes of the images."""
+    opened = MODELS[model][0].from_pretrained(workplace / model)
+    processor = HfViTImageProcessor.from_pretrained(workplace / model)
+    results = []
+    for name, (width, height) in SIZES.items():
+        with torch.no_grad(), Image.open(workplace / "images" / name) as image:
+            outputs = opened(**processor(images=image, return_tensors="pt"))
+        results += getattr(processor, method)(outputs, target_sizes=[(height, width)], **options)
+    return results
+
+
+def shown(mask: Image.Image, number: int) -> tuple[int, int, int]:
+    """The colour in which an indexed mask shows a number."""
+    return tuple(mask.getpalette()[3 * number : 3 * number + 3])
+
+
+def test_classes_of_pixels(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(workplace, "semantic", tmp_path, capsys)
+    maps = post_processed(workplace, "semantic", "post_process_semantic_segmentation")
+    for line, expected in zip(lines, maps, strict=True):
+        numbers, counts = expected.unique(return_counts=True)
+        assert len(numbers) > 1
+        found = {entry["id"]: entry for entry in line["classes"]}
+        assert sorted(found) == numbers.tolist()
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            assert found[number]["label"] == NAMES[number]
+            assert found[number]["share"] == pytest.approx(count / expected.numel(), abs=1e-6)
+            assert 1 / len(NAMES) < found[number]["score"] < 1
+        with Image.open(line["written"][0]) as mask:
+            assert mask.mode == "P"
+            assert np.array_equal(np.asarray(mask), expected)
+            for number in numbers.tolist():
+                assert shown(mask, number) == tuple(segmentation_palette(len(NAMES))[number])
+
+
+@pytest.mark.parametrize("subtask", ["panoptic", "instance"])
+def test_segments(subtask: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(workplace, "universal", tmp_path, capsys, "--subtask", subtask, "--threshold", "0.1")
+    method = f"post_process_{subtask}_segmentation"
+    results = post_processed(workplace, "universal", method, threshold=0.1, overlap_mask_area_threshold=0.8)
+    assert sum(len(line["segments"]) for line in lines) > 1
+    for line, result in zip(lines, results, strict=True):
+        info = {segment["id"]: segment for segment in result["segments_info"]}
+        seen = [number for number in info if (result["segmentation"] == number).any()]
+        assert len(line["segments"]) == len(seen)
+        with Image.open(line["written"][0]) as mask:
+            numbers = np.asarray(mask)
+            for segment, number in zip(line["segments"], seen, strict=True):
+                pixels = (result["segmentation"] == number).numpy()
+                rows, columns = np.nonzero(pixels)
+                assert segment["label"] == NAMES[info[number]["label_id"]]
+                assert segment["score"] == pytest.approx(info[number]["score"], abs=1e-5)
+                assert segment["area"] == pixels.sum()
+                assert segment["box"] == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+                assert np.array_equal(numbers == segment["id"], pixels)
+                assert shown(mask, segment["id"]) == class_colour(info[number]["label_id"])
+            assert np.array_equal(numbers == 255, result["segmentation"] == -1)
+
+
+def test_a_universal_model_says_classes_of_pixels_on_request(
+    workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = run(workplace, "universal", tmp_path, capsys, "--subtask", "semantic")
+    maps = post_processed(workplace, "universal", "post_process_semantic_segmentation")
+    for line, expected in zip(lines, maps, strict=True):
+        assert sum(found["share"] for found in line["classes"]) == pytest.approx(1)
+        with Image.open(line["written"][0]) as mask:
+            assert np.array_equal(np.asarray(mask), expected)
+
+
+def test_metric_depth(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(workplace, "depth", tmp_path, capsys)
+    results = post_processed(workplace, "depth", "post_process_depth_estimation")
+    for line, expected in zip(lines, (result["predicted_depth"].numpy() for result in results), strict=True):
+        assert line["unit"] == "metres"
+        assert [line[name] for name in ("min", "median", "max")] == pytest.approx(
+            [expected.min(), np.median(expected), expected.max()], abs=1e-4
+        )
+        depth = np.load(line["written"][0])
+        assert depth.dtype == np.float32
+        assert depth == pytest.approx(expected, abs=1e-4)
+        assert read_depth(Path(line["written"][1])).numpy() == pytest.approx(expected, abs=6e-4)
+
+
+def test_relative_depth_is_no_millimetres(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in run(workplace, "relative", tmp_path, capsys):
+        assert line["unit"] == "relative inverse depth"
+        assert [Path(file).suffix for file in line["written"]] == [".npy", ".png"]
+        assert np.median(np.load(line["written"][0])) == pytest.approx(line["median"], abs=1e-3)
+
+
+def test_depth_beyond_16_bits_is_unknown_in_millimetres(workplace: Path, tmp_path: Path) -> None:
+    depth = torch.tensor([[65.535, 65.537], [0.0, 1.0]])
+    files = DepthEstimation(str(workplace / "depth")).write(
+        Image.new("RGB", (2, 2)), {"predicted_depth": depth}, tmp_path / "x"
+    )
+    assert np.asarray(Image.open(files[1])).tolist() == [[65535, 0], [0, 1000]]
+    assert np.array_equal(np.load(files[0]), depth)
+
+
+def test_all_runs_where_the_package_is_not(workplace: Path) -> None:
+    code = """
+    sys.path.insert(0, sys.argv[1])
+    import predict
+    for model in ("semantic", "universal", "depth"):
+        predict.main([model, "images", "--threshold", "0.1", "--picture", f"new/{model}.png"])
+    """
+    printed = run_without_package(code, workplace, str(ROOT / "scripts")).stdout
+    lines = lines_of(printed)
+    assert [sorted(set(line) & {"classes", "segments", "unit"}) for line in lines[::2]] == [
+        ["classes"],
+        ["segments"],
+        ["unit"],
+    ]
+    for model in ("semantic", "universal", "depth"):
+        with Image.open(workplace / "new" / f"{model}.png") as picture:
+            assert picture.height > 2 * PANEL_SIZE * 2 / 3
+
+
+def test_a_model_without_a_head_is_refused(workplace: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="was saved as HfViTModel, which neither names images, nor"):
+        predict.main([str(workplace / "headless"), str(workplace / "images"), "--output_dir", str(tmp_path / "new")])
+    assert not (tmp_path / "new").exists()
+
+
+def test_files_of_one_name_do_not_overwrite_each_other() -> None:
+    files = ["a/1.png", "b/1.png", "b/1.jpg", "1-2.png", "c/1.png", "2.png"]
+    names = name_outputs([Path(file) for file in files])
+    assert names == ["1", "1-2", "1-3", "1-2-2", "1-4", "2"]
+
+
+def test_colours_are_those_of_the_pictures_that_a_training_writes() -> None:
+    assert [class_colour(number) for number in range(255)] == [tuple(colour) for colour in segmentation_palette(255)]
+    depth = np.linspace(1, 5, 1000)[None]
+    ours = depth_colours((5 - depth) / 4).astype(int)
+    assert np.abs(ours - colour_depth(depth, 1, 5)).max() <= 6
+
+
+def test_segments_are_laid_over_the_image_with_outlines(workplace: Path) -> None:
+    image, mask = Image.new("RGB", (400, 200), "black"), Image.new("L", (400, 200))
+    mask.paste(255, (100, 50, 300, 150))
+    answer = [{"label": "dog", "score": 0.9, "mask": mask}]
+    for task, edge in ((SemanticSegmentation, None), (PanopticSegmentation, (255, 255, 255))):
+        overlay = task(str(workplace / "universal"), 0.5, None).overlay(image, answer)
+        inside = tuple(round(OPACITY * level) for level in class_colour(LABEL2ID["dog"]))
+        assert overlay.getpixel((110, 60)) == pytest.approx(inside, abs=1)
+        assert overlay.getpixel((100, 60)) == pytest.approx(edge or inside, abs=1)
+        assert overlay.getpixel((99, 60)) == (0, 0, 0)
+        across = {overlay.getpixel((x, 100)) for x in range(150, 250)}
+        assert len(across) == 1 if edge is None else len(across) > 2  # a label
+
+
+@pytest.mark.parametrize(("model", "nearness"), [("depth", [[0.0, 1.0]]), ("relative", [[1.0, 0.0]])])
+def test_what_is_near_is_bright(model: str, nearness: list[list[float]], workplace: Path) -> None:
+    picture = DepthEstimation(str(workplace / model)).colour(np.array([[1.0, 0.0]]))  # the largest and the least value
+    assert np.array_equal(np.asarray(picture), depth_colours(np.array(nearness)))

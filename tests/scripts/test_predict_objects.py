@@ -1,0 +1,191 @@
+"""The prediction script on models of objects and of keypoints: what it prints, writes and draws."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import predict
+import pytest
+from PIL import Image
+from prediction.boxes import SIDES
+from prediction.colours import IGNORED, class_colour
+from prediction.keypoints import KeypointDetection
+from prediction.objects import ObjectDetection
+from transformers import pipeline
+
+from hf_vit import HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor
+
+from ..helpers.fresh import ROOT, run_without_package
+from ..helpers.models import small_config
+from ..helpers.references import draw_weights
+from ..processing.test_keypoint_pipeline import DETECTION, NAMES, POSE
+from .test_predict import lines_of
+
+
+SIZES = {"wide.png": (60, 40), "high.png": (30, 50)}  # width and height
+BLACK = Image.new("RGB", (40, 20))
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved models `objects` and `pose`, images, and boxes for these."""
+    folder = tmp_path_factory.mktemp("workplace")
+    models = {
+        "objects": HfViTForObjectDetection(small_config(**DETECTION)),
+        "pose": HfViTForKeypointDetection(small_config(**POSE)),
+    }
+    for name, model in models.items():
+        draw_weights(model)
+        model.save_pretrained(folder / name)
+        processor = HfViTImageProcessor.for_model(model.config, do_affine_crop=name == "pose")
+        processor.save_pretrained(folder / name)
+    (folder / "images").mkdir()
+    for seed, (name, (width, height)) in enumerate(SIZES.items()):
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / name)
+    boxes = {"wide.png": [[1, 2, 30, 40], [5, 5, 25, 15.5]], "high.png": []}
+    lines = [
+        {
+            "file": str(folder / "images" / name),
+            "objects": [{"label": "x", "box": dict(zip(SIDES, box, strict=True))} for box in own],
+        }
+        for name, own in boxes.items()
+    ]
+    (folder / "boxes.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def run(workplace: Path, capsys: pytest.CaptureFixture[str], model: str, *options: str) -> list[dict]:
+    """Predicts all images; returns the lines."""
+    images = [str(workplace / "images" / name) for name in SIZES]
+    predict.main([str(workplace / model), *images, *options])
+    lines = lines_of(capsys.readouterr().out)
+    assert [line["file"] for line in lines] == images
+    return lines
+
+
+def rows_of(file: str) -> list[list[str]]:
+    with open(file, newline="") as stream:
+        return list(csv.reader(stream))
+
+
+def test_objects(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(workplace, capsys, "objects", "--threshold", "0.2", "--output_dir", str(tmp_path))
+    detect = pipeline("object-detection", model=str(workplace / "objects"))
+    assert sum(len(line["objects"]) for line in lines) > 1
+    for line in lines:
+        assert line["objects"] == detect(line["file"], threshold=0.2)
+        table, picture = line["written"]
+        header, *rows = rows_of(table)
+        assert header == ["label", "score", "xmin", "ymin", "xmax", "ymax"]
+        wanted = [[one["label"], one["score"], *one["box"].values()] for one in line["objects"]]
+        assert rows == [[str(value) for value in row] for row in wanted]
+        assert Path(picture).name == f"{Path(line['file']).stem}_picture.png"
+
+
+def test_keypoints_of_whole_images(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line, (width, height) in zip(run(workplace, capsys, "pose"), SIZES.values(), strict=True):
+        (pose,) = line["poses"]
+        assert pose["labels"] == NAMES
+        assert list(pose["box"].values()) == [0, 0, width, height]
+
+
+def test_keypoints_in_boxes(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--boxes", str(workplace / "boxes.jsonl"), "--output_dir", str(tmp_path), "--batch_size", "2"]
+    wide, high = run(workplace, capsys, "pose", *options)
+    found = pipeline("keypoint-detection", model=str(workplace / "pose"))
+    expected = found(wide["file"], boxes=[[1, 2, 30, 40], [5, 5, 25, 15.5]])
+    assert len(wide["poses"]) == 2
+    for mine, other in zip(wide["poses"], expected, strict=True):
+        assert mine["box"] == other["box"]
+        assert np.allclose(mine["keypoints"], other["keypoints"], atol=1e-2)
+    assert high["poses"] == []
+    header, *rows = rows_of(wide["written"][0])
+    assert header == ["object", "label", "x", "y", "score"]
+    assert [row[:2] for row in rows] == [[str(number), name] for number in range(2) for name in NAMES]
+    assert [float(row[2]) for row in rows[:3]] == [x for x, _ in wide["poses"][0]["keypoints"]]
+    assert rows_of(high["written"][0]) == [header]
+
+
+def test_sure_keypoints_alone_on_request(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = run(workplace, capsys, "pose")[0]["poses"][0]["scores"]
+    (pose,) = run(workplace, capsys, "pose", "--threshold", str(sorted(scores)[0]))[0]["poses"]
+    assert len(pose["keypoints"]) == len(pose["labels"]) == len(NAMES) - 1
+
+
+def test_objects_lead_to_keypoints_where_the_package_is_not(workplace: Path) -> None:
+    code = """
+    import contextlib
+    sys.path.insert(0, sys.argv[1])
+    import predict
+    with open("found.jsonl", "w") as file, contextlib.redirect_stdout(file):
+        predict.main(["objects", "images/wide.png", "--threshold", "0.9", "--picture", "new/objects.png"])
+    predict.main(["pose", "images/wide.png", "--boxes", "boxes.jsonl", "--picture", "new/poses.png"])
+    """
+    lines = [json.loads(line) for line in (workplace / "boxes.jsonl").read_text().splitlines()]
+    (workplace / "work").mkdir()
+    for name in ("objects", "pose", "images"):
+        (workplace / "work" / name).symlink_to(workplace / name)
+    (workplace / "work" / "boxes.jsonl").write_text(json.dumps({**lines[0], "file": "images/wide.png"}))
+    (line,) = lines_of(run_without_package(code, workplace / "work", str(ROOT / "scripts")).stdout)
+    assert len(line["poses"]) == 2
+    assert {"file", "objects"} == set(json.loads((workplace / "work" / "found.jsonl").read_text()))
+    for name in ("objects", "poses"):
+        assert (workplace / "work" / "new" / f"{name}.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", 'Line 1 of .*boxes.* is not {"file": ..., "objects"'),
+        ("\n", "Line 1 of .* is not .*, as this script prints it for a model of object detection"),
+        ('{"file": "other.png", "objects": []}', "says nothing of .*wide.png, as of 2 of 2 images"),
+        (None, "No such file"),
+    ],
+)
+def test_boxes_of_another_kind_are_refused(workplace: Path, tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "boxes.jsonl").write_text(content)
+    images = [str(workplace / "images" / name) for name in SIZES]
+    with pytest.raises(SystemExit, match=message):
+        predict.main([str(workplace / "pose"), *images, "--boxes", str(tmp_path / "boxes.jsonl")])
+
+
+def test_boxes_are_for_keypoints_alone(workplace: Path) -> None:
+    with pytest.raises(SystemExit, match=r"says where keypoints are to be found, but .*objects finds none"):
+        predict.main([str(workplace / "objects"), str(workplace / "images"), "--boxes", "boxes.jsonl"])
+
+
+def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
+    task = ObjectDetection(str(workplace / "objects"))
+    box = dict(zip(SIDES, (10, 8, 30, 18), strict=True))
+    picture = task.draw(BLACK, [{"label": "LABEL_3", "score": 0.5, "box": box}], "caption")
+    scale = 400 / BLACK.width
+    colour = class_colour(3)
+    assert picture.getpixel((10 * scale, 15 * scale)) == colour
+    assert picture.getpixel((30 * scale, 12 * scale)) == colour
+    assert picture.getpixel((20 * scale, 13 * scale)) == (0, 0, 0)
+    above = picture.crop((10 * scale, 8 * scale - 18, 10 * scale + 60, 8 * scale - 1)).getcolors()
+    assert max(above)[1] == colour  # behind the name
+    assert len(above) > 2
+
+
+def test_keypoints_are_drawn_with_their_skeleton(workplace: Path) -> None:
+    task = KeypointDetection(str(workplace / "pose"), {})
+    places = {"nose": [10, 10], "left eye": [30, 10], "right eye": [10, 3]}
+    pose = {
+        "keypoints": list(places.values()),
+        "labels": list(places),
+        "scores": [1.0, 1.0, 0.0],
+        "box": dict(zip(SIDES, (2, 2, 38, 18), strict=True)),
+    }
+    picture = task.draw(BLACK, [pose], "caption")
+    scale = 400 / BLACK.width
+    at = {name: picture.getpixel(((x + 0.5) * scale, (y + 0.5) * scale)) for name, (x, y) in places.items()}
+    assert at["nose"] == pytest.approx(class_colour(0), abs=3)
+    assert at["left eye"] == pytest.approx(class_colour(1), abs=3)
+    assert 0 < sum(at["right eye"]) < sum(class_colour(2)) / 2  # faint: it is not sure
+    assert picture.getpixel((20.5 * scale, 10.5 * scale)) == pytest.approx(class_colour(1), abs=3)  # the line
+    assert picture.getpixel((20.5 * scale, 6.5 * scale)) == (0, 0, 0)  # none between the eyes
+    assert picture.getpixel((2 * scale, 12 * scale)) == IGNORED

@@ -1,0 +1,68 @@
+"""Training of keypoints: trivial predictor, mirror images in evaluations, whole images."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vit import HfViTImageProcessor
+from hf_vit.evaluation import KeypointMetric
+from hf_vit.training import KeypointScorer
+
+from ..helpers.dense_trainings import make_trainer, scores_of
+from ..helpers.object_trainings import POINTS, write_figures
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_figures(tmp_path_factory.mktemp("figures"))
+
+
+def target(box: list[float], keypoints: list[list[float]]) -> dict[str, Any]:
+    return {"box": torch.tensor(box), "keypoints": torch.tensor(keypoints)}
+
+
+def test_the_trivial_predictor_is_the_mean_pose_in_the_box() -> None:
+    targets = [
+        target([0.0, 0.0, 10.0, 20.0], [[5.0, 0.0, 2.0], [0.0, 10.0, 1.0], [0.0, 0.0, 0.0]]),
+        target([10.0, 10.0, 20.0, 20.0], [[11.0, 15.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
+    ]
+    scorer = KeypointScorer(HfViTImageProcessor(), KeypointMetric(POINTS))
+    _, predict = scorer.trivial(targets)
+    found = predict(target([100.0, 0.0, 200.0, 10.0], [[0.0, 0.0, 0.0]] * 3))
+    expected = [[130.0, 2.5], [100.0, 5.0], [150.0, 5.0]]  # the last one, which is never labelled, in the middle
+    torch.testing.assert_close(found["keypoints"], torch.tensor(expected).double())
+    assert not scorer.has_truth(target([0.0, 0.0, 1.0, 1.0], [[0.0, 0.0, 0.0]]))
+
+
+def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path) -> None:
+    trainers = [
+        make_trainer("keypoint_detection", figures, tmp_path, "--flip_test", flip) for flip in ("true", "false")
+    ]
+    flipped, plain = map(scores_of, trainers)
+    assert flipped["nme"] != plain["nme"]
+    assert flipped["loss"] == plain["loss"]  # beside that of training, in one diagram
+    batch = trainers[0].data_collator([trainers[0].eval_dataset[0]])
+    heatmaps = trainers[0].model.eval().predict_flipped(batch["pixel_values"]).heatmaps
+    mirrored = trainers[0].model.predict_flipped(batch["pixel_values"].flip(-1)).heatmaps
+    torch.testing.assert_close(mirrored.flip(-1)[:, [0, 2, 1]], heatmaps)  # the feet change sides
+
+
+@pytest.mark.parametrize(
+    ("options", "padding"), [([], 1.25), (["--box_padding", "1.5"], 1.5), (["--whole_image"], 1.0)]
+)
+def test_crops_are_as_wide_as_told(options: list[str], padding: float, figures: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("keypoint_detection", figures, tmp_path, *options)
+    processor, example = trainer.processing_class, trainer.eval_dataset[0]
+    assert (processor.do_affine_crop, processor.box_padding) == (True, padding)
+    whole = [0.0, 0.0, *map(float, example["image"].size)]
+    assert (example["box"].tolist() == whole) == ("--whole_image" in options)
+
+
+def test_the_model_has_what_the_data_say_and_the_user_wants(figures: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("keypoint_detection", figures, tmp_path, "--flip_pairs", "top,left_foot")
+    options = trainer.model.options
+    assert [list(pair) for pair in options.flip_pairs] == [[0, 1]]
+    assert [list(pair) for pair in options.skeleton] == [[0, 1], [0, 2]]
+    assert options.hidden_size == 16

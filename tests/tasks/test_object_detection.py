@@ -1,0 +1,134 @@
+"""Training of object detection: trivial predictor, sizes of batches, other classes, losses over objects."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vit import HfViTForObjectDetection, HfViTImageProcessor
+from hf_vit.evaluation import DetectionMetric
+from hf_vit.training import DetectionScorer
+from hf_vit.training.arguments import ModelArguments
+from hf_vit.training.models import load_model
+
+from ..helpers.dense_trainings import CONFIG, make_trainer
+from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.object_trainings import CLASSES, write_objects
+from ..helpers.references import draw_weights
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_objects(tmp_path_factory.mktemp("objects"))
+
+
+def target(size: tuple[int, int], boxes: list[list[float]], labels: list[int], crowds: list[bool]) -> dict[str, Any]:
+    return {
+        "size": torch.tensor(size),
+        "boxes": torch.tensor(boxes).reshape(-1, 4),
+        "class_labels": torch.tensor(labels, dtype=torch.int64),
+        "is_crowd": torch.tensor(crowds, dtype=torch.bool),
+    }
+
+
+def test_the_trivial_predictor_puts_each_class_where_it_is_on_average() -> None:
+    targets = [
+        target((10, 20), [[0, 0, 10, 10], [4, 0, 20, 10]], [0, 2], [False, False]),
+        target((100, 100), [[20, 20, 30, 40], [0, 0, 99, 99]], [0, 1], [False, True]),
+        target((7, 7), [], [], []),
+    ]
+    scorer = DetectionScorer(HfViTImageProcessor(), DetectionMetric(["a", "b", "c"]), 5)
+    _, predict = scorer.trivial(targets)
+    found = predict(target((40, 10), [], [], []))
+    assert found["class_labels"].tolist() == [0, 2]  # crowds are none
+    torch.testing.assert_close(found["scores"], torch.tensor([2 / 3, 1 / 3]).double())
+    expected = [[1.0, 4.0, 4.0, 28.0], [2.0, 0.0, 10.0, 40.0]]
+    torch.testing.assert_close(found["boxes"], torch.tensor(expected).double())
+
+
+def test_crowds_alone_are_no_truth() -> None:
+    scorer = DetectionScorer(HfViTImageProcessor(), DetectionMetric(["a"]), 5)
+    box = [[0.0, 0.0, 5.0, 5.0]]
+    assert [scorer.has_truth(target((9, 9), box, [0], [crowd])) for crowd in (True, False)] == [False, True]
+    assert not scorer.has_truth(target((9, 9), [], [], []))
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"), [([], None), (["--multi_scale", "true"], [(20, 20), (24, 24), (28, 28)])]
+)
+def test_batches_have_several_sizes_if_asked_for(
+    options: list[str], sizes: list[tuple[int, int]] | None, objects: Path, tmp_path: Path
+) -> None:
+    trainer = make_trainer("object_detection", objects, tmp_path, *options)
+    assert trainer.data_collator.collator.sizes == sizes  # whole patches of 4 pixels around 24
+    shapes = {tuple(batch["pixel_values"].shape[-2:]) for _ in range(8) for batch in trainer.get_train_dataloader()}
+    assert shapes <= set(sizes or [(24, 24)])
+    (batch, *_) = trainer.get_eval_dataloader()
+    assert batch["pixel_values"].shape[-2:] == (24, 24)
+
+
+def test_the_evaluation_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("object_detection", objects, tmp_path)
+    found = trainer.evaluate()["eval_loss"]
+    batch = trainer.data_collator([trainer.eval_dataset[index] for index in range(len(trainer.eval_dataset))])
+    with torch.no_grad():
+        whole = trainer.model.eval()(batch["pixel_values"], batch["labels"])  # divided by the boxes of the batch
+    assert found == pytest.approx(float(whole.loss), rel=1e-9)
+
+
+def test_images_with_more_objects_than_queries_are_warned_of(objects: Path, tmp_path: Path, caplog: Any) -> None:
+    def messages(num_queries: int) -> list[str]:
+        caplog.clear()
+        options = json.dumps({**CONFIG, "detection_config": {"decoder": "queries", "num_queries": num_queries}})
+        make_trainer("object_detection", objects, tmp_path, "--config_overrides", options)
+        return [message for message in caplog.messages if "num_queries" in message]
+
+    assert not messages(2)
+    (message,) = messages(1)
+    assert message.startswith("3 of 13 images have more objects than num_queries=1, up to 2,")  # crowds are none
+
+
+def save_trained(case: str, folder: Path) -> HfViTForObjectDetection:
+    """A saved model of two classes, with its image processor."""
+    labels = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
+    model = HfViTForObjectDetection(small_config(**TRAINING_CASES[case].overrides, num_labels=2, **labels))
+    draw_weights(model)
+    model.save_pretrained(folder)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "fresh"),
+    [
+        ("queries", {"num_queries": 9}, {"queries.weight"}),
+        ("deformable", {"num_queries": 3}, {"query_features.weight", "query_boxes.weight"}),
+        ("deformable", {"num_groups": 1}, {"query_features.weight", "query_boxes.weight"}),
+    ],
+)
+def test_other_queries_are_fresh_and_the_rest_of_the_head_stays(
+    case: str, options: dict[str, int], fresh: set[str], tmp_path: Path
+) -> None:
+    model = save_trained(case, tmp_path)
+    arguments = ModelArguments(
+        model_name_or_path=str(tmp_path), config_overrides=json.dumps({"detection_config": options})
+    )
+    tuned, _ = load_model(HfViTForObjectDetection, arguments)
+    before, after = model.state_dict(), tuned.state_dict()
+    assert {name for name in after if not torch.equal(before[name], after[name])} == {
+        f"detection_head.{name}" for name in fresh
+    }
+    assert all(after[f"detection_head.{name}"].isfinite().all() for name in fresh)
+
+
+@pytest.mark.parametrize("case", ["queries", "deformable"])
+def test_other_classes_get_fresh_weights_and_boxes_keep_theirs(case: str, tmp_path: Path) -> None:
+    model = save_trained(case, tmp_path)
+    tuned, _ = load_model(HfViTForObjectDetection, ModelArguments(model_name_or_path=str(tmp_path)), CLASSES)
+    assert list(tuned.config.id2label.values()) == CLASSES
+    before, after = model.state_dict(), tuned.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all("classifier" in name or "class_head" in name for name in changed)

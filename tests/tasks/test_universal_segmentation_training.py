@@ -1,0 +1,111 @@
+"""Training of universal segmentation: masked attention is annealed, things and stuff are told apart."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from hf_vit import HfViTForUniversalSegmentation, HfViTImageProcessor
+from hf_vit.model.task_universal_segmentation import mask_probabilities
+from hf_vit.training import UniversalMetric, UniversalSegmentation
+
+from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, make_trainer, scores_of, train, write_scenes
+
+
+TASK = "universal_segmentation"
+PROBABILITIES = "universal_segmentation_head.mask_probabilities"
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("scenes"))
+
+
+def test_masked_attention_is_annealed_with_every_step(scenes: Path, tmp_path: Path) -> None:
+    options = ["--max_steps", "4", "--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "9"]
+    train(TASK, scenes, tmp_path, *options, "--eval_strategy", "no")
+    files = [tmp_path / f"checkpoint-{step}" / "model.safetensors" for step in (1, 2, 3, 4)]
+    chances = [load_file(file)[PROBABILITIES] for file in files]
+    for step, chance in enumerate(chances, start=1):
+        torch.testing.assert_close(chance, torch.tensor(mask_probabilities(step / 4, 1)))
+    assert 0 < chances[1] < 1
+    model = HfViTForUniversalSegmentation.from_pretrained(tmp_path)
+    assert not model.universal_segmentation_head.mask_probabilities.any()
+
+
+def test_the_image_processor_knows_what_is_stuff(scenes: Path, tmp_path: Path) -> None:
+    train(TASK, scenes, tmp_path, *A_FEW_STEPS)
+    assert list(HfViTImageProcessor.from_pretrained(tmp_path).label_ids_to_fuse) == [NAMES.index("floor")]
+
+
+def perfect(target: dict) -> dict:
+    """The target as a prediction of all kinds."""
+    masks, labels = target["masks"], target["class_labels"].tolist()
+    ids = torch.full(masks.shape[1:], -1)
+    for number, mask in enumerate(masks):
+        ids[mask] = number
+    classes = torch.tensor([*labels, 0])[ids]
+    info = [{"id": number, "label_id": label, "score": 1.0} for number, label in enumerate(labels)]
+    return {
+        "panoptic": {"segmentation": ids, "segments_info": info},
+        "semantic": classes,
+        "instance": {"masks": masks, "class_labels": labels, "scores": np.ones(len(labels))},
+    }
+
+
+def test_right_answers_score_one(scenes: Path, tmp_path: Path) -> None:
+    examples = make_trainer(TASK, scenes, tmp_path).eval_dataset
+    metric = UniversalMetric(NAMES, [1, 2], can_overlap=False)
+    targets = [{name: examples[index][name] for name in ("masks", "class_labels")} for index in range(len(examples))]
+    metric.update([metric.record(perfect(target), target) for target in targets])
+    scores = metric.compute()
+    assert {scores[name] for name in ("pq", "sq", "rq", "pq_things", "pq_stuff", "mean_iou")} == {1.0}
+    assert scores["mask_ap"] == pytest.approx(1)
+    assert set(metric.per_class()["cat"]) == {"pq", "sq", "rq", "iou", "accuracy", "dice", "ap", "ap_50"}
+
+
+def write_coco_instances(scenes: Path, folder: Path) -> Path:
+    """Writes the scenes once more, as COCO does: the animals alone, as polygons."""
+    for split in ("train", "val"):
+        images, annotations = [], []
+        (folder / split).mkdir(parents=True)
+        for file in sorted((scenes / split / "images").iterdir()):
+            image, number = Image.open(file), len(images) + 1
+            image.save(folder / split / file.name)
+            mask = np.asarray(Image.open(scenes / split / "masks" / file.name))
+            (rows, columns), label = np.nonzero((mask == 1) | (mask == 2)), int(mask[(mask == 1) | (mask == 2)][0])
+            left, top, right, bottom = (int(v) for v in (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
+            polygon = [left, top, right, top, right, bottom, left, bottom]
+            images.append({"id": number, "file_name": file.name, "width": image.width, "height": image.height})
+            annotation = {"id": number, "image_id": number, "category_id": label, "iscrowd": 0, "area": 90}
+            annotations.append({**annotation, "segmentation": [polygon]})
+        categories = [{"id": label, "name": NAMES[label]} for label in (1, 2)]
+        content = {"images": images, "annotations": annotations, "categories": categories}
+        (folder / split / "annotations.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_missing_package_is_named_before_the_data_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UniversalSegmentation, "packages", (*UniversalSegmentation.packages, "no_such_package"))
+    with pytest.raises(ImportError, match=r"needs no_such_package\. Install: pip install"):
+        make_trainer(TASK, tmp_path / "nowhere", tmp_path)
+
+
+def test_instances_in_the_format_of_coco_are_trained_and_scored_by_average_precision(
+    scenes: Path, tmp_path: Path
+) -> None:
+    coco = write_coco_instances(scenes, tmp_path / "coco")
+    trainer = make_trainer(TASK, coco, tmp_path / "trainer", "--thing_classes", "")
+    scores = scores_of(trainer)
+    assert {"loss", "mask_ap", "mask_ap_50"} <= set(scores)
+    assert "pq" not in scores
+    evaluated = [*A_FEW_STEPS, "--eval_strategy", "steps", "--eval_steps", "3"]
+    trained = train(TASK, coco, tmp_path / "out", *evaluated, "--thing_classes", "")
+    assert 0 <= trained["mask_ap"] <= 1
+    assert (tmp_path / "out" / "validation_examples.png").is_file()

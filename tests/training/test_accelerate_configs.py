@@ -1,0 +1,71 @@
+"""The configurations of `accelerate launch` start what their headers say, and FSDP spreads the model by its blocks."""
+
+import re
+from argparse import Namespace
+
+import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.launch import prepare_multi_gpu_env
+
+from hf_vit import HfViTModel
+from hf_vit.model.encoder import HfViTLayer
+
+from ..helpers.models import small_config
+from ..helpers.processes import ROOT
+
+
+FOLDER = ROOT / "scripts" / "accelerate"
+# Name -> machines, processes, whether on the CPU, by DDP, by FSDP.
+CONFIGS = {
+    "one_cpu": (1, 1, True, False, False),
+    "one_gpu": (1, 1, False, False, False),
+    "eight_gpus": (1, 8, False, True, False),
+    "eight_gpus_fsdp": (1, 8, False, False, True),
+    "two_nodes": (2, 16, False, True, False),
+}
+
+
+def read(name: str, *options: str) -> Namespace:
+    """What `accelerate launch` makes of a configuration and a command line."""
+    command = ["--config_file", str(FOLDER / f"{name}.yaml"), "--main_process_port", "0", *options, "train.py"]
+    return _validate_launch_command(launch_command_parser().parse_args(command))[0]
+
+
+def test_every_configuration_is_known_and_says_how_it_is_used_and_whether_it_was_run() -> None:
+    assert {file.stem for file in FOLDER.iterdir()} == CONFIGS.keys()
+    for file in FOLDER.iterdir():
+        header = re.match(r"(#.*\n)+", file.read_text())[0]
+        assert f"accelerate launch --config_file scripts/accelerate/{file.name} " in header
+        assert re.search("^# (Run|Not run: needs .*)\\.", header, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_starts_what_its_name_says(name: str) -> None:
+    found = vars(read(name))
+    names = ("num_machines", "num_processes", "use_cpu", "multi_gpu", "use_fsdp")
+    assert tuple(found[name] for name in names) == CONFIGS[name]
+    assert found["mixed_precision"] == ("no" if name == "one_cpu" else "bf16")
+
+
+def test_the_second_machine_and_the_address_of_the_first_are_told_by_the_command_line() -> None:
+    found = read("two_nodes", "--machine_rank", "1", "--main_process_ip", "10.0.0.1")
+    assert (found.machine_rank, found.main_process_ip, found.num_machines) == (1, "10.0.0.1", 2)
+
+
+def test_fsdp_spreads_the_blocks_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = prepare_multi_gpu_env(read("eight_gpus_fsdp"))
+    for name in [name for name in environment if name.startswith(("FSDP_", "ACCELERATE_"))]:
+        monkeypatch.setenv(name, environment[name])
+    plugin = FullyShardedDataParallelPlugin()  # as the Trainer's accelerator makes it
+    model = HfViTModel(small_config())
+    plugin.set_auto_wrap_policy(model)
+    wrapped = {
+        type(module)
+        for module in model.modules()
+        if plugin.auto_wrap_policy(module=module, recurse=False, nonwrapped_numel=0)
+    }
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
+    assert wrapped == {HfViTLayer}

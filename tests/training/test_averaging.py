@@ -1,0 +1,394 @@
+"""Averaged weights: what they are, how they are scored and saved, and that they go on where they were."""
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.training import (
+    HfViTTrainer,
+    HfViTTrainingArguments,
+    ImageClassification,
+    SemanticEvaluation,
+    check_upload,
+    evaluate,
+    last_checkpoint,
+    list_upload,
+    run,
+)
+from hf_vit.training.callbacks.ema import WeightAverage
+from hf_vit.training.checkpoints import find_fault
+
+from ..helpers import distributed
+from ..helpers.averaged_shards import EMA_DECAY, EMA_STEPS, small_model, train_by_hand, train_with_muon
+from ..helpers.dense_trainings import A_FEW_STEPS, run_task, write_scenes
+from ..helpers.fresh import run_without_package
+from ..helpers.hub import serve
+from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.references import assert_close
+from ..helpers.teachers import small_distillation
+from ..helpers.trainings import (
+    GLOBAL_BATCH,
+    KILL_STEP,
+    SAVE_STEPS,
+    averages,
+    averaging_trainer,
+    build,
+    collate,
+    flatten,
+    logged,
+    training_arguments,
+)
+from ..scripts.test_end_to_end import write_photos
+
+
+class WeightRecorder(TrainerCallback):
+    """Keeps the weights that the optimizer leaves at each step, after those that the training began with."""
+
+    def __init__(self) -> None:
+        self.weights: list[list[float]] = []
+
+    def on_train_begin(self, *_: Any, model: nn.Module, **kwargs: Any) -> None:
+        self.weights.append(flatten(list(model.parameters())).double().tolist())
+
+    def on_optimizer_step(self, *_: Any, model: nn.Module, **kwargs: Any) -> None:
+        self.on_train_begin(model=model)
+
+
+def averaged_by_hand(steps: list[list[float]], decay: float) -> Tensor:
+    """The average of weights after each step, number by number."""
+    average, *later = steps
+    for number, weights in enumerate(later, start=1):
+        kept = (1 + number) / (10 + number)
+        kept = min(kept, decay)
+        average = [kept * old + (1 - kept) * new for old, new in zip(average, weights, strict=True)]
+    return torch.tensor(average, dtype=torch.float64)
+
+
+def test_the_average_moves_once_at_each_step_of_the_optimizer(tmp_path: Path) -> None:
+    recorder, accumulated = WeightRecorder(), {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    trainer = averaging_trainer(tmp_path, max_steps=EMA_STEPS, **accumulated)
+    trainer.add_callback(recorder)
+    trainer.train()
+    assert len(recorder.weights) == 1 + EMA_STEPS
+    expected = averaged_by_hand(recorder.weights, EMA_DECAY)
+    result = averages(trainer)
+    assert_close(result["average"].double(), expected, 1e-6, "average")
+    for other in averaged_by_hand(recorder.weights, 1.0), averaged_by_hand(recorder.weights[:-1], EMA_DECAY):
+        assert (other - expected).abs().max() > 1e-3
+    assert torch.equal(result["weights"].double(), torch.tensor(recorder.weights[-1], dtype=torch.float64))
+
+
+def test_small_steps_of_half_precision_weights_add_up(tmp_path: Path) -> None:
+    model = small_model().bfloat16()
+    average = WeightAverage(model, decay=0.999)
+    weight = model.classifier.bias
+    with torch.no_grad():
+        weight.fill_(1.0)
+        average = WeightAverage(model, decay=0.999)
+        weight.fill_(2.0)
+    for step in range(10_000, 10_010):
+        average.update(step)
+    expected = torch.full_like(weight, 2 - 0.999**10, dtype=torch.float32)
+    assert_close(average.averages[weight], expected, 1e-5, "average")
+    model.save_pretrained(tmp_path, state_dict=dict(average.whole_weights()))
+    again = WeightAverage(model, decay=0.999)
+    again.load(tmp_path)
+    for old, new in zip(average.averages.values(), again.averages.values(), strict=True):
+        assert torch.equal(new, old)
+
+
+def test_frozen_weights_and_buffers_are_those_of_the_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    average = WeightAverage(model, decay=0.5)
+    model(torch.randn(8, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    average.update(100)
+    whole, state = dict(average.whole_weights()), model.state_dict()
+    assert whole.keys() == state.keys()
+    assert len(average.averages) == 4
+    for name, value in state.items():
+        trains = name.startswith("2.") or name in ("1.weight", "1.bias")
+        assert torch.equal(whole[name], value - 0.5 if trains else value), name
+
+
+def test_what_trains_beside_a_student_is_not_averaged(tmp_path: Path) -> None:
+    config = small_config()
+    batch = TRAINING_CASES["class_numbers"].make_batch(config, GLOBAL_BATCH)
+    model = build(HfViTForImageClassification, config)
+    options = {"ema_decay": 0.5, "eval_strategy": "no", "report_to": "none"}
+    trainer = HfViTTrainer(
+        model=model,
+        distillation=small_distillation("features", model),
+        args=training_arguments(tmp_path, HfViTTrainingArguments, max_steps=1, **options),
+        train_dataset=[{name: value[i] for name, value in batch.items()} for i in range(GLOBAL_BATCH)],
+        data_collator=collate,
+    )
+    trainer.train()
+    trainer.save_model()
+    assert trainer.distillation.weights()
+    assert load_file(tmp_path / "ema" / "model.safetensors").keys() == model.state_dict().keys()
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """What each of two processes got, and where they have saved it."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    distributed.finish(distributed.start("average_on_processes", folder, processes=2), folder)
+    return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
+
+
+def test_two_processes_have_the_average_of_one(
+    two_processes: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    _, results = two_processes
+    trainer = averaging_trainer(tmp_path, max_steps=EMA_STEPS)
+    trainer.train()
+    alone, scores = averages(trainer), trainer.evaluate()
+    for name, value in alone.items():
+        assert torch.equal(results[0]["ddp"][name], results[1]["ddp"][name])
+        assert_close(results[0]["ddp"][name], value, 1e-5, name)
+    for name in ("eval_loss", "eval_ema_loss", "eval_accuracy", "eval_ema_accuracy"):
+        assert results[0]["metrics"][name] == results[1]["metrics"][name]
+        assert results[0]["metrics"][name] == pytest.approx(scores[name], abs=1e-4)
+    assert abs(scores["eval_loss"] - scores["eval_ema_loss"]) > 1e-3
+
+
+def test_spread_weights_have_the_average_of_whole_ones(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, results = two_processes
+    model = small_model()
+    average, said = train_by_hand(model)
+    assert (said["raw"] - said["averaged"]).abs().max() > 0.01
+    whole = {"raw": model.state_dict(), "averaged": dict(average.whole_weights())}
+    for name, weights in whole.items():
+        opened = HfViTForImageClassification.from_pretrained(folder / name)
+        for key, weight in opened.state_dict().items():
+            assert_close(weight, weights[key], 1e-5, f"{name} {key}")
+        assert (folder / name / "modeling_hf_vit.py").is_file()
+    for result in (process["fsdp"] for process in results):
+        for name, logits in said.items():
+            assert_close(result["said"][name], logits, 1e-5, name)
+        first, again = result["parts"]
+        assert sum(part.numel() for part in first) < result["whole"]
+        assert all(torch.equal(new, old) for old, new in zip(first, again, strict=True))
+
+
+def test_muon_of_spread_weights_steps_as_of_whole_ones(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, results = two_processes
+    begun, model = small_model().double().state_dict(), small_model().double()
+    train_with_muon(model)
+    for name, weight in model.state_dict().items():
+        assert_close(results[0]["muon"][name], weight, 1e-9, name)
+    moved = {name for name, weight in model.state_dict().items() if (weight - begun[name]).abs().max() > 0.01}
+    assert moved >= {name for name, _ in model.model.encoder.named_parameters(prefix="model.encoder")}
+
+
+def test_a_killed_training_ends_in_the_average_of_one_that_went_through(
+    two_processes: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    results = torch.load(two_processes[0] / "alone.pt")
+    assert results["killed_by"] == signal.SIGKILL
+    assert Path(results["checkpoint"]).name == f"checkpoint-{KILL_STEP // SAVE_STEPS * SAVE_STEPS}"
+    for name, value in results["whole"].items():
+        assert torch.equal(results["killed"][name], value), name
+
+
+def test_a_checkpoint_without_the_average_is_not_complete(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    averaging_trainer(tmp_path, **options).train()
+    (tmp_path / "checkpoint-4" / "ema" / "model.safetensors").unlink()
+    assert find_fault(tmp_path / "checkpoint-4") == "it has no ema/model.safetensors"
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    averaging_trainer(tmp_path / "raw", ema_decay=None, **options).train()
+    assert not (tmp_path / "raw" / "checkpoint-4" / "ema").exists()
+    with pytest.raises(ValueError, match=r"has no average of .* A training that was begun without --ema_decay"):
+        averaging_trainer(tmp_path / "raw", **options).train(str(tmp_path / "raw" / "checkpoint-2"))
+
+
+class BrokenTrainer(HfViTTrainer):
+    """Cannot score the averaged weights."""
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        raise MemoryError
+
+
+def test_an_evaluation_leaves_the_weights_alone_even_where_it_fails(tmp_path: Path) -> None:
+    trainer = averaging_trainer(tmp_path, BrokenTrainer, max_steps=EMA_STEPS)
+    trainer.train()
+    before = averages(trainer)
+    with pytest.raises(MemoryError):
+        trainer.evaluate()
+    for name, value in averages(trainer).items():
+        assert torch.equal(value, before[name])
+
+
+RECIPE = {
+    **{"preset": "tiny", "per_device_train_batch_size": 8, "num_train_epochs": 3, "learning_rate": 3e-3},
+    "config_overrides": json.dumps(
+        {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    ),
+    **{"use_cpu": "true", "report_to": "none", "disable_tqdm": "true", "ema_decay": 0.7},
+    **{"metric_for_best_model": "ema_loss", "load_best_model_at_end": "true"},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos, and what a training by the script leaves, as user/model."""
+    folder = tmp_path_factory.mktemp("root")
+    write_photos(folder / "photos" / "train", 16, seed=0)
+    write_photos(folder / "photos" / "test", 5, seed=1)
+    paths = {"dataset_name": folder / "photos", "output_dir": folder / "user" / "model"}
+    arguments = [item for name, value in {**RECIPE, **paths}.items() for item in (f"--{name}", str(value))]
+    said: list[str] = []
+    run(ImageClassification, arguments, None, say=said.append)
+    (folder / "said.txt").write_text("\n".join(said))
+    return folder
+
+
+def test_every_evaluation_scores_both_and_either_chooses_the_best(root: Path) -> None:
+    folder = root / "user" / "model"
+    state = json.loads((folder / "trainer_state.json").read_text())
+    evaluations = [entry for entry in state["log_history"] if "eval_loss" in entry]
+    assert len(evaluations) == 3
+    for name in ("loss", "accuracy", "macro_f1"):
+        assert all(f"eval_ema_{name}" in entry for entry in evaluations)
+    best = min(evaluations, key=lambda entry: entry["eval_ema_loss"])
+    assert (state["best_global_step"], state["best_metric"]) == (best["step"], best["eval_ema_loss"])
+    checkpoint = folder / f"checkpoint-{best['step']}"
+    for place in ("model.safetensors", "ema/model.safetensors"):
+        saved, chosen = load_file(folder / place), load_file(checkpoint / place)
+        assert all(torch.equal(saved[name], weight) for name, weight in chosen.items())
+
+
+def test_the_card_has_both_scores(root: Path) -> None:
+    folder = root / "user" / "model"
+    raw, averaged = (json.loads((folder / place / "test_scores.json").read_text()) for place in (".", "ema"))
+    assert raw["loss"] != averaged["loss"]
+    card = ModelCard.load(folder / "README.md")
+    assert {result.metric_type: result.metric_value for result in card.data.eval_results} == raw
+    assert "| metric | this model | averaged weights (`ema/`) | commonest class |" in card.content
+    assert f"| loss | **{raw['loss']:.4f}** | {averaged['loss']:.4f} |" in card.content
+    assert "| average of the weights | exponential, decay 0.7, in `ema/` |" in card.content
+    assert f"Averaged weights: loss {averaged['loss']:.4f}, accuracy" in (root / "said.txt").read_text()
+
+
+def test_the_saved_average_has_the_scores_of_the_report(root: Path) -> None:
+    folder = root / "user" / "model" / "ema"
+    model, processor = HfViTForImageClassification.from_pretrained(folder), HfViTImageProcessor.from_pretrained(folder)
+    scores, losses = json.loads((folder / "test_scores.json").read_text()), []
+    for file in sorted((root / "photos" / "test").glob("*/*.png")):
+        inputs = processor(Image.open(file), return_tensors="pt")
+        labels = torch.tensor([model.config.label2id[file.parent.name]])
+        with torch.no_grad():
+            losses.append(float(model.eval()(**inputs, labels=labels).loss))
+    assert math.fsum(losses) / len(losses) == pytest.approx(scores["loss"], abs=1e-4)
+
+
+OPEN = """
+from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
+local, saved = sys.argv[1], torch.load(sys.argv[2], weights_only=True)
+pipe = pipeline("image-classification", model=local, trust_remote_code=True)
+options = {"subfolder": "ema", "trust_remote_code": True}
+piped = pipeline(
+    "image-classification", model="user/model", model_kwargs={"subfolder": "ema"}, trust_remote_code=True
+)
+model = AutoModelForImageClassification.from_pretrained("user/model", **options)
+processor = AutoImageProcessor.from_pretrained("user/model", **options)
+for opened in pipe.model, piped.model, model:
+    assert type(opened).__module__.startswith("transformers_modules"), type(opened)
+    with torch.no_grad():
+        assert torch.equal(opened.eval()(saved["images"]).logits, saved["logits"])
+assert type(processor).__name__ == type(pipe.image_processor).__name__
+print(pipe(__import__("PIL.Image").Image.new("RGB", (20, 20)), top_k=1)[0]["label"])
+"""
+
+
+def test_the_saved_average_opens_without_the_package_and_from_the_hub(root: Path, tmp_path: Path) -> None:
+    folder = root / "user" / "model"
+    model = HfViTForImageClassification.from_pretrained(str(folder), subfolder="ema").eval()
+    assert model.config.label2id.keys() == {"blue", "green", "red"}
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.save({"images": images, "logits": model(images).logits}, tmp_path / "data.pt")
+    with serve(root) as hub:
+        arguments = (str(folder / "ema"), str(tmp_path / "data.pt"))
+        process = run_without_package(OPEN, tmp_path / "work", *arguments, **hub.client)
+    assert process.stdout.split()[-1] in model.config.label2id
+
+
+def test_the_average_goes_up_beside_the_model(root: Path, tmp_path: Path) -> None:
+    folder = root / "user" / "model"
+    check_upload(folder)
+    names = {path.relative_to(folder).as_posix() for path in list_upload(folder)}
+    assert {"model.safetensors", "ema/model.safetensors", "ema/config.json", "ema/modeling_hf_vit.py"} <= names
+    assert {name.split("/")[0] for name in names if "/" in name} == {"ema"}
+    weights = folder / "ema" / "model.safetensors"
+    weights.rename(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"ema lacks the weights model\.safetensors"):
+        check_upload(folder)
+    (tmp_path / "model.safetensors").rename(weights)
+
+
+def test_tasks_with_a_scorer_score_both(tmp_path: Path) -> None:
+    data, folder = write_scenes(tmp_path / "scenes"), tmp_path / "model"
+    evaluated = ("--eval_strategy", "steps", "--eval_steps", "1", "--ema_decay", "0.7")
+    best = ("--metric_for_best_model", "ema_mean_iou")
+    run_task("semantic_segmentation", data, folder, *A_FEW_STEPS, *evaluated, *best)
+    raw, averaged = (json.loads((folder / place / "validation_scores.json").read_text()) for place in (".", "ema"))
+    assert raw["loss"] != averaged["loss"]
+    state = json.loads((folder / "trainer_state.json").read_text())
+    *_, last = (entry for entry in state["log_history"] if "eval_loss" in entry)
+    assert {name: last[f"eval_{name}"] for name in raw} == pytest.approx(raw)
+    assert {name: last[f"eval_ema_{name}"] for name in averaged} == pytest.approx(averaged)
+    arguments = ["--model_name_or_path", folder / "ema", "--dataset_name", data, "--output_dir", tmp_path / "scored"]
+    evaluate(SemanticEvaluation, [*map(str, arguments), "--use_cpu"], None, say=lambda _: None)
+    again = json.loads((tmp_path / "scored" / "validation_scores.json").read_text())
+    assert again == pytest.approx(averaged, abs=1e-5)
+    assert "averaged weights (`ema/`)" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ema_decay": 1.0}, r"ema_decay=1.0 must lie between 0 and 1"),
+        ({"ema_decay": 0.0}, r"ema_decay=0.0 must lie between 0 and 1"),
+        (
+            {"ema_decay": 0.9, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"},
+            "are an average already",
+        ),
+    ],
+)
+def test_what_makes_no_average_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        HfViTTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **options)
+
+
+class NoModelOfTheLibrary(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+
+def test_what_is_no_whole_model_is_refused(tmp_path: Path) -> None:
+    trainer = averaging_trainer(tmp_path)
+    trainer.model = trainer.model_wrapped = NoModelOfTheLibrary(trainer.model)
+    with pytest.raises(ValueError, match="a model of the class NoModelOfTheLibrary train"):
+        trainer.train()
+    assert not logged(trainer, "loss")

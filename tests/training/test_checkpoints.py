@@ -1,0 +1,193 @@
+"""A training that is killed goes on as if nothing had happened, from a complete checkpoint that runs no code."""
+
+import copy
+import json
+import pickle
+import signal
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from accelerate import FullyShardedDataParallelPlugin, PartialState
+from accelerate.utils import load_fsdp_optimizer, save_fsdp_model, save_fsdp_optimizer
+from safetensors.torch import save_file
+
+from hf_vit.training import HfViTTrainer, last_checkpoint
+from hf_vit.training.checkpoints import find_fault
+from hf_vit.training.optim.muon import whole
+
+from ..helpers import distributed
+from ..helpers.averaged_shards import small_model, spread, train_with_muon
+from ..helpers.references import assert_identical
+from ..helpers.trainings import KILL_STEP, SAVE_STEPS, digits_trainer
+
+
+# Name of a training -> how it is killed, its worker processes, and the checkpoint that it is taken up from.
+KILLED = {
+    "in_epoch_0": ("in_epoch", 0, 2 * SAVE_STEPS),
+    "in_epoch_2": ("in_epoch", 2, 2 * SAVE_STEPS),
+    "while_saving_0": ("while_saving", 0, SAVE_STEPS),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What came out of trainings that were killed and taken up again, and of one that was not ("whole")."""
+    folder = tmp_path_factory.mktemp("killed")
+    processes = {
+        name: distributed.start("train_and_die", folder / name, how, workers)
+        for name, (how, workers, _) in KILLED.items()
+    }
+    for name, process in processes.items():
+        distributed.finish(process, folder / name, returncode=-signal.SIGKILL)
+    trainings = ["whole=0", *(f"{name}={workers}" for name, (_, workers, _) in KILLED.items())]
+    distributed.finish(distributed.start("train_to_the_end", folder, *trainings), folder)
+    return {path.stem: torch.load(path) for path in folder.glob("*.pt")}
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_killed_training_ends_like_one_that_went_through(name: str, results: dict[str, dict[str, Any]]) -> None:
+    whole, resumed = results["whole"], results[name]
+    assert (whole["checkpoint"], resumed["checkpoint"]) == (None, f"checkpoint-{KILLED[name][2]}")
+    assert len(whole["losses"]) == 18
+    assert KILL_STEP % 6
+    assert len(whole["optimizer"]["state"]) == len(whole["weights"])
+    for part in ("losses", "eval_losses", "weights"):
+        assert_identical(resumed[part], whole[part])
+    for part in ("optimizer", "scheduler"):
+        assert_identical(resumed[part], whole[part])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a training with two complete checkpoints, the newer one with more digits in its name."""
+    for step in (8, 12):
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        checkpoint.mkdir()
+        save_file({"weight": torch.ones(2)}, checkpoint / "model.safetensors")
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            torch.save({}, checkpoint / name)
+        (checkpoint / "trainer_state.json").write_text("{}")
+    return tmp_path
+
+
+def test_last_checkpoint_is_the_newest(folder: Path) -> None:
+    assert last_checkpoint(folder) == str(folder / "checkpoint-12")
+    (folder / "checkpoint-99").touch()
+    (folder / "checkpoint-best").mkdir()
+    assert last_checkpoint(str(folder)) == str(folder / "checkpoint-12")
+
+
+def test_there_is_no_checkpoint_before_the_first(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path / "does_not_exist") is None
+    (tmp_path / "checkpoint-4").mkdir()
+    assert last_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+)
+def test_a_checkpoint_that_lacks_a_file_is_skipped_with_a_warning(
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "checkpoint-12" / name).unlink()
+    assert last_checkpoint(folder) == str(folder / "checkpoint-8")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"{folder / 'checkpoint-12'}: it has no {name}" in caplog.text
+
+
+def test_a_truncated_state_is_skipped_with_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "checkpoint-12" / "trainer_state.json").write_text('{"epoch": 1.')
+    assert last_checkpoint(folder) == str(folder / "checkpoint-8")
+    assert "trainer_state.json cannot be read (Expecting" in caplog.text
+
+
+def test_a_large_model_needs_all_its_shards(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = folder / "checkpoint-12"
+    (checkpoint / "model.safetensors").rename(checkpoint / "model-00001-of-00002.safetensors")
+    shards = {f"weight_{i}": f"model-0000{i}-of-00002.safetensors" for i in (1, 2)}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert last_checkpoint(folder) == str(folder / "checkpoint-8")
+    assert "it has no model-00002-of-00002.safetensors" in caplog.text
+    save_file({"weight_2": torch.ones(2)}, checkpoint / "model-00002-of-00002.safetensors")
+    assert last_checkpoint(folder) == str(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [("FULL_STATE_DICT", "pytorch_model_fsdp.bin"), ("SHARDED_STATE_DICT", "pytorch_model_fsdp_0/.metadata")],
+)
+def test_what_fsdp_saves_is_complete_and_can_be_taken_up(kind: str, weights: str, folder: Path) -> None:
+    checkpoint = folder / "checkpoint-12"
+    for name in ("model.safetensors", "optimizer.pt"):
+        (checkpoint / name).unlink()
+    assert find_fault(checkpoint) == "it has no model.safetensors and no optimizer.pt"
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
+    alone = Mock(process_index=0, num_processes=1)
+    PartialState(cpu=True)  # without it, accelerate's logger refuses to write
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = small_model().double()
+        optimizer = train_with_muon(model, spread(model))
+        save_fsdp_model(plugin, alone, model, str(checkpoint))
+        save_fsdp_optimizer(plugin, alone, optimizer, model, str(checkpoint))
+        assert find_fault(checkpoint) is None
+        saved = copy.deepcopy(optimizer.state_dict()["state"])
+        for state in optimizer.state.values():
+            state.get("momentum_buffer", state.get("exp_avg")).zero_()
+        load_fsdp_optimizer(plugin, alone, optimizer, model, str(checkpoint))
+        for number, state in optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                assert torch.equal(whole(value), whole(saved[number][name])), (number, name)
+    finally:
+        torch.distributed.destroy_process_group()
+    (checkpoint / weights).unlink()
+    assert find_fault(checkpoint) == f"it has no {weights}"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint as the Trainer saves it."""
+    digits_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
+    return tmp_path / "checkpoint-2"
+
+
+class Interrupted(HfViTTrainer):
+    """Stops when half of a checkpoint is written."""
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_checkpoint_written_over_an_older_one_is_incomplete_until_all_is_there(checkpoint: Path) -> None:
+    folder = checkpoint.parent
+    assert last_checkpoint(folder) == str(checkpoint)
+    with pytest.raises(KeyboardInterrupt):
+        digits_trainer(folder, Interrupted, max_steps=2, save_strategy="steps", save_steps=2).train()
+    assert (checkpoint / "rng_state.pth").is_file()
+    assert last_checkpoint(folder) is None
+
+
+class Malicious:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("new_format", [True, False], ids=["zip", "pickle"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_resuming_refuses_a_pickle_that_runs_code(name: str, new_format: bool, checkpoint: Path) -> None:
+    proof = checkpoint.parent / "code_was_run"
+    torch.save(Malicious(proof), checkpoint / name, _use_new_zipfile_serialization=new_format)
+    torch.load(checkpoint / name, weights_only=False).close()
+    proof.unlink()
+    trainer = digits_trainer(checkpoint.parent, max_steps=4)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert not proof.exists()

@@ -1,0 +1,309 @@
+"""What a student learns from a teacher: losses, what the teacher sees, and how both are joined."""
+
+import math
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    BaseImageProcessor,
+    EfficientNetImageProcessor,
+    MobileViTImageProcessor,
+    SwinConfig,
+    SwinModel,
+    ViTImageProcessor,
+)
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit.model.task_classification import classification_loss
+from hf_vit.training import DistillationArguments, TokenDistillation, make_distillation
+from hf_vit.training.distillation.base import cosine_loss, hard_loss, resample_patches, soft_loss
+from hf_vit.training.distillation.open_teacher import match_classes, open_classifier, open_encoder
+from hf_vit.training.distillation.teacher import TeacherView, read_features
+
+from ..helpers.models import TRAINING_CASES, pixels, small_config
+from ..helpers.references import draw_weights
+from ..helpers.teachers import DISTILLED_CASES, save_teacher, small_distillation, small_teacher
+
+
+NAMES = ["cat", "dog", "fox"]
+
+
+def drawn(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def test_hard_loss_is_the_cross_entropy_of_the_teachers_answers() -> None:
+    loss = hard_loss(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([[9.0, 8.0], [0.1, 0.0]]))
+    assert loss.item() == pytest.approx((math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1))) / 2)
+
+
+def test_soft_loss_is_the_divergence_at_a_temperature_times_its_square() -> None:
+    # Probabilities of the student 1/2 and 1/2, of the teacher 3/4 and 1/4.
+    loss = soft_loss(torch.zeros(1, 2), torch.tensor([[2 * math.log(3), 0.0]]), temperature=2.0)
+    assert loss.item() == pytest.approx(4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
+    ours, theirs = drawn(4, 7), drawn(4, 7).flip(0)
+    p, q = ((values / 3).exp() / (values / 3).exp().sum(dim=1, keepdim=True) for values in (theirs, ours))
+    expected = 9 * (p * (p / q).log()).sum(dim=1).mean()
+    torch.testing.assert_close(soft_loss(ours, theirs, 3.0), expected, rtol=1e-12, atol=0)
+    assert soft_loss(ours, ours, 3.0).abs() < 1e-12
+
+
+def test_cosine_loss_counts_images_alike_and_padding_not_at_all() -> None:
+    tokens = torch.tensor([[[1.0, 0.0], [0.0, 2.0]], [[3.0, 3.0], [1.0, 0.0]]])
+    targets = torch.tensor([[[5.0, 0.0], [1.0, 0.0]], [[-1.0, -1.0], [0.0, 1.0]]])
+    assert cosine_loss(tokens, targets).item() == pytest.approx(((0 + 1) / 2 + (2 + 1) / 2) / 2)
+    visible = torch.tensor([[True, True], [True, False]])
+    assert cosine_loss(tokens, targets, visible).item() == pytest.approx(((0 + 1) / 2 + 2) / 2)
+
+
+def test_losses_of_half_precision_are_in_single_precision() -> None:
+    half, other = drawn(2, 3).half(), drawn(2, 3).half().flip(0)
+    for loss in (hard_loss(half, other), soft_loss(half, other, 1.0), cosine_loss(half[None], other[None])):
+        assert loss.dtype == torch.float32
+
+
+def test_patches_are_resampled_to_another_grid() -> None:
+    patches = torch.arange(16.0).reshape(1, 1, 4, 4)
+    assert resample_patches(patches, (4, 4)) is patches
+    finer = resample_patches(patches, (8, 8))
+    assert finer[0, 0, 0].tolist() == [0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3]
+    coarser = resample_patches(patches, (4, 2))[0, 0]
+    torch.testing.assert_close(coarser.mean(dim=1), patches[0, 0].mean(dim=1))
+    assert resample_patches(torch.ones(1, 2, 5, 3), (2, 7)).sub(1).abs().max() < 1e-6
+
+
+def test_the_teacher_sees_the_pixels_that_its_own_image_processor_makes() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (3, 24, 24), dtype=np.uint8)
+    student = HfViTImageProcessor(size=24, image_mean=(0.1, 0.5, 0.9), image_std=(0.2, 0.3, 0.4))
+    theirs = [
+        ViTImageProcessor(size={"height": 24, "width": 24}, image_mean=[0.4, 0.5, 0.6], image_std=[0.3, 0.2, 0.1]),
+        ViTImageProcessor(size={"height": 24, "width": 24}, do_normalize=False),
+        ViTImageProcessor(size={"height": 24, "width": 24}, do_rescale=False, do_normalize=False),
+    ]
+    for teacher in theirs:
+        seen = TeacherView(student, teacher, 3)(student(image, return_tensors="pt").pixel_values)
+        expected = teacher(image, return_tensors="pt").pixel_values.float()
+        torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-5 * float(expected.max()))
+
+
+def test_the_teacher_sees_images_at_its_own_size() -> None:
+    student = HfViTImageProcessor(size=24, image_mean=0.2, image_std=0.3)
+    image = torch.rand(1, 3, 24, 24)
+    resized = torch.nn.functional.interpolate(image, (12, 16), mode="bilinear", antialias=True)
+    teacher = HfViTImageProcessor(size={"height": 12, "width": 16}, image_mean=0.4, image_std=0.5)
+    seen = TeacherView(student, teacher, 3)((image - 0.2) / 0.3)
+    torch.testing.assert_close(seen, (resized - 0.4) / 0.5)
+    cropping = HfViTImageProcessor(size={"shortest_edge": 20}, do_center_crop=True, crop_size=16)
+    assert TeacherView(student, cropping, 3)(image).shape == (1, 3, 16, 16)
+    assert TeacherView(student, HfViTImageProcessor(do_resize=False), 3)(image).shape == image.shape
+
+
+@pytest.fixture
+def student() -> HfViTForImageClassification:
+    config = small_config("registers", id2label=dict(enumerate(NAMES)), num_labels=3, hidden_dropout_prob=0.1)
+    model = HfViTForImageClassification(config)
+    draw_weights(model)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["ours", "vit", "resnet"])
+def test_a_teacher_answers_in_the_order_of_the_students_classes(
+    kind: str, student: HfViTForImageClassification, tmp_path: Path
+) -> None:
+    save_teacher(kind, tmp_path, ["fox", "cat", "dog"])
+    teacher, order = open_classifier(str(tmp_path), student, HfViTImageProcessor.for_model(student.config))
+    assert [teacher.model.config.id2label[number] for number in order] == NAMES
+    assert teacher.logits(pixels(student.config)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "grid", "has_cls"),
+    [
+        ("ours", (6, 6), True),
+        ("vit", (6, 6), True),
+        ("beit", (6, 6), True),
+        ("resnet", (4, 4), False),
+        ("swin", (6, 6), False),
+        ("uneven_swin", (3, 3), False),
+        ("levit", (2, 2), False),
+    ],
+)
+def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
+    kind: str, grid: tuple[int, int], has_cls: bool, student: HfViTForImageClassification, tmp_path: Path
+) -> None:
+    save_teacher(kind, tmp_path, NAMES)
+    teacher = open_encoder(str(tmp_path), student, HfViTImageProcessor.for_model(student.config))
+    cls, patches = teacher.features(pixels(student.config))
+    assert patches.shape == (2, 16, *grid)
+    assert (None if cls is None else cls.shape) == ((2, 16) if has_cls else None)
+    tokens = teacher(pixels(student.config))[0].last_hidden_state
+    if has_cls:
+        assert torch.equal(cls, tokens[:, 0])
+        assert torch.equal(patches[:, :, 1, 2], tokens[:, 1 + 1 * 6 + 2])
+
+
+def joining_encoder() -> SwinModel:
+    sizes = {"image_size": 32, "patch_size": 4, "window_size": 3}
+    return SwinModel(SwinConfig(**sizes, embed_dim=4, depths=[1, 1], num_heads=[1, 1]))
+
+
+def test_tokens_that_patches_do_not_come_to_are_not_cut_out_anywhere() -> None:
+    model = joining_encoder()
+    image = torch.zeros(1, 3, 18, 18)  # which it pads to 5 patches a side
+    tokens = model(image).last_hidden_state
+    assert tokens.shape[1] == 3 * 3
+    with pytest.raises(ValueError, match=r"It is not known where on an image of \(18, 18\) the 9 tokens of SwinModel"):
+        read_features(model, tokens, image)
+
+
+def test_a_cls_token_in_front_of_joined_patches_is_one() -> None:
+    tokens = drawn(1, 1 + 3 * 3, 8)
+    cls, patches = read_features(joining_encoder(), tokens, torch.zeros(1, 3, 20, 20))
+    assert torch.equal(cls, tokens[:, 0])
+    assert torch.equal(patches.flatten(2).mT, tokens[:, 1:])
+
+
+@pytest.mark.parametrize("processor", [MobileViTImageProcessor(), EfficientNetImageProcessor()])
+def test_a_teacher_whose_colours_are_not_only_scaled_is_refused(
+    processor: BaseImageProcessor, student: HfViTForImageClassification, tmp_path: Path
+) -> None:
+    processor.save_pretrained(save_teacher("resnet", tmp_path, NAMES))
+    with pytest.raises(ValueError, match=f"The teacher's {type(processor).__name__} makes .* of the colour"):
+        open_encoder(str(tmp_path), student, HfViTImageProcessor.for_model(student.config))
+
+
+def test_classes_that_have_twins_are_the_same_in_the_same_order_only() -> None:
+    assert match_classes(["crane", "dog", "crane"], ["crane", "dog", "crane"], "it") == [0, 1, 2]
+    with pytest.raises(ValueError, match="has other classes than the data"):
+        match_classes(["crane", "dog", "crane"], ["dog", "crane", "crane"], "it")
+
+
+def test_a_teacher_in_half_precision_teaches(student: HfViTForImageClassification, tmp_path: Path) -> None:
+    save_teacher("vit", tmp_path, NAMES)
+    for kind in ("soft", "features"):
+        args = DistillationArguments(str(tmp_path), distillation_type=kind, teacher_dtype="bfloat16")
+        distillation = make_distillation(args, student, HfViTImageProcessor.for_model(student.config))
+        assert {weight.dtype for weight in distillation.teacher.parameters()} == {torch.bfloat16}
+        loss = loss_of(student.train(), distillation)
+        assert loss.dtype == torch.float32
+        assert loss.isfinite()
+
+
+def loss_of(student: HfViTForImageClassification, distillation: TokenDistillation) -> Tensor:
+    with distillation.attached(student):
+        return student(pixel_values=pixels(student.config), labels=torch.tensor([0, 2])).loss
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_two_heads_learn_from_labels_and_teacher(kind: str) -> None:
+    student = HfViTForImageClassification(small_config(use_distillation_token=True, num_labels=3)).train()
+    draw_weights(student)
+    teacher, order, images = small_teacher(student, kind), [4, 0, 1], pixels(student.config)
+    outputs = student(pixel_values=images)
+    theirs = teacher.model(teacher.view(images)).logits[:, order]
+    if kind == "hard":
+        expected = hard_loss(outputs.distillation_logits, theirs)
+    else:
+        expected = soft_loss(outputs.distillation_logits, theirs, 2.0)
+    own = classification_loss(outputs.cls_logits, torch.tensor([0, 2]), None)
+    distillation = TokenDistillation(teacher, order, alpha=0.3, temperature=2.0 if kind == "soft" else None)
+    torch.testing.assert_close(loss_of(student, distillation), 0.7 * own + 0.3 * expected)
+    torch.testing.assert_close(distillation.take_parts(), {f"{kind}_loss": expected.detach()})
+
+
+@pytest.mark.parametrize("name", [name for name, kind in DISTILLED_CASES if kind == "features"] + ["deformable"])
+def test_tokens_of_every_student_learn_from_those_of_the_teacher(name: str) -> None:
+    case = TRAINING_CASES[name]
+    student = case.model_class(small_config(**case.overrides)).train()
+    draw_weights(student)
+    batch = case.make_batch(student.config, 3)
+    distillation, plain = small_distillation("features", student), student(**batch).loss
+    with distillation.attached(student):
+        loss = student(**batch).loss
+    # Anew, from the encoder: what its heads do to the tokens is nothing that reaches the patches in front.
+    mask = batch["patch_attention_mask"]
+    theirs = distillation.teacher.features(batch["pixel_values"])
+    parts = distillation.take_parts()
+    if name in ("semantic", "keypoints"):
+        tokens = student.model(batch["pixel_values"], patch_attention_mask=mask).last_hidden_state
+    else:
+        tokens = student(**batch).last_hidden_state
+    tokens = distillation.projection(tokens)
+    targets = resample_patches(theirs.patches, (4, 4)).flatten(2).mT
+    cosine = torch.nn.functional.cosine_similarity(tokens[:, 1:17], targets, dim=2)
+    patches = torch.stack([(1 - own[real]).mean() for own, real in zip(cosine, mask.flatten(1), strict=True)]).mean()
+    cls = (1 - torch.nn.functional.cosine_similarity(tokens[:, 0], theirs.cls)).mean()
+    torch.testing.assert_close(parts, {"patch_feature_loss": patches, "cls_feature_loss": cls})
+    torch.testing.assert_close(loss, 0.5 * plain + 0.5 * (patches + cls) / 2)
+
+
+def test_a_student_is_itself_in_evaluation_and_after_its_training(student: HfViTForImageClassification) -> None:
+    before = {name: weight.clone() for name, weight in student.state_dict().items()}
+    images, labels = pixels(student.config), torch.tensor([0, 2])
+    expected = student.eval()(pixel_values=images, labels=labels).loss
+    for kind in ("hard", "features"):
+        distillation = small_distillation(kind, student)
+        with distillation.attached(student):
+            assert torch.equal(student.eval()(pixel_values=images, labels=labels).loss, expected)
+            assert student.state_dict().keys() == before.keys()
+            assert distillation.projection is None or "distillation_projection" in dict(student.named_children())
+        assert not any("distillation_projection" in name for name, _ in student.named_modules())
+        assert not student._forward_hooks
+        assert not student.model._forward_hooks
+        student.load_state_dict(before)
+
+
+def test_tokens_of_a_student_are_not_kept_for_longer_than_a_step(student: HfViTForImageClassification) -> None:
+    kept: list[weakref.ref[Tensor]] = []
+    student.model.register_forward_hook(lambda *given: kept.append(weakref.ref(given[-1].last_hidden_state)))
+    distillation, images = small_distillation("features", student), pixels(student.config)
+    with distillation.attached(student), torch.no_grad():
+        student.eval()(pixel_values=images, labels=torch.tensor([0, 2]))
+        assert kept.pop()() is None
+        student.train()(pixel_values=images)  # without a loss that could take them
+    assert kept.pop()() is None
+
+
+@pytest.mark.parametrize("kind", ["soft", "features"])
+def test_a_compiled_student_learns_the_same_and_compiles_once(kind: str) -> None:
+    student = HfViTForImageClassification(small_config(use_distillation_token=True)).train()
+    draw_weights(student)
+    distillation, parts, gradients = small_distillation(kind, student), [], []
+    torch.compiler.reset()
+    for model in (student, torch.compile(student, backend="aot_eager", dynamic=False)):
+        student.zero_grad()
+        with distillation.attached(student):
+            # The teacher's losses of both batches are added up: numbers that must not be compiled in.
+            for stance in ("default", "fail_on_recompile"):
+                with torch.compiler.set_stance(stance):
+                    model(pixel_values=pixels(student.config), labels=torch.tensor([0, 2])).loss.backward()
+        parts.append(distillation.take_parts())
+        gradients.append({name: weight.grad for name, weight in student.named_parameters()})
+    torch.testing.assert_close(parts[1], parts[0])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_nothing_flows_into_the_teacher(student: HfViTForImageClassification) -> None:
+    for kind in ("hard", "features"):
+        distillation = small_distillation(kind, student)
+        loss_of(student.train(), distillation).backward()
+        teacher = distillation.teacher
+        assert not any(module.training for module in teacher.modules())
+        assert all(weight.grad is None and not weight.requires_grad for weight in teacher.parameters())
+        assert student.model.embeddings.cls_token.grad.any()
+        assert not {*map(id, teacher.parameters())} & {*map(id, student.parameters())}
+
+
+def test_teachers_as_wide_as_the_student_need_no_linear_layer(tmp_path: Path) -> None:
+    student = HfViTModel(small_config(hidden_size=16))
+    save_teacher("vit", tmp_path, NAMES)
+    args = DistillationArguments(str(tmp_path), distillation_type="features")
+    classifier = HfViTForImageClassification(student.config)
+    distillation = make_distillation(args, classifier, HfViTImageProcessor.for_model(student.config))
+    assert distillation.projection is None
+    assert loss_of(classifier.train(), distillation).isfinite()

@@ -1,0 +1,310 @@
+"""Trainings with a teacher, by the scripts and by the Trainer: what is trained, logged, saved and taken up again."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import SwinModel
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.training import ImageClassification, ModelArguments, load_classifier, run
+from hf_vit.training.distillation.base import PROJECTION_NAME
+from hf_vit.training.trainer import check_distillation
+
+from ..helpers.datasets import write_class_folders
+from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, TASKS, make_trainer, run_task, write_scenes
+from ..helpers.distributed import finish, start
+from ..helpers.models import small_config
+from ..helpers.object_trainings import write_figures, write_objects
+from ..helpers.references import assert_close, draw_weights
+from ..helpers.teachers import DISTILLED_CASES, TEACHER_LOSSES, save_teacher
+from ..helpers.trainings import splits, train_case, training_arguments
+from ..scripts.test_demo import load_script
+
+
+NAMES = ["cat", "dog", "fox"]
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}
+SCRIPT = ["--dataset_name", "photos", "--use_cpu", "--train_val_split", "0.5", "--report_to", "none"]
+SCRIPT += ["--disable_tqdm", "true", "--per_device_train_batch_size", "2", "--logging_steps", "1"]
+NEW = ["--image_size", "16", "--config_overrides", json.dumps(TINY)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with photos."""
+    write_class_folders(tmp_path / "photos", NAMES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(*arguments: str) -> list[dict[str, float]]:
+    """Does what the script for classifiers does; returns what it has logged."""
+    run(ImageClassification, [*SCRIPT, *arguments], None, say=lambda _: None)
+    folder = Path(arguments[arguments.index("--output_dir") + 1])
+    return json.loads((folder / "trainer_state.json").read_text())["log_history"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "described"),
+    [
+        ("ours", [], "token, hard, alpha 0.5"),
+        (
+            "vit",
+            ["--distillation_type", "soft", "--distillation_temperature", "2", "--distillation_alpha", "0.25"],
+            "token, soft, temperature 2, alpha 0.25",
+        ),
+        ("resnet", ["--teacher_dtype", "bfloat16"], "token, hard, alpha 0.5"),
+    ],
+)
+def test_a_classifier_learns_from_any_teacher(kind: str, options: list[str], described: str, place: Path) -> None:
+    save_teacher(kind, place / "tutor", ["fox", "cat", "dog"])
+    before = load_file("tutor/model.safetensors")
+    logs = train(*NEW, "--teacher", "tutor", *options, "--output_dir", "output", "--max_steps", "2")
+    loss = "soft_loss" if "soft" in options else "hard_loss"
+    assert [entry[loss] > 0 for entry in logs if "loss" in entry] == [True, True]
+    assert any("eval_accuracy" in entry for entry in logs)
+    model = HfViTForImageClassification.from_pretrained("output")
+    assert model.distillation_classifier.weight.any()
+    assert all(torch.equal(weight, before[name]) for name, weight in load_file("tutor/model.safetensors").items())
+    card = Path("output/README.md").read_text()
+    assert f"| distillation | {described} |" in card
+    assert "| teacher | tutor (" in card
+
+
+def test_a_teacher_of_features_leaves_no_trace_in_the_saved_model(place: Path) -> None:
+    save_teacher("resnet", place / "tutor", ["cow", "pig"])
+    teacher = ["--teacher", "tutor", "--distillation_type", "features"]
+    options = [*NEW, "--max_steps", "2", "--save_strategy", "steps", "--save_steps", "1"]
+    wider = [*options, "--config_overrides", json.dumps({**TINY, "hidden_size": 32})]
+    logs = train(*wider, *teacher, "--output_dir", "output")
+    assert [entry["patch_feature_loss"] > 0 for entry in logs if "loss" in entry] == [True, True]
+    train(*wider, "--output_dir", "alone")
+    for folder in ("", "checkpoint-2"):
+        taught, alone = (load_file(Path(output, folder, "model.safetensors")) for output in ("output", "alone"))
+        assert {name: weight.shape for name, weight in taught.items()} == {
+            name: weight.shape for name, weight in alone.items()
+        }
+    assert not Path("output", PROJECTION_NAME).exists()
+    first, second = (load_file(f"output/checkpoint-{step}/{PROJECTION_NAME}") for step in (1, 2))
+    assert (first["weight"].shape, second["bias"].shape) == ((16, 32), (16,))
+    assert not torch.equal(first["weight"], second["weight"])
+    assert "| distillation | features through a linear layer, alpha 0.5 |" in Path("output/README.md").read_text()
+    count = f"{sum(weight.numel() for weight in taught.values()):,} parameters"
+    assert all(count in Path(output, "README.md").read_text() for output in ("output", "alone"))
+
+
+def test_a_training_with_a_teacher_is_taken_up_bit_for_bit(place: Path) -> None:
+    save_teacher("resnet", place / "tutor", ["cow", "pig"])
+    options = ["--teacher", "tutor", "--distillation_type", "features", *NEW]
+    options += ["--config_overrides", json.dumps({**TINY, "hidden_size": 32, "hidden_dropout_prob": 0.1})]
+    options += ["--max_steps", "4", "--save_strategy", "steps", "--save_steps", "2"]
+    whole = train(*options, "--output_dir", "whole")
+    shutil.copytree("whole/checkpoint-2", "again/checkpoint-2")
+    resumed = train(*options, "--output_dir", "again", "--resume_from_checkpoint", "last")
+    for name in ("model.safetensors", f"checkpoint-4/{PROJECTION_NAME}"):
+        expected, found = (load_file(Path(folder, name)) for folder in ("whole", "again"))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for name in ("loss", "patch_feature_loss"):
+        assert [entry.get(name) for entry in resumed] == [entry.get(name) for entry in whole]
+
+
+@pytest.mark.parametrize(
+    ("begun", "resumed", "needed", "saved"),
+    [
+        ([], ["--teacher", "tutor"], "{'weight': [16, 32], 'bias': [16]}", "none"),
+        (["--teacher", "tutor"], [], "none", "{'bias': [16], 'weight': [16, 32]}"),
+    ],
+)
+def test_a_checkpoint_of_a_training_with_another_teacher_is_not_taken_up(
+    begun: list[str], resumed: list[str], needed: str, saved: str, place: Path
+) -> None:
+    save_teacher("vit", place / "tutor", NAMES)
+    features = ["--distillation_type", "features"]
+    options = [*NEW, "--config_overrides", json.dumps({**TINY, "hidden_size": 32}), "--save_strategy", "steps"]
+    options += ["--save_steps", "1", "--eval_strategy", "no"]
+    train(*begun, *features[: len(begun)], *options, "--output_dir", "begun", "--max_steps", "1")
+    # In another folder, where no recipe stands that would tell of other arguments.
+    options += ["--output_dir", "output", "--max_steps", "2", "--resume_from_checkpoint", "begun/checkpoint-1"]
+    with pytest.raises(SystemExit) as stopped:
+        train(*resumed, *features[: len(resumed)], *options)
+    assert f"needs as weights: {needed}; begun/checkpoint-1 has: {saved}. Go on" in str(stopped.value.code)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the data of each task are."""
+    folder = tmp_path_factory.mktemp("data")
+    objects = {
+        "object_detection": write_objects(folder / "objects"),
+        "keypoint_detection": write_figures(folder / "figures"),
+    }
+    return {**dict.fromkeys(TASKS, write_scenes(folder / "scenes")), **objects}
+
+
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_every_task_learns_from_features(task: str, data: dict[str, Path], tmp_path: Path) -> None:
+    teacher = save_teacher("vit", tmp_path / "tutor", NAMES)
+    run_task(task, data[task], tmp_path / "output", *A_FEW_STEPS, "--teacher", str(teacher), "--logging_steps", "1")
+    logs = json.loads((tmp_path / "output" / "trainer_state.json").read_text())["log_history"]
+    losses = [(entry["patch_feature_loss"], entry["cls_feature_loss"]) for entry in logs if "loss" in entry]
+    assert len(losses) == 3
+    assert all(0 < loss < 2 for pair in losses for loss in pair)
+    assert "| teacher | tutor (HfViTModel, " in (tmp_path / "output" / "README.md").read_text()
+    assert not any("distillation" in name for name in load_file(tmp_path / "output" / "model.safetensors"))
+
+
+def test_features_are_learned(data: dict[str, Path], tmp_path: Path) -> None:
+    teacher = save_teacher("vit", tmp_path / "tutor", NAMES)
+    options = ["--max_steps", "40", "--learning_rate", "3e-3", "--logging_steps", "10", "--eval_strategy", "no"]
+    options += ["--teacher", str(teacher), "--distillation_alpha", "0.9", "--save_strategy", "no"]
+    run_task("keypoint_detection", data["keypoint_detection"], tmp_path / "output", *options)
+    logs = json.loads((tmp_path / "output" / "trainer_state.json").read_text())["log_history"]
+    losses = [entry["patch_feature_loss"] for entry in logs if "loss" in entry]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_saved_model_without_a_token_gets_a_fresh_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = HfViTForImageClassification(small_config(id2label=dict(enumerate(NAMES)), num_labels=3))
+    draw_weights(saved)
+    saved.save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(saved.config).save_pretrained(tmp_path)
+    arguments = ModelArguments(model_name_or_path=str(tmp_path))
+    monkeypatch.setattr(logging.getLogger("hf_vit"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "hf_vit"):
+        model, _ = load_classifier(arguments, NAMES, use_distillation_token=True)
+    assert "It gets a fresh one, with a head of its own." in caplog.text
+    old, new = saved.state_dict(), model.state_dict()
+    table = "model.embeddings.position_embeddings"
+    assert {name for name in new if name not in old} == {
+        "model.embeddings.distillation_token",
+        "distillation_classifier.weight",
+        "distillation_classifier.bias",
+    }
+    assert all(torch.equal(new[name], weight) for name, weight in old.items() if name != table)
+    assert torch.equal(new[table][:, [0, *range(2, 18)]], old[table])
+    assert new[table][:, 1].any()
+    model.save_pretrained(tmp_path)
+    again, _ = load_classifier(arguments, NAMES, use_distillation_token=True)
+    torch.testing.assert_close(again.state_dict(), new, rtol=0, atol=0)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, dict[str, Any]]]:
+    """What each of two processes got."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    finish(start("compare_distillation", folder, processes=2), folder)
+    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize(("name", "kind"), DISTILLED_CASES)
+def test_gradients_are_those_of_one_batch(
+    name: str, kind: str, two_processes: list[dict[Any, dict[str, Any]]], tmp_path: Path
+) -> None:
+    at_once, *others = (train_case(tmp_path, name, "float64", *split, kind=kind) for split in splits(name, 1))
+    plain = train_case(tmp_path, name, "float64", *splits(name, 1)[0])
+    assert (at_once["losses"] - plain["losses"]).abs().min() > 1e-3
+    others += [process[name, kind, split] for process in two_processes for split in splits(name, 2)]
+    assert len(others) == 5
+    for result in others:
+        for key in ("losses", "gradients", "weights"):
+            assert_close(result[key], at_once[key], 1e-9, key)
+        for part in TEACHER_LOSSES:
+            assert result["parts"][part] == pytest.approx(at_once["parts"][part], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["queries", "keypoints"])
+def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Path) -> None:
+    at_once, in_parts = (
+        train_case(tmp_path, name, "float64", *split, num_images=5, kind="features") for split in ((5, 1), (2, 3))
+    )
+    for key in ("losses", "gradients"):
+        assert_close(in_parts[key], at_once[key], 1e-9, key)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--distillation_type", "soft"], "--distillation_type needs a teacher: --teacher path/to/model"),
+        (["--teacher_dtype", "float16"], "--teacher_dtype needs a teacher"),
+        (["--teacher", "tutor", "--distillation_alpha", "1.5"], r"distillation_alpha=1.5 must lie in (0, 1]"),
+        (["--teacher", "tutor", "--distillation_temperature", "2"], "is of --distillation_type soft"),
+        (
+            ["--teacher", "tutor", "--distillation_type", "soft", "--distillation_temperature", "-1"],
+            "distillation_temperature=-1.0 must be positive",
+        ),
+        (["--teacher", "nowhere"], "No model can be read from 'nowhere'"),
+        (
+            ["--teacher", "strangers"],
+            "has other classes than the data. Of the teacher alone: cow, pig; of the data alone: cat, dog, fox. "
+            "It can teach its features all the same: --distillation_type features",
+        ),
+        (["--teacher", "headless"], "has not learned to classify. It can teach its features all the same"),
+        (["--teacher", "headless_swin"], "has not learned to classify. It can teach its features all the same"),
+        (["--teacher", "blind"], "has no image processor, which tells how it sees images"),
+        (["--teacher", "foreign"], "brings code of its own. Read it, and say --teacher_trust_remote_code true"),
+        (["--teacher", "grey"], "takes images of 1 channels, the student of 3"),
+        (["--teacher", "tutor", "--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 takes the labels"),
+        (
+            ["--teacher", "tutor", "--config_overrides", json.dumps({**TINY, "use_distillation_token": False})],
+            "needs a distillation token. Leave use_distillation_token out of --config_overrides",
+        ),
+    ],
+)
+def test_training_explains_mistakes(
+    arguments: list[str], message: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    write_teachers_that_cannot_teach(place, arguments[1])
+    with pytest.raises(SystemExit) as stopped:
+        load_script("train_image_classification").main([*SCRIPT, *NEW, *arguments, "--output_dir", "output"])
+    assert message in str(stopped.value.code)
+    assert not (place / "output" / "model.safetensors").exists()
+
+
+def write_teachers_that_cannot_teach(place: Path, name: str) -> None:
+    """Saves the one with a name, if it is one of these."""
+    match name:
+        case "tutor":
+            save_teacher("ours", place / name, NAMES)
+        case "strangers":
+            save_teacher("vit", place / name, ["cow", "pig"])
+        case "headless":
+            save_teacher("ours", place / name, NAMES)
+            model = HfViTForImageClassification.from_pretrained(place / name)
+            model.model.save_pretrained(place / name)
+        case "headless_swin":
+            save_teacher("swin", place / name, NAMES)
+            SwinModel.from_pretrained(place / name).save_pretrained(place / name)
+        case "blind":
+            save_teacher("resnet", place / name, NAMES)
+            (place / name / "preprocessor_config.json").unlink()
+        case "foreign":
+            (place / name).mkdir()
+            config = {"model_type": "foreign", "auto_map": {"AutoModelForImageClassification": "code.Foreign"}}
+            (place / name / "config.json").write_text(json.dumps(config))
+        case "grey":
+            config = small_config(num_channels=1, id2label=dict(enumerate(NAMES)), num_labels=3)
+            HfViTForImageClassification(config).save_pretrained(place / name)
+            HfViTImageProcessor.for_model(config).save_pretrained(place / name)
+
+
+def test_tokens_are_of_classifiers_alone(data: dict[str, Path], tmp_path: Path) -> None:
+    teacher = save_teacher("vit", tmp_path / "tutor", NAMES)
+    options = ["--teacher", str(teacher), "--distillation_type", "hard"]
+    with pytest.raises(ValueError, match=r"has no head for\. Say --distillation_type features"):
+        make_trainer("depth_estimation", data["depth_estimation"], tmp_path, *options)
+
+
+def test_a_teacher_needs_the_whole_student_on_each_device(tmp_path: Path) -> None:
+    args = training_arguments(tmp_path)
+    check_distillation(args)
+    args.fsdp = True
+    with pytest.raises(ValueError, match="Leave out --fsdp and --deepspeed"):
+        check_distillation(args)

@@ -1,0 +1,42 @@
+"""What a model computes is counted right, on images of any size."""
+
+import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import ViT_B_16_Weights
+
+from hf_vit import HfViTConfig, HfViTModel
+from hf_vit.training.callbacks.throughput import forward_flops
+
+from ..helpers.models import VARIANTS, pixels, small_config
+
+
+@pytest.mark.parametrize("grid", [(4, 4), (5, 7)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_flops_are_those_that_torch_counts(variant: str, grid: tuple[int, int]) -> None:
+    config = small_config(variant)
+    images = pixels(config, batch=1, grid=grid)
+    model = HfViTModel(config).requires_grad_(False)
+    # On a CPU, the least torch that we support does not count attention that is one kernel.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(images)
+    assert forward_flops(config, *images.shape[-2:]) == counter.get_total_flops()
+
+
+def test_flops_of_vit_b_are_the_published_ones() -> None:
+    published = ViT_B_16_Weights.IMAGENET1K_V1.meta["_ops"]  # billions of products, with a head of 1000 classes
+    config = HfViTConfig.from_preset("base")
+    assert forward_flops(config, 224, 224) / 2 + 768 * 1000 == pytest.approx(published * 1e9, rel=2e-3)
+
+
+def test_backward_takes_twice_as_many() -> None:
+    config = small_config()
+    model = HfViTModel(config)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(pixels(config, batch=1).requires_grad_()).pooler_output.sum().backward()
+    assert 3 * forward_flops(config, 32, 32) == counter.get_total_flops()
+
+
+def test_an_image_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="image height 36 is not a multiple of the patch height 8"):
+        forward_flops(small_config(), 36, 32)

@@ -1,0 +1,551 @@
+"""Publishing: what goes up, what is refused, and that it opens elsewhere as it was."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers.trainer_pt_utils import safe_globals
+
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+    __version__,
+)
+from hf_vit.training import check_upload, list_upload, publish
+
+from ..helpers.fresh import run_script, run_with_package, run_without_package
+from ..helpers.hub import TOKEN, Failure, Hub, digest, is_lfs, serve
+from ..helpers.models import pixels, small_config
+from ..helpers.references import draw_weights
+
+
+PACKAGE = Path(__file__).parents[2] / "hf_vit" / "model"
+CODE = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+NOWHERE = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+METADATA = ModelCardData(
+    license="apache-2.0",
+    pipeline_tag="image-classification",
+    model_name="Shirts",
+    eval_results=[EvalResult("image-classification", "clothing", "Clothing", "accuracy", 0.875)],
+)
+PLACEHOLDER = "path/to/this/folder"
+CARD = f'---\n{METADATA.to_yaml()}\n---\n# Shirts\n\npipeline(model="{PLACEHOLDER}")\n'
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved classifier with all that a training leaves beside it."""
+    folder = tmp_path_factory.mktemp("saved") / "clothing"
+    model = HfViTForImageClassification(small_config())
+    draw_weights(model)
+    model.save_pretrained(folder)
+    HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
+    (folder / "README.md").write_text(CARD)
+    (folder / "training_args.json").write_text("{}")
+    (folder / "predictions.png").write_bytes(b"a picture")
+    for other in ("checkpoint-2/optimizer.pt", "runs/events.1", ".cache/x.json", "__pycache__/x.py", "images/0.png"):
+        (folder / other).parent.mkdir(exist_ok=True)
+        (folder / other).write_text("stays here")
+    for other in ("_draft.txt", ".hidden.json", "notes.tmp"):
+        (folder / other).write_text("stays here")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def published(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, str]]:
+    """A hub to which the script has published the model, and what it printed."""
+    with serve(tmp_path_factory.mktemp("root")) as hub:
+        workdir = tmp_path_factory.mktemp("work")
+        process = run_script("push_to_hub", workdir, str(saved), "user/clothing", "--private", **hub.client)
+        assert process.returncode == 0, process.stderr
+        yield hub, process.stdout
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in list_upload(folder)}
+
+
+def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
+    """The files of a saved model as they go up, with a card that opens the model from the Hub."""
+    card = (folder / "README.md").read_text()
+    return {**contents(folder), "README.md": card.replace(PLACEHOLDER, repo_id).encode()}
+
+
+def test_model_card_code_and_what_stands_beside_them_go_up(saved: Path) -> None:
+    others = {"config.json", "model.safetensors", "preprocessor_config.json", "README.md"}
+    assert {path.name for path in list_upload(saved)} == CODE | others | {"training_args.json", "predictions.png"}
+
+
+def test_shards_go_up_with_their_index(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    HfViTForImageClassification.from_pretrained(saved).save_pretrained(folder, max_shard_size="50KB")
+    names = {path.name for path in list_upload(folder)}
+    shards = {name for name in names if name.startswith("model-0000")}
+    assert len(shards) > 1
+    assert "model.safetensors.index.json" in names
+    check_upload(folder)
+    (folder / max(shards)).unlink()
+    with pytest.raises(ValueError, match=f"lacks the weights {max(shards)}. Save the model there again"):
+        check_upload(folder)
+
+
+def test_script_publishes_every_listed_file_in_one_commit(published: tuple[Hub, str], saved: Path) -> None:
+    hub, output = published
+    first, commit = hub.commits
+    assert (first.summary, commit.summary, commit.revision) == ("initial commit", "Upload model", "main")
+    assert sorted(commit.written) == [path.name for path in list_upload(saved)]
+    assert commit.files == uploaded(saved, "user/clothing")
+    assert hub.private == {"user/clothing"}
+    assert output.endswith(f"Uploading to user/clothing …\n{hub.endpoint}/user/clothing\n")
+
+
+def test_card_that_goes_up_opens_the_model_from_the_hub(published: tuple[Hub, str], saved: Path) -> None:
+    card = published[0].find("user/clothing").files["README.md"].decode()
+    assert card == CARD.replace('model="path/to/this/folder"', 'model="user/clothing"') != CARD
+    assert (saved / "README.md").read_text() == CARD
+
+
+def test_dry_run_lists_everything_and_contacts_nobody(saved: Path, tmp_path: Path) -> None:
+    process = run_script("push_to_hub", tmp_path, str(saved), "user/clothing", "--dry_run", **NOWHERE)
+    assert (process.returncode, process.stderr) == (0, "")
+    lines = process.stdout.splitlines()
+    sizes = {path.name: path.stat().st_size for path in list_upload(saved)}
+    listed = (line.replace(",", "").split(maxsplit=1) for line in lines[: len(sizes)])
+    assert {name: int(size) for size, name in listed} == sizes
+    assert lines[len(sizes) :] == [
+        f"{sum(sizes.values()):>14,}  bytes in {len(sizes)} files",
+        "license: apache-2.0, pipeline tag: image-classification",
+        "accuracy on Clothing: 0.875",
+        "Nothing was uploaded.",
+    ]
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no model": (lambda folder: (folder / "config.json").unlink(), r"no config.json in .*model.save_pretrained"),
+    "no weights": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "lacks the weights model.safetensors.",
+    ),
+    "pickles": (
+        lambda folder: [(folder / name).touch() for name in ("training_args.bin", "pytorch_model.bin")],
+        r"holds pytorch_model.bin, training_args.bin: .* Delete .*training_args.bin.* re-save .*save_pretrained",
+    ),
+    "no processor": (
+        lambda folder: (folder / "preprocessor_config.json").unlink(),
+        r"no preprocessor_config.json in .*image_processor.save_pretrained",
+    ),
+    "no code": (
+        lambda folder: (folder / "modeling_hf_vit.py").unlink(),
+        r"lacks the code modeling_hf_vit.py. .*save_pretrained of hf_vit",
+    ),
+    "no imported code": (
+        lambda folder: (folder / "encoder.py").unlink(),
+        r"lacks the code encoder.py. .*save_pretrained of hf_vit",
+    ),
+    "no auto_map": (
+        lambda folder: (folder / "config.json").write_text('{"model_type": "hf_vit"}'),
+        r"names no code \(auto_map\).*save_pretrained of hf_vit",
+    ),
+    "no card": (lambda folder: (folder / "README.md").unlink(), r"no model card .*hf_vit.training.write_model_card"),
+    "no metadata": (lambda folder: (folder / "README.md").write_text("# Shirts\n"), "has no metadata.*license: …"),
+    "no YAML": (
+        lambda folder: (folder / "README.md").write_text("---\nlicense: [mit\n---\n"),
+        r"metadata .* of .*README.md is invalid: .*\]",
+    ),
+    "no results": (
+        lambda folder: (folder / "README.md").write_text("---\nmodel-index: none\n---\n"),
+        r"metadata .* of .*README.md is invalid: .*model_index",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_folder_is_refused_before_anything_is_sent(case: str, saved: Path, tmp_path: Path) -> None:
+    spoil, message = REFUSED[case]
+    shutil.copytree(saved, tmp_path / "model")
+    spoil(tmp_path / "model")
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        publish(tmp_path / "model", "user/clothing", token="hf_nobody")
+
+
+def test_bad_name_is_refused(saved: Path) -> None:
+    with pytest.raises(ValueError, match="'user/name/vit'"):
+        publish(saved, "user/name/vit", token="hf_nobody")
+
+
+def test_script_says_what_is_wrong_without_a_traceback(saved: Path, tmp_path: Path) -> None:
+    process = run_script("push_to_hub", tmp_path, str(saved), "user/clothing", **NOWHERE)
+    assert process.returncode == 1
+    assert process.stderr.startswith("push_to_hub.py: ")
+    assert "hf auth login" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_script_says_that_the_hub_cannot_be_reached(saved: Path, tmp_path: Path) -> None:
+    process = run_script("push_to_hub", tmp_path, str(saved), "user/clothing", HF_TOKEN=TOKEN, **NOWHERE)
+    assert process.returncode == 1
+    assert process.stderr.startswith("push_to_hub.py: The Hub cannot be reached at http://127.0.0.1:9: ")
+    assert "Check the network" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+PUBLISH_AGAIN = """
+import sys
+from pathlib import Path
+from hf_vit.training import publish
+
+folder = Path(sys.argv[1])
+endpoint = publish(folder, "user/shirts").removesuffix("/user/shirts")
+assert publish(folder, "user/shirts", commit_message="Nothing new") == f"{endpoint}/user/shirts"
+(folder / "README.md").write_text((folder / "README.md").read_text() + "More.")
+assert publish(folder, "user/shirts", commit_message="More") == f"{endpoint}/user/shirts"
+(folder / "predictions.png").write_bytes(b"another picture")
+publish(folder, "user/shirts", revision="v2", commit_message="On a branch")
+assert publish(folder, "user/shirts", create_pr=True) == f"{endpoint}/user/shirts/discussions/1"
+(folder / "predictions.png").write_bytes(b"a third picture")
+publish(folder, "user/shirts", revision="refs/pr/1", commit_message="To the pull request")
+for options, name, kind, message in (
+    ({}, "else/shirts", OSError, "may not write to else/shirts"),
+    ({"token": "hf_stale"}, "user/shirts", OSError, "may not write to user/shirts"),
+    ({"private": True}, "user/shirts", ValueError, "user/shirts exists and is public"),
+):
+    try:
+        publish(folder, name, **options)
+    except kind as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved, folder)
+    with serve(tmp_path / "root") as hub:
+        run_with_package(PUBLISH_AGAIN, tmp_path / "work", str(folder), **hub.client)
+    first, *later = [commit for commit in hub.commits if commit.summary != "initial commit"]
+    assert first.files == uploaded(saved, "user/shirts")
+    assert [(commit.summary, commit.revision, commit.written) for commit in later] == [
+        ("More", "main", ["README.md"]),
+        ("More", "v2", ["README.md"]),  # the new branch starts where main stands
+        ("On a branch", "v2", ["predictions.png"]),
+        ("Upload model", "refs/pr/1", ["predictions.png"]),
+        ("To the pull request", "refs/pr/1", ["predictions.png"]),
+    ]
+    expected = uploaded(folder, "user/shirts")
+    assert hub.find("user/shirts").files == {**expected, "predictions.png": b"a picture"}
+    assert hub.find("user/shirts", "refs/pr/1").files == expected
+    assert {commit.repo for commit in hub.commits} == {"user/shirts"}
+
+
+PUBLISH_INTERRUPTED = """
+import sys
+from hf_vit.training import publish
+
+for message in ("Error while uploading '.*' to the Hub. The Hub has an error", "cannot be reached", "has an error"):
+    try:
+        publish(sys.argv[1], "user/shirts")
+    except OSError as error:
+        assert __import__("re").search(message, str(error)), error
+        assert "not uploaded a second time" in str(error)
+    else:
+        raise AssertionError(message)
+publish(sys.argv[1], "user/shirts")
+publish(sys.argv[1], "user/shirts", commit_message="Nothing new")
+"""
+
+
+def test_an_upload_that_breaks_off_is_taken_up_and_tagged_when_it_is_whole(saved: Path, tmp_path: Path) -> None:
+    with serve(tmp_path / "root") as hub:
+        hub.failures = [
+            Failure("lfs_upload", 507),
+            Failure("lfs_upload", None),  # after which the client tries again by itself
+            Failure("commit", None),
+            Failure("commit", 500),
+        ]
+        run_with_package(PUBLISH_INTERRUPTED, tmp_path / "work", str(saved), **hub.client)
+    assert hub.failures == []
+    _, commit = hub.commits
+    assert commit.files == uploaded(saved, "user/shirts")
+    assert sorted(hub.uploads) == sorted(digest(path, commit.files[path]) for path in commit.files if is_lfs(path))
+    assert hub.tags == {("user/shirts", f"v{__version__}"): commit.oid}
+
+
+PUSH = """
+import sys
+import huggingface_hub
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTImageProcessor,
+)
+
+if huggingface_hub.__version__ < "2":  # which asks huggingface.co, whatever the endpoint
+    huggingface_hub.ModelCard.validate = lambda card, repo_type=None: None
+HfViTForImageClassification.from_pretrained(sys.argv[1]).push_to_hub("user/pieces")
+HfViTImageProcessor.from_pretrained(sys.argv[1]).push_to_hub("user/pieces")
+huggingface_hub.ModelCard.load(sys.argv[1] + "/README.md").push_to_hub("user/pieces")
+"""
+
+
+def test_model_processor_and_card_go_up_by_their_own_push_too(saved: Path, tmp_path: Path) -> None:
+    with serve(tmp_path) as hub:
+        run_with_package(PUSH, tmp_path / "work", str(saved), **hub.client)
+    files = hub.find("user/pieces").files
+    expected = contents(saved)
+    assert set(files) > CODE
+    assert set(files) == set(expected) - {"training_args.json", "predictions.png"}
+    for name in files.keys() - {"config.json"}:
+        assert files[name] == expected[name], name
+
+
+TRAIN = """
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+
+from transformers import TrainerCallback, TrainingArguments
+from transformers.utils import PushInProgress
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
+
+config = HfViTConfig.from_preset("mnist", hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+processor = HfViTImageProcessor.for_model(config)
+digits = data.load_digits_dataset()["train"].select(range(32))
+
+class WaitForPush(TrainerCallback):
+    def on_save(self, *args, **kwargs):
+        trainer._finish_current_push()
+        [job.result() for job in trainer.push_in_progress.jobs]
+
+def make_trainer(strategy, **options):
+    args = TrainingArguments(
+        strategy, max_steps=4, save_steps=2, remove_unused_columns=False, use_cpu=True, disable_tqdm=True,
+        push_to_hub=True, hub_model_id=f"user/{strategy}", hub_strategy=strategy, **options,
+    )
+    folder = Path(args.output_dir)
+    (folder / "runs").mkdir(parents=True)
+    (folder / "runs" / "events").write_text("logs")
+    (folder / "training_args.bin").write_text("left by another training")
+    return folder, training.HfViTTrainer(
+        model=HfViTForImageClassification(config), args=args, train_dataset=digits, processing_class=processor,
+        data_collator=data.ImageClassificationCollator(processor),
+    )
+
+for strategy in ("every_save", "checkpoint", "all_checkpoints"):
+    folder, trainer = make_trainer(strategy)
+    trainer.add_callback(WaitForPush())
+    trainer.train()
+    (folder / "README.md").write_text(sys.argv[1])
+    trainer.push_to_hub()
+
+folder, trainer = make_trainer("end", hub_revision="main")
+trainer.train()
+trainer.push_to_hub()
+trainer.args.learning_rate = 0.125
+trainer.push_to_hub(commit_message="Another end")
+
+# With an upload that never ends, there is none beside it unless asked for.
+trainer.args.hub_strategy = "every_save"
+trainer.push_in_progress = PushInProgress([Future()])
+trainer._push_from_checkpoint(str(folder / "checkpoint-2"))
+assert len(trainer.push_in_progress.jobs) == 1
+trainer.args.hub_always_push = True
+trainer._push_from_checkpoint(str(folder / "checkpoint-4"))
+trainer.push_in_progress.jobs[1].result()
+
+# A repository that the arguments do not speak of, made when it is asked for.
+trainer.hub_model_id, trainer.args.hub_model_id = None, "user/late"
+trainer.model.add_model_tags("digits")
+trainer.push_to_hub("Late", blocking=False, private=True, tags="small").result()
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, Path]:
+    """What trainings with every strategy have pushed, to a repository named after it, and where they ran."""
+    workdir = tmp_path_factory.mktemp("work")
+    with serve(tmp_path_factory.mktemp("root")) as hub:
+        run_with_package(TRAIN, workdir, CARD, **hub.client)
+    return hub, workdir
+
+
+@pytest.mark.parametrize(
+    ("strategy", "summaries"),
+    [
+        ("end", ["End of training", "Another end", "Training in progress, step 4"]),
+        ("every_save", ["Training in progress, step 2", "Training in progress, step 4", "End of training"]),
+        (
+            "checkpoint",
+            [
+                "Training in progress, step 2",
+                "Training in progress, step 2, checkpoint",
+                "Training in progress, step 4",
+                "Training in progress, step 4, checkpoint",
+                "End of training",
+            ],
+        ),
+    ],
+)
+def test_training_pushes_when_its_strategy_says(
+    trained: tuple[Hub, Path], strategy: str, summaries: list[str]
+) -> None:
+    commits = [commit.summary for commit in trained[0].commits if commit.repo == f"user/{strategy}"]
+    assert commits == ["initial commit", *summaries]
+
+
+def test_training_pushes_its_arguments_as_json_and_never_as_a_pickle(trained: tuple[Hub, Path]) -> None:
+    hub, workdir = trained
+    assert not [path for commit in hub.commits for path in commit.written if path.endswith("training_args.bin")]
+    assert not list(workdir.rglob("training_args.bin"))
+    for strategy in ("end", "every_save", "checkpoint", "all_checkpoints"):
+        files = hub.find(f"user/{strategy}").files
+        assert json.loads(files["training_args.json"])["hub_strategy"] == strategy
+        assert TOKEN not in files["training_args.json"].decode()
+        assert {*CODE, "model.safetensors", "preprocessor_config.json", "README.md"} <= set(files)
+        assert "trainer_state.json" not in files
+
+
+def test_training_keeps_the_logs_of_tensorboard_here(trained: tuple[Hub, Path]) -> None:
+    hub, workdir = trained
+    assert len(list(workdir.glob("*/runs/events"))) == 4
+    assert not [path for commit in hub.commits for path in commit.written if "events" in path]
+
+
+def test_training_pushes_the_weights_of_its_last_step(trained: tuple[Hub, Path]) -> None:
+    hub, workdir = trained
+    first, second = (commit for commit in hub.commits if commit.repo == "user/every_save" and "step" in commit.summary)
+    for commit, step in ((first, 2), (second, 4)):
+        weights = (workdir / "every_save" / f"checkpoint-{step}" / "model.safetensors").read_bytes()
+        assert commit.files["model.safetensors"] == weights
+    assert first.files["model.safetensors"] != second.files["model.safetensors"]
+
+
+def test_training_pushes_its_checkpoints_where_asked(trained: tuple[Hub, Path]) -> None:
+    hub, workdir = trained
+    for strategy, folders in {
+        "every_save": set(),
+        "checkpoint": {"last-checkpoint"},
+        "all_checkpoints": {"checkpoint-2", "checkpoint-4"},
+    }.items():
+        files = hub.find(f"user/{strategy}").files
+        assert {path.split("/")[0] for path in files if "checkpoint" in path} == folders
+    last = hub.find("user/checkpoint").files
+    for path in (workdir / "checkpoint" / "checkpoint-4").iterdir():
+        assert last[f"last-checkpoint/{path.name}"] == path.read_bytes()
+
+
+def test_pickles_of_pushed_checkpoints_open_without_running_code(trained: tuple[Hub, Path]) -> None:
+    files = trained[0].find("user/checkpoint").files
+    pickles = {path: content for path, content in files.items() if Path(path).suffix in {".bin", ".pt", ".pth"}}
+    assert {Path(path).name for path in pickles} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    with safe_globals():  # NumPy's arrays, as the Trainer allows them
+        for content in pickles.values():
+            assert torch.load(io.BytesIO(content), weights_only=True)
+
+
+def test_training_keeps_a_card_that_stands_there_and_renews_its_own(trained: tuple[Hub, Path]) -> None:
+    hub, _ = trained
+    assert hub.find("user/every_save").files["README.md"].decode() == CARD
+    ends = [commit for commit in hub.commits if commit.repo == "user/end"][1:3]
+    drafts = [commit.files["README.md"].decode() for commit in ends]
+    assert ["learning_rate: 0.125" in draft for draft in drafts] == [False, True]
+    assert ModelCard(drafts[0]).data.library_name == "transformers"
+
+
+def test_trained_model_can_be_pushed_later_to_a_private_repository(trained: tuple[Hub, Path]) -> None:
+    hub, _ = trained
+    assert hub.private == {"user/late"}
+    assert hub.find("user/late").summary == "Late"
+    card = ModelCard(hub.find("user/late").files["README.md"].decode())
+    assert card.data.model_name == "late"
+    assert {"small", "digits"} <= set(card.data.tags)
+
+
+OPEN = """
+saved = torch.load(sys.argv[1], weights_only=True)
+pipe = transformers.pipeline("image-classification", "user/clothing", trust_remote_code=True)
+assert type(pipe.model).__module__.startswith("transformers_modules.user.clothing"), type(pipe.model)
+with torch.no_grad():
+    assert torch.equal(pipe.model(saved["images"]).logits, saved["logits"])
+assert len(pipe(__import__("PIL.Image").Image.new("RGB", (40, 30)), top_k=5)) == 5
+from huggingface_hub import snapshot_download
+folder = snapshot_download("user/clothing")
+pipe = transformers.pipeline("image-classification", folder, trust_remote_code=True)
+with torch.no_grad():
+    assert torch.equal(pipe.model(saved["images"]).logits, saved["logits"])
+print(folder)
+"""
+
+
+def test_published_model_opens_without_the_package_and_then_without_a_network(
+    published: tuple[Hub, str], saved: Path, tmp_path: Path
+) -> None:
+    hub, _ = published
+    model = HfViTForImageClassification.from_pretrained(saved).eval()
+    images = pixels(model.config)
+    with torch.no_grad():
+        torch.save({"images": images, "logits": model(images).logits}, tmp_path / "data.pt")
+    for environment in (hub.client, {**NOWHERE, "HF_HUB_OFFLINE": "1"}):
+        process = run_without_package(OPEN, tmp_path / "work", str(tmp_path / "data.pt"), **environment)
+        assert contents(Path(process.stdout.split()[-1])) == uploaded(saved, "user/clothing")
+
+
+DENSE = {
+    "semantic": (HfViTForSemanticSegmentation, "image-segmentation", {}),
+    "universal": (
+        HfViTForUniversalSegmentation,
+        "image-segmentation",
+        {"universal_segmentation_config": {"num_queries": 2, "num_blocks": 1}},
+    ),
+    "depth": (HfViTForDepthEstimation, "depth-estimation", {}),
+}
+
+
+PUBLISH_ALL = """
+import sys
+from hf_vit.training import publish
+
+for name in ("semantic", "universal", "depth"):
+    publish(name, f"user/{name}")
+"""
+
+
+# The task is not named: the card on the Hub names it.
+OPEN_ALL = """
+saved, image = torch.load("outputs.pt", weights_only=True), __import__("PIL.Image").Image.new("RGB", (40, 30))
+for name, (kind, model_class, expected) in saved.items():
+    pipe = transformers.pipeline(model=f"user/{name}", trust_remote_code=True)
+    assert (pipe.task, type(pipe.model).__name__) == (kind, model_class)
+    with torch.no_grad():
+        assert torch.equal(pipe.model(torch.ones(1, 3, 32, 32))[0], expected), name
+    print(name, type(pipe(image)).__name__)
+"""
+
+
+def test_models_of_pixels_are_published_and_open_in_their_stock_pipelines(tmp_path: Path) -> None:
+    saved = {}
+    for name, (model_class, kind, options) in DENSE.items():
+        model = model_class(small_config(**options)).eval()
+        draw_weights(model)
+        model.save_pretrained(tmp_path / name)
+        HfViTImageProcessor.for_model(model.config).save_pretrained(tmp_path / name)
+        card = ModelCardData(license="apache-2.0", library_name="transformers", pipeline_tag=kind)
+        (tmp_path / name / "README.md").write_text(f"---\n{card.to_yaml()}\n---\n# Pixels\n")
+        with torch.no_grad():
+            saved[name] = kind, model_class.__name__, model(torch.ones(1, 3, 32, 32))[0]
+    torch.save(saved, tmp_path / "outputs.pt")
+    with serve(tmp_path / "root") as hub:
+        run_with_package(PUBLISH_ALL, tmp_path, **hub.client)
+        printed = run_without_package(OPEN_ALL, tmp_path, **hub.client).stdout
+    assert printed.splitlines() == ["semantic list", "universal list", "depth dict"]

@@ -1,0 +1,221 @@
+"""Adapters: what learns, what is saved, and what opens it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import pipeline
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
+from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, run
+
+from ..helpers.datasets import write_class_folders
+from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
+from ..helpers.image_text_trainings import write_captions
+from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.references import assert_close, draw_weights
+from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate
+
+
+TASKS = (
+    *("class_numbers", "distillation_token", "semantic", "batch_norm", "universal", "metric_depth", "queries"),
+    *("deformable", "keypoints", "mae", "simmim", "sigmoid"),
+)
+TOWERS = ("model.", "text_model.")
+
+
+def arguments(folder: Path, **options: Any) -> HfViTTrainingArguments:
+    defaults = {"lora_rank": 2, "learning_rate": 0.01, "warmup_steps": 0, "eval_strategy": "no"}
+    quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
+    return HfViTTrainingArguments(str(folder), **{**defaults, **quiet, **options})
+
+
+def saved_base(name: str, folder: Path) -> nn.Module:
+    """A model of a case as it comes from disk."""
+    case = TRAINING_CASES[name]
+    model = case.model_class(small_config(**case.overrides))
+    draw_weights(model)
+    model.save_pretrained(folder)
+    return case.model_class.from_pretrained(folder)
+
+
+def outputs_of(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
+    """The loss and all else that a model says of a batch."""
+    with torch.no_grad():
+        return [value for value in model.eval()(**batch).to_tuple() if isinstance(value, Tensor)]
+
+
+def check_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(actual) == len(expected) > 1
+    for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        assert_close(one.double(), other.double(), 1e-4, f"output {number}")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_learns_by_an_adapter_that_opens_alone_and_merged(name: str, tmp_path: Path) -> None:
+    case, base = TRAINING_CASES[name], tmp_path / "base"
+    model = saved_base(name, base)
+    weights = {key: weight.clone() for key, weight in model.named_parameters()}
+    batch = case.make_batch(model.config, 8)
+    examples = [{key: value[i] for key, value in batch.items()} for i in range(8)]
+    args = arguments(tmp_path / "out", max_steps=2, per_device_train_batch_size=8, save_strategy="no")
+    trainer = HfViTTrainer(model=model, args=args, train_dataset=examples, data_collator=collate)
+    assert type(trainer.model) is case.model_class
+    first = outputs_of(model, batch)
+    check_same(first, outputs_of(case.model_class.from_pretrained(base), batch))
+    trainer.train()
+    trainer.save_model()
+    learned = outputs_of(model, batch)
+    assert not torch.allclose(learned[0], first[0])
+    # Of the towers only what is in the adapter has changed
+    now = {key.replace(".base_layer.", "."): weight for key, weight in model.named_parameters()}
+    assert all(torch.equal(now[key], weight) for key, weight in weights.items() if key.startswith(TOWERS))
+    trained = {key for key, weight in model.named_parameters() if weight.requires_grad}
+    assert all(".lora_" in key for key in trained if key.startswith(TOWERS))
+    for kind in ("attention.qkv", "attention.projection", "mlp.fc1", "mlp.fc2"):
+        assert f"model.encoder.layers.2.{kind}.lora_B.default.weight" in trained
+    heads = {key for key in weights if not key.startswith(TOWERS)}
+    assert {key.replace("modules_to_save.default.", "") for key in trained if not key.startswith(TOWERS)} == heads
+    # Merged, for everyone
+    merged = case.model_class.from_pretrained(tmp_path / "out")
+    assert dict(merged.named_parameters()).keys() == weights.keys()
+    check_same(outputs_of(merged, batch), learned)
+    # Alone, by peft
+    wrapped = PeftModel.from_pretrained(case.model_class.from_pretrained(base), tmp_path / "out" / "adapter")
+    check_same(outputs_of(wrapped, batch), learned)
+    check_same(outputs_of(wrapped.merge_and_unload(), batch), learned)
+
+
+def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
+    torch.manual_seed(0)
+    model = HfViTForImageClassification.from_pretrained(base)
+    processor = HfViTImageProcessor.for_model(model.config)
+    digits = load_digits_dataset()
+    return HfViTTrainer(
+        model=model,
+        args=arguments(folder, num_train_epochs=2, per_device_train_batch_size=8, **options),
+        train_dataset=AugmentedDataset(digits["train"].select(range(NUM_TRAIN)), small_affine(), seed=0),
+        eval_dataset=digits["test"].select(range(20)),
+        data_collator=ImageClassificationCollator(processor),
+    )
+
+
+def test_a_training_is_taken_up_again_bit_for_bit(tmp_path: Path) -> None:
+    HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
+    options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 9}
+    whole = digits_trainer(tmp_path / "whole", tmp_path / "base", **options)
+    whole.train()
+    again = digits_trainer(tmp_path / "again", tmp_path / "base", **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    expected = whole.model.state_dict()
+    assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
+    (tmp_path / "whole" / "checkpoint-3" / "adapter" / "adapter_model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"checkpoint-3 holds no adapter .* Go on without lora_rank"):
+        again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+
+
+def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path) -> None:
+    HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
+    each_step = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = digits_trainer(
+        tmp_path / "out",
+        tmp_path / "base",
+        **each_step,
+        max_steps=3,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,  # the worst, so that it is not the last
+        save_total_limit=None,
+    )
+    trainer.train()
+    assert trainer.state.best_global_step < 3
+    best = load_file(Path(trainer.state.best_model_checkpoint) / "adapter" / "adapter_model.safetensors")
+    trainer.save_model()
+    kept = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    assert all(torch.equal(weight, best[name]) for name, weight in kept.items())
+
+
+def test_the_script_leaves_a_plain_model_and_its_adapter(tmp_path: Path) -> None:
+    config = small_config(num_labels=7)
+    HfViTForImageClassification(config).save_pretrained(tmp_path / "base")
+    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path / "base")
+    data, out = write_class_folders(tmp_path / "photos", ["cat", "dog"]), tmp_path / "out"
+    command = ["--model_name_or_path", str(tmp_path / "base"), "--dataset_name", str(data), "--output_dir", str(out)]
+    command += ["--lora_rank", "2", "--max_steps", "2", "--per_device_train_batch_size", "2", "--use_cpu"]
+    command += ["--train_val_split", "0.5"]
+    said: list[str] = []
+    run(ImageClassification, [*command, "--report_to", "none", "--disable_tqdm", "true"], None, said.append)
+    size = HfViTForImageClassification(small_config(num_labels=2)).num_parameters()
+    assert f"Model: {size:,} parameters." in said[0]
+    classify = pipeline("image-classification", model=str(out))
+    assert {answer["label"] for answer in classify(str(data / "test" / "cat" / "0.png"))} == {"cat", "dog"}
+    assert sorted(path.name for path in (out / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    adapter = json.loads((out / "adapter" / "adapter_config.json").read_text())
+    assert (adapter["r"], adapter["lora_alpha"], adapter["base_model_name_or_path"]) == (2, 4, str(tmp_path / "base"))
+    assert adapter["modules_to_save"] == ["classifier"]
+    card = (out / "README.md").read_text()
+    assert "| adapter | LORA, rank 2, alpha 4, dropout 0 in 12 layers; classifier in full; " in card
+    assert f"with {size:,} parameters" in card
+
+
+def test_what_was_frozen_before_learns_nothing(tmp_path: Path) -> None:
+    saved_base("sigmoid", tmp_path)
+    model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+    model.freeze_vision()
+    trainer = HfViTTrainer(model=model, args=arguments(tmp_path / "out", lora_target_modules=["qkv"]))
+    trained = {name.split(".")[0] for name, weight in trainer.model.named_parameters() if weight.requires_grad}
+    assert trained == {"text_model", "contrastive_head"}
+    layers = {name.partition(".lora_")[0] for name in trainer.model.state_dict() if ".lora_" in name}
+    assert layers == {f"text_model.encoder.layers.{number}.attention.qkv" for number in range(2)}
+
+
+def test_first_blocks_learn_under_gradient_checkpointing_too(tmp_path: Path) -> None:
+    HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
+    trainer = digits_trainer(tmp_path / "out", tmp_path / "base", max_steps=2, gradient_checkpointing=True)
+    trainer.train()
+    assert trainer.model.model.encoder.layers[0].attention.qkv.lora_B["default"].weight.abs().max() > 0
+
+
+def test_all_weights_learn_unless_a_rank_is_given(tmp_path: Path) -> None:
+    model = HfViTForImageClassification(small_config())
+    HfViTTrainer(model=model, args=arguments(tmp_path, lora_rank=None))
+    assert all(weight.requires_grad for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora_rank": 0}, "lora_rank=0 leaves nothing to learn"),
+        ({"lora_alpha": 0}, "lora_alpha=0 takes the changes away"),
+        ({"lora_dropout": 1.0}, r"lora_dropout=1\.0 must lie in \[0, 1\)"),
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        arguments(tmp_path, **options)
+
+
+def test_a_model_that_has_learned_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lora_rank=2 .* this one starts from scratch. Give .* --model_name_or_path"):
+        HfViTTrainer(model=HfViTForImageClassification(small_config()), args=arguments(tmp_path))
+
+
+def test_names_of_no_layers_are_refused(tmp_path: Path) -> None:
+    model = saved_base("class_numbers", tmp_path)
+    with pytest.raises(ValueError, match=r"lora_target_modules=\['q_proj'\] are the ends of no names"):
+        HfViTTrainer(model=model, args=arguments(tmp_path, lora_target_modules=["q_proj"]))
+
+
+def test_a_text_tower_from_scratch_is_refused(tmp_path: Path) -> None:
+    captions = write_captions(tmp_path / "pairs", (4, 4))
+    with pytest.raises(ValueError, match=r"lora_rank=2 .* the text tower would start from scratch"):
+        make_image_text_trainer(captions, tmp_path / "out", "--lora_rank", "2")

@@ -1,0 +1,214 @@
+"""Which parameters have weight decay, how fast each layer learns, and what does not learn at all."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer
+
+from hf_vit import HfViTForImageClassification, HfViTForSemanticSegmentation
+from hf_vit.model.pretrained import HfViTPreTrainedModel
+from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, freeze, make_parameter_groups
+
+from ..helpers.models import TRAINING_CASES, VARIANTS, small_config
+from ..helpers.trainings import build, collate, flatten, training_arguments
+
+
+WITHOUT_DECAY = re.compile(
+    r"bias$|norm\d?\.weight$|LayerNorm\.weight$|_token$|_tokens$|position_embeddings?(\.weight)?$|\.scale$|logit_scale$|"
+    r"queries\.weight$|query_boxes\.weight$|query_features\.weight$|\.probe$|"
+    r"(token|word|token_type)_embeddings?\.weight$"
+)
+KINDS = ("", ", no decay")
+
+
+def models() -> Iterator[HfViTPreTrainedModel]:
+    """A model of every task, and of every option of the backbone."""
+    for case in TRAINING_CASES.values():
+        yield case.model_class(small_config(**case.overrides))
+    for variant in VARIANTS:
+        yield HfViTForImageClassification(small_config(variant))
+
+
+def rates(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, float]:
+    """The learning rate of each parameter, by name."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[parameter]: group["lr"] for group in groups for parameter in group["params"]}
+
+
+def train(
+    folder: Path, case: str, trainer_class: type[Trainer] = HfViTTrainer, config: Any = None, **options: Any
+) -> Trainer:
+    """Takes two steps on two batches of 8 images, unless the options say otherwise."""
+    training_case = TRAINING_CASES[case]
+    config = small_config(**{**training_case.overrides, **(config or {})})
+    batch = training_case.make_batch(config, 16)
+    options = {"learning_rate": 0.01, "num_train_epochs": 1, **options}
+    if trainer_class is HfViTTrainer:
+        fixed = {"remove_unused_columns": False, "disable_tqdm": True, "report_to": "none", "warmup_steps": 0}
+        off = {"eval_strategy": "no", "save_strategy": "no", "per_device_train_batch_size": 8}
+        args = HfViTTrainingArguments(str(folder), use_cpu=True, **{**fixed, **off, **options})
+    else:
+        args = training_arguments(folder, **options)
+    trainer = trainer_class(
+        model=build(training_case.model_class, config),
+        args=args,
+        train_dataset=[{key: value[index] for key, value in batch.items()} for index in range(16)],
+        data_collator=collate,
+    )
+    trainer.train()
+    return trainer
+
+
+def test_all_parameters_are_in_one_group_and_matrices_alone_have_weight_decay() -> None:
+    for model in models():
+        groups = make_parameter_groups(model, 1e-3, 0.05)
+        assert [group["name"] for group in groups if group["weight_decay"]] == ["embeddings to head"]
+        assert len(groups) == 2
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        grouped = [names[parameter] for group in groups for parameter in group["params"]]
+        assert sorted(grouped) == sorted(names.values())
+        for group in groups:
+            for parameter in group["params"]:
+                assert (group["weight_decay"] == 0) == bool(WITHOUT_DECAY.search(names[parameter])), names[parameter]
+
+
+def test_each_layer_learns_more_slowly_than_the_one_after_it() -> None:
+    model = HfViTForImageClassification(small_config("registers", use_pre_layernorm=True))  # three blocks
+    rate = rates(model, make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5, head_lr_multiplier=3.0))
+    expected = {
+        "model.embeddings.cls_token": 0.1 / 16,
+        "model.embeddings.patch_embeddings.projection.weight": 0.1 / 16,
+        "model.pre_norm.weight": 0.1 / 16,
+        "model.encoder.layers.0.attention.qkv.weight": 0.1 / 8,
+        "model.encoder.layers.1.layer_scale1.scale": 0.1 / 4,
+        "model.encoder.layers.2.mlp.fc2.bias": 0.1 / 2,
+        "model.norm.weight": 0.1 / 2,
+        "model.pooler.dense.weight": 0.3,
+        "classifier.weight": 0.3,
+        "distillation_classifier.bias": 0.3,
+    }
+    assert {name: rate[name] for name in expected} == pytest.approx(expected)
+
+
+def test_blocks_of_heads_learn_as_heads() -> None:
+    for case in ("mae", "deformable", "queries", "universal", "sigmoid"):
+        model = TRAINING_CASES[case].model_class(small_config(**TRAINING_CASES[case].overrides))
+        groups = make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5)
+        for name, rate in rates(model, groups).items():
+            assert (rate == 0.1) == (not name.startswith("model.")), name
+        layers = ["embeddings", "block 0", "block 1", "block 2", "head"]
+        assert {group["name"] for group in groups} <= {f"{layer}{kind}" for layer in layers for kind in KINDS}
+
+
+def test_groups_keep_their_factor_in_checkpoints_and_schedules() -> None:
+    model = HfViTForImageClassification(small_config())
+    optimizer, other = (
+        torch.optim.AdamW(make_parameter_groups(model, 0.1, 0.05, layer_decay=layer_decay))
+        for layer_decay in (0.5, 0.9)
+    )
+    other.load_state_dict(optimizer.state_dict())
+    schedule = LambdaLR(other, lambda step: 1 / (1 + step))
+    other.step()
+    schedule.step()
+    assert len(other.param_groups) == 10
+    for group in other.param_groups:
+        assert group["initial_lr"] == pytest.approx(0.1 * group["lr_scale"])
+        assert group["lr"] == pytest.approx(0.05 * group["lr_scale"])
+    assert min(group["lr_scale"] for group in other.param_groups) == 0.5**4
+
+
+def test_layers_of_a_model_without_a_backbone_cannot_differ() -> None:
+    assert len(make_parameter_groups(nn.Linear(2, 2), 0.1, 0.05)) == 2
+    with pytest.raises(ValueError, match=r"layer_decay=0\.5 .* Linear has no HfViTModel"):
+        make_parameter_groups(nn.Linear(2, 2), 0.1, 0.05, layer_decay=0.5)
+
+
+def test_training_is_the_librarys_where_its_groups_are_right(tmp_path: Path) -> None:
+    config = {"position_embedding_type": "rotary", "use_cls_token": False, "pooling": "mean"}
+    options = {"weight_decay": 0.5, "lr_scheduler_type": "linear", "per_device_train_batch_size": 8, "config": config}
+    ours, theirs = (train(tmp_path, "class_numbers", kind, **options) for kind in (HfViTTrainer, Trainer))
+    assert torch.equal(flatten(list(ours.model.parameters())), flatten(list(theirs.model.parameters())))
+
+
+def test_prefixes_are_whole_words() -> None:
+    model = HfViTForImageClassification(small_config(num_hidden_layers=11))
+    freeze(model, ["model.encoder.layers.1", "model.embeddings"])
+    names = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert {name.split(".")[3] for name in names if "layers" in name} == {"1"}
+    assert {name.split(".")[1] for name in names} == {"encoder", "embeddings"}
+    assert "model.embeddings.cls_token" in names
+
+
+def test_the_last_blocks_learn_with_the_heads() -> None:
+    for number, expected in {0: set(), 1: {"2"}, 3: {"0", "1", "2"}}.items():
+        model = HfViTForImageClassification(small_config("clip"))
+        freeze(model, trainable_blocks=number)
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        assert {name.split(".")[3] for name in names if "layers" in name} == expected
+        others = {name for name in names if "layers" not in name}
+        assert others == {"classifier.weight", "classifier.bias"} | (
+            {"model.norm.weight", "model.norm.bias"} if number else set()
+        )
+        groups = make_parameter_groups(model, 0.1, 0.05, layer_decay=0.5)
+        assert sorted(rates(model, groups)) == sorted(names)
+
+
+def test_what_cannot_be_frozen_is_said() -> None:
+    model = HfViTForImageClassification(small_config())
+    with pytest.raises(ValueError, match=r"starts with 'model\.embed'\. It has model\.embeddings, model\.encoder, "):
+        freeze(model, ["model.embed"])
+    with pytest.raises(ValueError, match="trainable_blocks=4, but the model has 3 blocks"):
+        freeze(model, trainable_blocks=4)
+    with pytest.raises(ValueError, match="is left to learn"):
+        freeze(model, ["model", "classifier"])
+
+
+def test_frozen_parts_are_as_in_an_evaluation(tmp_path: Path) -> None:
+    """In the training of a linear probe; of a model with dropout, stochastic depth and batch norm."""
+    noisy = {"hidden_dropout_prob": 0.2, "drop_path_rate": 0.2}
+    begun = build(HfViTForSemanticSegmentation, small_config(**TRAINING_CASES["batch_norm"].overrides, **noisy))
+    options = {"freeze": "segmentation_head.linear.norm", "trainable_blocks": 0, "config": noisy}
+    model = train(tmp_path, "batch_norm", **options).model
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, begun.state_dict()[name])}
+    assert moved == {"segmentation_head.linear.classifier.weight", "segmentation_head.linear.classifier.bias"}
+    assert not model.model.training
+    assert model.segmentation_head.linear.training
+
+
+def test_a_frozen_model_trains_under_ddp() -> None:
+    """Which would stop at the second step if a parameter that it waits for had no gradient."""
+    model = HfViTForImageClassification(small_config())
+    freeze(model, ["model.encoder.layers.2"], trainable_blocks=2)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        batch = TRAINING_CASES["class_numbers"].make_batch(model.config, 2)
+        for _ in range(3):
+            parallel(**batch).loss.backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+
+
+@pytest.mark.parametrize("case", ["class_numbers", "semantic"])
+def test_batches_of_one_that_add_up_train_like_one_batch(case: str, tmp_path: Path) -> None:
+    options = {
+        "layer_decay": 0.7,
+        "max_grad_norm": 0.1,
+        "num_train_epochs": 2,
+        # A bias of keys has no gradient but what rounding leaves, of which Adam would make whole steps.
+        "config": {"key_bias": False},
+        "adam_epsilon": 1e-4,
+    }
+    at_once = train(tmp_path, case, **options)
+    in_parts = train(tmp_path, case, per_device_train_batch_size=1, gradient_accumulation_steps=8, **options)
+    assert at_once.state.global_step == in_parts.state.global_step == 4
+    weights, expected = (flatten(list(trainer.model.parameters())) for trainer in (in_parts, at_once))
+    assert (weights - expected).abs().max() < 1e-6

@@ -1,0 +1,146 @@
+"""Evaluation of dense predictions and of objects: one by one, whatever the batches, and nothing is kept."""
+
+import gc
+import json
+import math
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vit.training import Scored, ScoringTrainer, SemanticScorer
+from hf_vit.training.scoring_trainer import draw_examples
+
+from ..helpers.dense_trainings import (
+    A_FEW_STEPS,
+    ALL_TASKS,
+    NAMES,
+    NUM_VALIDATION,
+    OBJECT_TASKS,
+    SCENES_BATCHES,
+    TASKS,
+    make_trainer,
+    scores_of,
+    train,
+    write_scenes,
+)
+from ..helpers.distributed import finish, start
+from ..helpers.object_trainings import write_figures, write_objects
+
+
+OPTIONS = {"object_detection": ["--keep_aspect_ratio", "true"]}  # images of any size are padded
+
+
+@pytest.fixture(scope="module")
+def data(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where the data of each task are."""
+    folder = tmp_path_factory.mktemp("objects")
+    objects = {
+        "object_detection": write_objects(folder / "objects"),
+        "keypoint_detection": write_figures(folder / "figures"),
+    }
+    return {**dict.fromkeys(TASKS, scenes), **objects}
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scenes(tmp_path_factory.mktemp("scenes"))
+
+
+def scores_one_by_one(trainer: ScoringTrainer) -> dict[str, float]:
+    """Scores each image alone, unpadded, as a user would."""
+    scorer, losses = trainer.scorer, []
+    scorer.metric.reset()
+    trainer.model.eval()
+    collator = replace(trainer.data_collator, keeps_targets=True)
+    for example in (trainer.eval_dataset[index] for index in range(len(trainer.eval_dataset))):
+        batch = collator([example])
+        assert batch.get("patch_attention_mask", torch.ones(1)).all()
+        (target,) = batch["targets"]
+        with torch.no_grad():
+            given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
+            weight = 1
+            if isinstance(batch.get("labels"), list):  # whose loss is a sum over objects
+                weight, given["num_items_in_batch"] = len(batch["labels"][0]["boxes"]), 1
+            losses.append((float(trainer.model(**given).loss), weight))
+            (result,) = scorer.predict(trainer.model, batch)
+        scorer.metric.update([scorer.metric.record(result.prediction, target)])
+    total, weights = (math.fsum(values) for values in zip(*losses, strict=True))
+    return {"loss": total / weights, **scorer.metric.compute()}
+
+
+@pytest.mark.parametrize("task", ALL_TASKS)
+def test_scores_are_those_of_single_images_at_any_batch_size(task: str, data: dict[str, Path], tmp_path: Path) -> None:
+    trainer = make_trainer(task, data[task], tmp_path, *OPTIONS.get(task, []))
+    if task == "universal_segmentation":
+        trainer.model.anneal_masks(1.0)  # then the loss is that of the last block, as in an evaluation
+    expected = scores_one_by_one(trainer)
+    assert any(0 < value < 1 for name, value in expected.items() if name != "loss")
+    for batch_size in (1, 2, NUM_VALIDATION):
+        trainer.args.per_device_eval_batch_size = batch_size
+        assert scores_of(trainer) == pytest.approx(expected, rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize(("tasks", "trained"), [(TASKS, "depth_estimation"), (OBJECT_TASKS, "object_detection")])
+def test_two_processes_score_and_train_as_one(
+    tasks: dict[str, Any], trained: str, data: dict[str, Path], tmp_path: Path
+) -> None:
+    places = [f"{task}={data[task]}" for task in tasks]
+    process = start("score_tasks", tmp_path / "two", trained, *places, processes=2)
+    expected = {task: scores_of(make_trainer(task, data[task], tmp_path / task)) for task in tasks}
+    alone = train(trained, data[trained], tmp_path / "trained", *A_FEW_STEPS)
+    finish(process, tmp_path / "two")
+    for rank in (0, 1):
+        found = json.loads((tmp_path / "two" / f"process_{rank}.json").read_text())
+        for batch_size in SCENES_BATCHES:
+            for task in tasks:
+                assert found[task][str(batch_size)] == pytest.approx(expected[task], rel=1e-9, nan_ok=True)
+    scores = json.loads((tmp_path / "two" / "trained" / "validation_scores.json").read_text())
+    assert [name for name, value in scores.items() if value is None] == [n for n, v in alone.items() if v is None]
+    known = {name: value for name, value in scores.items() if value is not None}
+    assert known == pytest.approx({name: alone[name] for name in known}, rel=1e-3, abs=1e-3)
+    assert "torchrun --nproc_per_node 2" in (tmp_path / "two" / "trained" / "README.md").read_text()
+
+
+class WatchingScorer(SemanticScorer):
+    """Looks at each batch what is left of the earlier ones."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.maps: list[weakref.ref[torch.Tensor]] = []
+        self.most_alive = 0
+
+    def predict(self, *args: Any) -> list[Scored]:
+        gc.collect()
+        self.most_alive = max(self.most_alive, sum(kept() is not None for kept in self.maps))
+        results = super().predict(*args)
+        self.maps += [weakref.ref(result.prediction) for result in results]
+        return results
+
+
+def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: Path) -> None:
+    trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
+    trainer.args.per_device_eval_batch_size = 1
+    trainer.scorer = WatchingScorer(trainer.processing_class, NAMES)
+    trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
+    assert (len(trainer.scorer.maps), trainer.scorer.most_alive) == (NUM_VALIDATION, 0)
+
+
+def test_every_evaluation_draws_the_same_images(scenes: Path, tmp_path: Path) -> None:
+    drawn: list[list[Any]] = []
+
+    class DrawingScorer(SemanticScorer):
+        def draw(self, images: list[Any], *rest: Any) -> None:
+            drawn.append(images)
+            super().draw(images, *rest)
+
+    trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
+    trainer.scorer = DrawingScorer(trainer.processing_class, NAMES)
+    for name in ("1.png", "2.png"):
+        draw_examples(trainer, trainer.eval_dataset, tmp_path / name)
+    assert len(drawn[0]) == NUM_VALIDATION
+    assert drawn[0] == drawn[1]
+    assert (tmp_path / "1.png").read_bytes() == (tmp_path / "2.png").read_bytes()

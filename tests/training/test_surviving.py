@@ -1,0 +1,354 @@
+"""A training ends in good order, with nothing lost, whatever happens to it."""
+
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from hf_vit.training import (
+    CheckpointError,
+    HfViTTrainer,
+    ImageClassification,
+    NotFiniteError,
+    Preempted,
+    last_checkpoint,
+    run,
+)
+
+from ..helpers import distributed
+from ..helpers.datasets import truncate, write_class_folders, write_pictures
+from ..helpers.references import assert_identical
+from ..helpers.trainings import SAVE_STEPS, STOP_STEP, digits_trainer, logged, resumable_trainer
+
+
+EVERY_STEP = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 16}
+
+
+class AtStep(TrainerCallback):
+    """Does something in the step with a number, counted from 1."""
+
+    def __init__(self, step: int, act: Callable[[], None]) -> None:
+        self.step, self.act = step, act
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step - 1:
+            self.act()
+
+
+def send(number: signal.Signals) -> None:
+    """Sends a signal to this process and to its worker processes, as a cluster does."""
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, number)
+    os.kill(os.getpid(), number)
+
+
+def results_of(trainer: HfViTTrainer) -> dict[str, Any]:
+    return {
+        "losses": logged(trainer, "loss"),
+        "eval_losses": logged(trainer, "eval_loss"),
+        "weights": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": trainer.lr_scheduler.state_dict(),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What comes out of a training that nothing happens to: 3 epochs of 6 steps."""
+    trainer = resumable_trainer(tmp_path_factory.mktemp("whole"), 0)
+    trainer.train()
+    return results_of(trainer)
+
+
+@pytest.mark.parametrize(
+    ("number", "step", "workers", "evaluations"),
+    [(signal.SIGTERM, 9, 1, 1), (signal.SIGUSR1, 12, 0, 2)],
+    ids=["in_an_epoch", "at_its_end"],
+)
+def test_a_signal_ends_a_training_that_goes_on_exactly(
+    number: signal.Signals, step: int, workers: int, evaluations: int, whole: dict[str, Any], tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    trainer = resumable_trainer(tmp_path, workers)
+    trainer.add_callback(AtStep(step, lambda: send(number)))
+    before = signal.getsignal(number)
+    with pytest.raises(Preempted) as stopped:
+        trainer.train()
+    assert stopped.value.code == 128 + number
+    assert signal.getsignal(number) == before
+    checkpoint = tmp_path / f"checkpoint-{step}"
+    assert last_checkpoint(tmp_path) == str(checkpoint)
+    assert f"{number.name} has ended the training after step {step} of 18. " in caplog.text
+    assert f"{checkpoint}: go on from it with --resume_from_checkpoint last" in caplog.text
+    assert len(logged(trainer, "eval_loss")) == evaluations
+    resumed = resumable_trainer(tmp_path, workers)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert_identical(results_of(resumed), whole)
+
+
+def test_worker_processes_end_with_their_trainer(tmp_path: Path) -> None:
+    trainer = resumable_trainer(tmp_path, 1)
+    trainer.args.max_steps = 1
+    trainer.train()
+    workers = multiprocessing.active_children()
+    began = time.monotonic()
+    del trainer
+    assert workers
+    assert not any(worker.is_alive() for worker in workers)
+    assert time.monotonic() - began < 4  # after 5 seconds they are terminated
+
+
+def test_a_signal_in_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> None:
+    options = {"max_steps": 2, "save_strategy": "best", "metric_for_best_model": "accuracy", "eval_strategy": "steps"}
+    trainer = digits_trainer(tmp_path, eval_steps=1, **options)
+    trainer.add_callback(AtStep(2, lambda: send(signal.SIGTERM)))
+    with pytest.raises(Preempted):
+        trainer.train()
+    resumed = digits_trainer(tmp_path, eval_steps=1, **options)
+    resumed.train(resume_from_checkpoint=last_checkpoint(tmp_path))
+    assert resumed.state.global_step == 2
+    torch.testing.assert_close(resumed.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) -> None:
+    class TooLate(TrainerCallback):
+        def on_train_end(self, *_: Any, **kwargs: Any) -> None:
+            send(signal.SIGTERM)
+
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        trainer = digits_trainer(tmp_path, max_steps=1)
+        trainer.add_callback(TooLate())
+        trainer.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder of trainings in two processes, which stop in several ways, and what each of them got."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    job = ("-m", "tests.trainings", "stop_one_of_two", str(folder))
+    launcher = distributed.launch("--standalone", "--nproc_per_node", "2", *job, folder=folder)
+    give_up = time.monotonic() + distributed.TIMEOUT
+    while last_checkpoint(folder / "long") is None and launcher.poll() is None and time.monotonic() < give_up:
+        time.sleep(0.2)
+    launcher.terminate()
+    distributed.finish(launcher, folder, returncode=1)
+    assert last_checkpoint(folder / "long") is not None, (folder / "output.txt").read_text()
+    return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
+
+
+def test_two_processes_stop_at_one_step_and_go_on_exactly(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, results = two_processes
+    assert (folder / "stopped" / f"checkpoint-{STOP_STEP + 1}").is_dir()
+    for result in results:
+        assert result["stopped"] == str(128 + signal.SIGTERM)
+        assert len(result["whole_losses"]) == 9
+        for part in ("losses", "weights"):
+            torch.testing.assert_close(result[f"stopped_{part}"], result[f"whole_{part}"], rtol=0, atol=0)
+
+
+def test_two_processes_stop_at_a_loss_of_one_that_is_no_number(
+    two_processes: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, results = two_processes
+    for result in results:
+        assert f"The loss is infinite or NaN after step {STOP_STEP + 1}" in result["spoiled"]
+    assert last_checkpoint(folder / "spoiled") == str(folder / "spoiled" / f"checkpoint-{SAVE_STEPS}")
+
+
+def test_a_launcher_that_is_told_to_stop_leaves_a_checkpoint(
+    two_processes: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, _ = two_processes
+    output = (folder / "output.txt").read_text()
+    checkpoint = last_checkpoint(folder / "long")
+    assert checkpoint is not None
+    assert output.count(f"The last complete checkpoint is {checkpoint}") == 1  # of two processes one says it
+    assert sorted(path.name for path in Path(checkpoint).glob("rng_state*")) == ["rng_state_0.pth", "rng_state_1.pth"]
+
+
+def test_a_loss_that_is_no_number_stops_the_training_and_is_not_saved(tmp_path: Path) -> None:
+    trainer = digits_trainer(tmp_path, learning_rate=0.125, lr_scheduler_type="constant", **EVERY_STEP)
+    collate = trainer.data_collator
+    spoil: list[bool] = []
+
+    def collate_or_spoil(examples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = collate(examples)
+        return {**batch, "pixel_values": batch["pixel_values"] * float("inf")} if spoil else batch
+
+    trainer.data_collator = collate_or_spoil
+    trainer.add_callback(AtStep(4, lambda: spoil.append(True)))  # when step 5 has its batch
+    with pytest.raises(NotFiniteError) as stopped:
+        trainer.train()
+    checkpoint = tmp_path / "checkpoint-5"
+    assert "The loss is infinite or NaN after step 6, at a learning rate of 0.125" in str(stopped.value)
+    assert f"The last complete checkpoint is {checkpoint}." in str(stopped.value)
+    assert last_checkpoint(tmp_path) == str(checkpoint)
+    assert not (tmp_path / "checkpoint-6").exists()
+    assert len(logged(trainer, "loss")) == 5
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_weights_that_are_no_numbers_are_not_saved(saves: bool, tmp_path: Path) -> None:
+    trainer = digits_trainer(tmp_path, **(EVERY_STEP if saves else {}), max_steps=3)
+    weight = trainer.model.classifier.weight
+    spoil: list[bool] = []
+    weight.register_hook(lambda gradient: gradient * float("nan") if spoil else gradient)
+    trainer.add_callback(AtStep(3, lambda: spoil.append(True)))
+    with pytest.raises(NotFiniteError, match="The weights are infinite or NaN after step 3"):
+        trainer.train()
+    assert last_checkpoint(tmp_path) == (str(tmp_path / "checkpoint-2") if saves else None)
+    assert not (tmp_path / "checkpoint-3").exists()
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """Lets no file grow beyond so many bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_what_is_missing(file: str, tmp_path: Path) -> None:
+    class FullDisk(HfViTTrainer):
+        def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+            last = tmp_path / "checkpoint-1" / file
+            with files_end_at(last.stat().st_size - 10 if last.is_file() else resource.RLIM_INFINITY):
+                super()._save_checkpoint(model, trial)
+
+    trainer = digits_trainer(tmp_path, FullDisk, save_total_limit=1, **EVERY_STEP)
+    with pytest.raises(CheckpointError) as stopped:
+        trainer.train()
+    message = str(stopped.value)
+    assert f"{tmp_path / 'checkpoint-2'} could not be written (" in message
+    assert " kB, and " in message
+    assert f"The last complete checkpoint is {tmp_path / 'checkpoint-1'}: go on" in message
+    assert "\n" not in message
+    assert not (tmp_path / "checkpoint-2").exists()
+    digits_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=last_checkpoint(tmp_path))
+
+
+def test_a_small_file_that_is_cut_off_in_silence_is_noticed(tmp_path: Path) -> None:
+    class CutOff(HfViTTrainer):
+        def _save_rng_state(self, output_dir: str) -> None:
+            if self.state.global_step == 2:
+                truncate(Path(output_dir) / "scheduler.pt")
+            super()._save_rng_state(output_dir)
+
+    with pytest.raises(CheckpointError, match=r"could not be written \(cut off: scheduler\.pt\)"):
+        digits_trainer(tmp_path, CutOff, save_total_limit=1, **EVERY_STEP).train()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+
+
+def test_the_only_checkpoint_stays_until_the_next_one_is_complete(tmp_path: Path) -> None:
+    class Interrupted(HfViTTrainer):
+        def _save_rng_state(self, output_dir: str) -> None:
+            if self.state.global_step == 2:
+                raise KeyboardInterrupt
+            super()._save_rng_state(output_dir)
+
+    with pytest.raises(KeyboardInterrupt):
+        digits_trainer(tmp_path, Interrupted, save_total_limit=1, **EVERY_STEP).train()
+    assert (tmp_path / "checkpoint-2").is_dir()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two_checkpoints")
+    digits_trainer(folder, max_steps=2, **EVERY_STEP).train()
+    return folder
+
+
+@pytest.mark.parametrize("share", [0, 0.5, 0.999])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_with_a_truncated_file_is_skipped_with_a_warning(
+    name: str, share: float, two_checkpoints: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(two_checkpoints, tmp_path / "copy")
+    assert last_checkpoint(folder) == str(folder / "checkpoint-2")
+    truncate(folder / "checkpoint-2" / name, share)
+    assert last_checkpoint(folder) == str(folder / "checkpoint-1")
+    assert f"Skipping the incomplete checkpoint {folder / 'checkpoint-2'}: cut off: {name}." in caplog.text
+
+
+MODEL = '{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "patch_size": 8}'
+SCRIPT = (
+    *("--dataset_name", "photos", "--output_dir", "output", "--image_size", "16", "--config_overrides", MODEL),
+    *("--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none"),
+    *("--num_train_epochs", "4"),
+)
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Eight images of two classes to train on: two steps an epoch."""
+    monkeypatch.chdir(tmp_path)
+    write_pictures(tmp_path / "photos", "validation/cat/0.png", "validation/dog/0.png", seed=100)
+    return write_class_folders(tmp_path / "photos", ["cat", "dog"])
+
+
+def task_with(*callbacks: TrainerCallback) -> type[ImageClassification]:
+    """The task of the script, to whose trainings something happens."""
+
+    class Task(ImageClassification):
+        def make_trainer(self) -> HfViTTrainer:
+            trainer = super().make_trainer()
+            for callback in callbacks:
+                trainer.add_callback(callback)
+            return trainer
+
+    return Task
+
+
+def test_a_script_exits_at_a_signal_without_a_report_and_goes_on(photos: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(SystemExit) as stopped:
+        run(task_with(AtStep(3, lambda: send(signal.SIGTERM))), SCRIPT, None, said.append)
+    assert stopped.value.code == 143
+    assert not Path("output/README.md").exists()
+    assert not Path("output/model.safetensors").exists()
+    run(ImageClassification, [*SCRIPT, "--resume_from_checkpoint", "last"], None, said.append)
+    assert Path("output/README.md").is_file()
+    assert Path("output/checkpoint-8").is_dir()
+    assert said[-1] == "The model, its scores and its card: output"
+
+
+@pytest.mark.parametrize(("split", "workers", "checkpoint"), [("train", 0, 6), ("train", 1, 6), ("validation", 1, 4)])
+def test_a_script_names_an_image_that_is_lost_while_it_trains(
+    split: str, workers: int, checkpoint: int, photos: Path
+) -> None:
+    files = sorted(photos.glob(f"{split}/*/*.png"))
+
+    def damage() -> None:  # in epoch 3, which has its training images already
+        for file in files:
+            truncate(file)
+
+    options = [*SCRIPT, "--dataloader_num_workers", str(workers)]
+    with pytest.raises(SystemExit) as stopped:
+        run(task_with(AtStep(5, damage)), options, None, lambda line: None)
+    message = stopped.value.code
+    assert isinstance(message, str)
+    assert "\n" not in message
+    assert sum(f"{file} cannot be read: " in message for file in files) == 1
+    assert "truncated. " in message
+    assert f"The last complete checkpoint is output/checkpoint-{checkpoint}: go on" in message

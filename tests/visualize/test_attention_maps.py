@@ -1,0 +1,277 @@
+"""Who looks at whom agrees with what the model computes, and what is made of it with loops and matrices."""
+
+import math
+import operator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_vit import (
+    HfViTBackbone,
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForMaskedImageModeling,
+    HfViTForObjectDetection,
+    HfViTForUniversalSegmentation,
+    HfViTModel,
+)
+from hf_vit.model.pretrained import HfViTPreTrainedModel
+from hf_vit.visualize import (
+    Attention,
+    attention_distances,
+    attention_maps,
+    attention_rollout,
+    gradient_rollout,
+    patch_at,
+    record_attention,
+)
+
+from ..helpers.models import VARIANTS, pixels, small_config
+
+
+PADDED = torch.tensor([[True, True, True, False], [True, True, True, False], [False] * 4])  # 2 x 3 of 3 x 4 patches
+
+
+def lively(model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
+    """With weights that make attention uneven, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            parameter.add_(0.25 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def by_hand(grid: tuple[int, int] = (2, 3), patch_size: tuple[int, int] = (8, 16), layers: int = 3) -> Attention:
+    """Random attention of two heads, behind one CLS token and a register."""
+    num_tokens = 2 + grid[0] * grid[1]
+    weights = torch.randn(layers, 2, num_tokens, num_tokens, generator=torch.Generator().manual_seed(0)).double()
+    return Attention((3 * weights).softmax(-1), grid, patch_size, 2, torch.eye(num_tokens).double()[0])
+
+
+def values_and_results(model: nn.Module, **inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Of each layer, what was looked at (B, heads, L, d), and what came out (B, heads, L, d), of a run as usual."""
+    seen: list[list[Tensor]] = []
+
+    def note_value(module: nn.Module, _: Any, qkv: Tensor) -> None:
+        value = qkv.chunk(3, dim=-1)[2]
+        seen.append([value])
+
+    for layer in model.base_model.encoder.layers:
+        layer.attention.qkv.register_forward_hook(note_value)
+        layer.attention.projection.register_forward_pre_hook(lambda _, inputs: seen[-1].append(inputs[0]))
+    model(**inputs)
+    biases = [layer.attention.value_bias for layer in model.base_model.encoder.layers]
+    return [
+        tuple(
+            states.unflatten(-1, (4, 8)).transpose(1, 2)
+            for states in (value if bias is None else value + bias, result)
+        )
+        for (value, result), bias in zip(seen, biases, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_the_weights_are_those_by_which_a_model_with_sdpa_sums_up_values(variant: str) -> None:
+    config = small_config(variant)
+    model = lively(HfViTModel(config))
+    inputs = {"pixel_values": pixels(config, 2, (3, 4)).double()}
+    inputs["patch_attention_mask"] = torch.stack((PADDED, torch.ones(3, 4, dtype=torch.bool)))
+    recorded = record_attention(model, **inputs)
+    assert model.config._attn_implementation == "sdpa"
+    assert [own.grid for own in recorded] == [(2, 3), (3, 4)]
+    num_prefix = config.num_prefix_tokens
+    inside = [*range(num_prefix + 3), *range(num_prefix + 4, num_prefix + 7)]  # the fourth patch is padding
+    for layer, (value, result) in enumerate(values_and_results(model, **inputs)):
+        for image, tokens in enumerate((inside, range(num_prefix + 12))):
+            weights = recorded[image].weights[layer]
+            torch.testing.assert_close(weights @ value[image, :, list(tokens)], result[image, :, list(tokens)])
+            torch.testing.assert_close(weights.sum(-1), torch.ones(4, len(tokens)).double())
+
+
+def test_an_image_in_a_padded_batch_is_as_alone() -> None:
+    config = small_config("rotary", window_size=2, global_attention_layers=[1])
+    model = lively(HfViTForImageClassification(config))
+    images, mask = pixels(config, 2, (3, 4)).double(), torch.stack((PADDED, torch.ones(3, 4, dtype=torch.bool)))
+    alone = images[:1, :, :16, :24]
+    padded, own = record_attention(model, images, mask)[0], record_attention(model, alone)[0]
+    assert (padded.grid, padded.patch_size, padded.num_prefix) == (own.grid, own.patch_size, own.num_prefix)
+    torch.testing.assert_close(padded.weights, own.weights)
+    torch.testing.assert_close(padded.pooled, own.pooled)
+    torch.testing.assert_close(
+        gradient_rollout(model, images, patch_attention_mask=mask)[0], gradient_rollout(model, alone)[0]
+    )
+
+
+@pytest.mark.parametrize("model_class", [HfViTForUniversalSegmentation, HfViTForObjectDetection])
+def test_queries_of_a_head_look_at_themselves_before_they_join(model_class: type[HfViTPreTrainedModel]) -> None:
+    config = small_config()
+    model = lively(model_class(config))
+    images = pixels(config, 2, (3, 4)).double()
+    with torch.no_grad():
+        own = model(images, output_attentions=True).attentions
+    weights = record_attention(model, images)[1].weights
+    assert weights.shape == (3, 4, 13 + 5, 13 + 5)
+    assert torch.equal(weights[1:], torch.stack(own[1:])[:, 1])
+    assert torch.equal(weights[0, :, :13, :13], own[0][1])
+    assert torch.equal(weights[0, :, 13:], torch.eye(18).double()[13:].expand(4, -1, -1))
+    assert attention_maps(record_attention(model, images)[1]).shape == (3, 4, 3, 4)
+
+
+@pytest.mark.parametrize("model_class", [HfViTBackbone, HfViTForDepthEstimation, HfViTForMaskedImageModeling])
+def test_models_of_all_tasks_look_as_the_model_inside_at_the_whole_image(
+    model_class: type[HfViTPreTrainedModel],
+) -> None:
+    config = small_config()
+    model = lively(model_class(config))
+    images = pixels(config, 1, (3, 4)).double()
+    (found,), (inside,) = record_attention(model, images), record_attention(model.base_model, images)
+    assert found.weights.shape == (3, 4, 13, 13)
+    torch.testing.assert_close(found.weights, inside.weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {0: 1.0}),
+        ({"use_distillation_token": True, "num_register_tokens": 2}, {0: 0.5, 1: 0.5}),
+        ({"pooling": "mean", "use_cls_token": False, "num_register_tokens": 1}, dict.fromkeys(range(1, 7), 1 / 6)),
+        ({"pooling": "attention"}, dict.fromkeys(range(1, 7), 1 / 6)),
+        ({"pooling": "cls_mean"}, {0: 0.5, **dict.fromkeys(range(1, 7), 1 / 12)}),
+    ],
+)
+def test_an_image_is_summed_up_by_what_the_model_pools(options: dict[str, Any], expected: dict[int, float]) -> None:
+    config = small_config(**options)
+    (recorded,) = record_attention(HfViTModel(config).eval(), pixels(config, 1, (2, 3)))
+    shares = torch.zeros(config.num_prefix_tokens + 6)
+    for token, share in expected.items():
+        shares[token] = share
+    torch.testing.assert_close(recorded.pooled, shares)
+
+
+def test_half_precision_is_recorded_in_float32() -> None:
+    config = small_config()
+    (recorded,) = record_attention(HfViTModel(config).bfloat16().eval(), pixels(config, 1))
+    assert (recorded.weights.dtype, recorded.pooled.dtype) == (torch.float32, torch.float32)
+
+
+def test_maps_show_what_one_patch_or_the_cls_token_looks_at() -> None:
+    attention = by_hand()
+    for patch, token in ((None, 0), ((0, 0), 2), ((1, 2), 7)):
+        maps = attention_maps(attention, patch)
+        assert maps.shape == (3, 2, 2, 3)
+        for row in range(2):
+            for column in range(3):
+                looked = attention.weights[:, :, token, 2 + 3 * row + column]
+                torch.testing.assert_close(maps[:, :, row, column], looked)
+
+
+def test_rollout_is_the_product_of_matrices() -> None:
+    attention = by_hand()
+    product = torch.eye(8).double()
+    for layer in attention.weights:
+        product = (layer.mean(0) + torch.eye(8)) / 2 @ product
+    for patch, token in ((None, 0), ((1, 0), 5)):
+        torch.testing.assert_close(attention_rollout(attention, patch), product[token, 2:].view(2, 3))
+
+
+def test_distance_is_the_mean_over_looks_in_pixels() -> None:
+    attention = by_hand(grid=(2, 3), patch_size=(8, 16))
+    distances = attention_distances(attention)
+    assert distances.shape == (3, 2)
+    for layer in range(3):
+        for head in range(2):
+            means = []
+            for looker in range(6):
+                looks = attention.weights[layer, head, 2 + looker, 2:].tolist()
+                steps = [
+                    math.hypot(8 * (looker // 3 - other // 3), 16 * (looker % 3 - other % 3)) for other in range(6)
+                ]
+                means.append(sum(map(operator.mul, looks, steps)) / sum(looks))
+            assert distances[layer, head].item() == pytest.approx(sum(means) / 6, rel=1e-12)
+
+
+def forward(model: HfViTForImageClassification, images: Tensor, nudges: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """A classifier written out, with something added to its attention; returns logits and attention as it was."""
+    inside, recorded = model.model, []
+    states, _ = inside.embed(images)
+    for layer, nudge in zip(inside.encoder.layers, nudges, strict=True):
+        query, key, value = layer.attention.qkv(layer.norm1(states)).unflatten(-1, (3, 4, 8)).unbind(2)
+        weights = (torch.einsum("blnd,bknd->bnlk", query, key) / math.sqrt(8)).softmax(-1)
+        recorded.append(weights)
+        attended = torch.einsum("bnlk,bknd->blnd", weights + nudge, value).flatten(2)
+        states = states + layer.attention.projection(attended)
+        states = states + layer.mlp(layer.norm2(states))
+    return model.classifier(inside.norm(states)[:, 0]), recorded
+
+
+@torch.no_grad()
+def test_gradient_rollout_agrees_with_differences_of_nudged_attention() -> None:
+    config = small_config()
+    model = lively(HfViTForImageClassification(config))
+    image, class_number, step = pixels(config, 1, (2, 3)).double(), 3, 1e-5
+    nothing = [torch.zeros(1, 4, 7, 7).double()] * 3
+    logits, weights = forward(model, image, nothing)
+    torch.testing.assert_close(logits, model(image).logits)
+    relevance = torch.eye(7).double()
+    for number in range(3):
+        nudges = [*nothing]
+        nudges[number] = step * torch.eye(4 * 7 * 7).double().view(-1, 4, 7, 7)
+        images = image.expand(4 * 7 * 7, -1, -1, -1)
+        above = forward(model, images, nudges)[0][:, class_number]
+        nudges[number] = -nudges[number]
+        below = forward(model, images, nudges)[0][:, class_number]
+        gradient = ((above - below) / (2 * step)).view(4, 7, 7)
+        relevance = relevance + (weights[number][0] * gradient).clamp(min=0).mean(0) @ relevance
+    (heat,) = gradient_rollout(model, image, [class_number])
+    torch.testing.assert_close(heat, relevance[0, 1:].view(2, 3), rtol=1e-6, atol=1e-9)
+    assert heat.max() > 5 * heat.min()
+
+
+def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest_class() -> None:
+    config = small_config("registers", drop_path_rate=0.0)
+    model = lively(HfViTForImageClassification(config))
+    images = pixels(config, 2).double()
+    likeliest = model(images).logits.argmax(1).tolist()
+    expected = gradient_rollout(model, images, likeliest)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model.requires_grad_(False)
+    with torch.no_grad():
+        found = gradient_rollout(model, images)
+    torch.testing.assert_close(found, expected)
+    assert not images.requires_grad
+    others = gradient_rollout(model, images, [(number + 1) % 5 for number in likeliest])
+    assert not torch.allclose(others[0], expected[0])
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "cls_mean"])
+def test_nothing_speaks_for_a_class_that_all_images_have_alike(pooling: str) -> None:
+    model = HfViTForImageClassification(small_config(pooling=pooling)).eval()  # its classifier is zero
+    (heat,) = gradient_rollout(model, pixels(model.config, 1), [0])
+    assert torch.equal(heat, torch.zeros(4, 4))
+
+
+def test_what_cannot_be_looked_at_is_refused() -> None:
+    config = small_config()
+    classifier = HfViTForImageClassification(config).eval()
+    for look in (record_attention, gradient_rollout):
+        with pytest.raises(ValueError, match=r"Call model\.eval\(\)"):
+            look(HfViTForImageClassification(config).train(), pixels(config))
+    with pytest.raises(ValueError, match="HfViTForDepthEstimation gives images no class"):
+        gradient_rollout(HfViTForDepthEstimation(config).eval(), pixels(config))
+    for wrong in ([5, 0], [0], [-1, 0]):
+        with pytest.raises(ValueError, match="must hold a number from 0 to 4 for each of 2 images"):
+            gradient_rollout(classifier, pixels(config), wrong)
+    with pytest.raises(ValueError, match=r"no patch \(2, 0\) \(row, column\) in a grid of 2 x 3"):
+        attention_maps(by_hand(), (2, 0))
+
+
+def test_a_point_lies_on_one_patch_or_outside() -> None:
+    assert patch_at((0, 0), (427, 640), (2, 3)) == (0, 0)
+    assert patch_at((639.9, 426), (427, 640), (2, 3)) == (1, 2)
+    assert patch_at((220, 213), (427, 640), (2, 3)) == (0, 1)
+    for point in ((640, 0), (0, 427), (-1, 5)):
+        with pytest.raises(ValueError, match="outside an image of 640 x 427 pixels"):
+            patch_at(point, (427, 640), (2, 3))

@@ -1,0 +1,145 @@
+"""Colours, similarities, positions and filters agree with scikit-learn and with loops."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from torch import Tensor
+
+from hf_vit import HfViTForDepthEstimation, HfViTModel
+from hf_vit.visualize import feature_colours, patch_features, patch_filters, patch_similarity, position_similarity
+from hf_vit.visualize.features import principal_components
+
+from ..helpers.models import pixels, small_config
+
+
+def random_features(*grids: tuple[int, int], size: int = 6) -> list[Tensor]:
+    """Features of images, with a deviation of their own along each dimension."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(*grid, size, generator=generator).double() * torch.arange(1, size + 1) + 5 for grid in grids]
+
+
+def cosine(first: Tensor, second: Tensor) -> float:
+    return float((first * second).sum() / (first.square().sum() * second.square().sum()).sqrt())
+
+
+def project(rows: np.ndarray, count: int) -> np.ndarray:
+    """Rows along scikit-learn's components, whose largest entries are made positive."""
+    pca = PCA(count, svd_solver="full").fit(rows)
+    largest = np.take_along_axis(pca.components_, np.abs(pca.components_).argmax(1, keepdims=True), 1)
+    return pca.transform(rows) * np.sign(largest[:, 0])
+
+
+def spread(values: np.ndarray) -> np.ndarray:
+    return (values - values.min(0)) / (values.max(0) - values.min(0))
+
+
+def test_features_are_the_patches_of_the_last_hidden_state_without_padding() -> None:
+    config = small_config("registers")
+    model = HfViTForDepthEstimation(config).eval()
+    images, mask = pixels(config, 2, (3, 4)), torch.ones(2, 3, 4, dtype=torch.bool)
+    mask[0, 2:], mask[0, :, 3:] = False, False
+    first, second = patch_features(model, images, mask)
+    assert (first.shape, second.shape) == ((2, 3, 32), (3, 4, 32))
+    hidden_states = model.base_model(images, patch_attention_mask=mask).last_hidden_state
+    for row in range(2):
+        for column in range(3):
+            torch.testing.assert_close(first[row, column], hidden_states[0, 4 + 4 * row + column])
+    torch.testing.assert_close(first, patch_features(model, images[:1, :, :16, :24])[0], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"Call model\.eval\(\)"):
+        patch_features(model.train(), images)
+
+
+def test_similarity_is_the_cosine_with_each_patch() -> None:
+    (features,) = random_features((3, 4))
+    similarity = patch_similarity(features, (1, 2))
+    assert similarity.shape == (3, 4)
+    for row in range(3):
+        for column in range(4):
+            assert float(similarity[row, column]) == pytest.approx(cosine(features[1, 2], features[row, column]))
+    with pytest.raises(ValueError, match=r"no patch \(0, 4\)"):
+        patch_similarity(features, (0, 4))
+
+
+def test_colours_are_the_principal_components_of_all_images_together() -> None:
+    features = random_features((3, 4), (5, 2))
+    rows = np.concatenate([own.reshape(-1, 6).numpy() for own in features])
+    expected = spread(project(rows, 3))
+    first, second = feature_colours(features)
+    np.testing.assert_allclose(first, expected[:12].reshape(3, 4, 3), atol=1e-9)
+    np.testing.assert_allclose(second, expected[12:].reshape(5, 2, 3), atol=1e-9)
+
+
+def test_the_background_is_where_the_borders_are_and_has_no_part_in_the_colours() -> None:
+    features = random_features((6, 8), (4, 5))
+    for own in features:
+        own[1:-1, 1:-1] += torch.tensor([40.0, 0, -40, 0, 0, 40])
+    inside = np.concatenate([own[1:-1, 1:-1].reshape(-1, 6).numpy() for own in features])
+    expected = spread(project(inside, 3))
+    first, second = feature_colours(features, 0.5)
+    for own, shown in ((first, expected[:24].reshape(4, 6, 3)), (second, expected[24:].reshape(2, 3, 3))):
+        np.testing.assert_allclose(own[1:-1, 1:-1], shown, atol=1e-9)
+        assert int(own.isnan().all(-1).sum()) == own.shape[0] * own.shape[1] - shown.shape[0] * shown.shape[1]
+    mirrored, _ = feature_colours([-own for own in features], 0.5)
+    assert torch.equal(mirrored.isnan(), first.isnan())
+
+
+def test_too_few_patches_for_three_colours_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"2 patches above foreground_threshold=0\.99, of 6 features, have no 3"):
+        feature_colours(random_features((3, 4)), 0.99)
+    with pytest.raises(ValueError, match="3 patches, of 6 features"):
+        feature_colours(random_features((1, 3)))
+
+
+def test_like_patches_have_one_colour() -> None:
+    assert torch.equal(feature_colours([torch.ones(2, 3, 6)])[0], torch.zeros(2, 3, 3).double())
+
+
+@pytest.mark.parametrize("shape", [(20, 6), (4, 6)])
+def test_principal_components_are_scikit_learns(shape: tuple[int, int]) -> None:
+    rows = random_features((shape[0], 1), size=shape[1])[0][:, 0]
+    components, shares = principal_components(rows, 3)
+    expected = PCA(3, svd_solver="full").fit(rows.numpy())
+    np.testing.assert_allclose(components.abs(), np.abs(expected.components_), atol=1e-9)
+    np.testing.assert_allclose(shares, expected.explained_variance_ratio_, atol=1e-12)
+    assert bool((components.gather(1, components.abs().argmax(1, keepdim=True)) > 0).all())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"image_size": (16, 24)},
+        {"image_size": (16, 24), "num_register_tokens": 2, "use_distillation_token": True},
+        {"image_size": (16, 24), "prefix_has_position": False},
+        {"image_size": (16, 24), "position_embedding_type": "sincos2d"},
+        {"image_size": (16, 24), "position_embedding_type": "learned+rotary"},
+    ],
+)
+def test_positions_are_compared_each_with_each(options: dict[str, Any]) -> None:
+    model = HfViTModel(small_config(**options))
+    similarity = position_similarity(model.requires_grad_(False))
+    assert similarity.shape == (2, 3, 2, 3)
+    embeddings = model.embeddings.positions((2, 3))[0, model.config.num_prefix_tokens :]
+    for one in range(6):
+        for other in range(6):
+            found = float(similarity[one // 3, one % 3, other // 3, other % 3])
+            assert found == pytest.approx(cosine(embeddings[one], embeddings[other]), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["rotary", "none"])
+def test_positions_that_are_not_in_a_table_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"position_embedding_type='{kind}' adds no positions"):
+        position_similarity(HfViTModel(small_config(position_embedding_type=kind)))
+
+
+def test_filters_are_the_principal_components_of_the_kernels() -> None:
+    model = HfViTForDepthEstimation(small_config("sincos", num_channels=3))  # patches of 8 x 16 pixels
+    filters = patch_filters(model, 5)
+    assert filters.shape == (5, 8, 16, 3)
+    kernels = model.model.embeddings.patch_embeddings.projection.weight.detach().permute(0, 2, 3, 1).flatten(1)
+    expected = PCA(5, svd_solver="full").fit(kernels.double().numpy()).components_
+    np.testing.assert_allclose(filters.flatten(1).abs(), np.abs(expected), atol=1e-9)
+    assert patch_filters(model).shape[0] == 28
+    assert patch_filters(model, 1000).shape[0] == 32

@@ -1,0 +1,252 @@
+"""Pictures of dense predictions show what they should, in the right colours."""
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_vit.visualize import (
+    MAX_ROWS,
+    colour_depth,
+    draw_class_scores,
+    draw_depth,
+    draw_panoptic,
+    draw_reconstructions,
+    draw_segmentation,
+    overlay_segmentation,
+    overlay_segments,
+    segmentation_palette,
+)
+
+
+GREY = np.array([128, 128, 128])
+NAMES = ["sky", "$5_$", "cat", "unseen"]
+PALETTE = segmentation_palette(4)
+BLACK, WIDE = np.zeros((60, 60, 3), np.uint8), np.zeros((40, 80, 3), np.uint8)
+
+
+def texts(file: Path) -> list[str]:
+    """What is written in an SVG of matplotlib."""
+    return [line.strip()[5:-4] for line in file.read_text().splitlines() if line.strip().startswith("<!-- ")]
+
+
+def columns(file: Path, count: int) -> list[np.ndarray]:
+    """A picture's first row, in as many parts."""
+    with Image.open(file) as picture:
+        return np.array_split(np.asarray(picture.convert("RGB")), count, axis=1)
+
+
+def holds(part: np.ndarray, colour: np.ndarray) -> bool:
+    return bool((np.abs(part.astype(int) - colour) <= 1).all(axis=-1).mean() > 0.05)
+
+
+def test_palette_is_fixed_and_its_colours_differ() -> None:
+    palette = segmentation_palette(150)
+    assert palette[:3].tolist() == [[0, 114, 178], [230, 159, 0], [0, 158, 115]]
+    for num_labels in (0, 1, 6, 20):
+        assert np.array_equal(segmentation_palette(num_labels), palette[:num_labels])
+    assert len(np.unique(palette, axis=0)) == 150
+    distances = np.linalg.norm(palette[:20, None].astype(float) - [*palette[:20], GREY], axis=-1)
+    assert np.sort(distances, axis=1)[:, 1].min() > 50
+
+
+@pytest.mark.parametrize("opacity", [1.0, 0.25])
+def test_overlay_gives_each_class_its_colour_and_shows_the_image_through(opacity: float) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
+    labels = np.arange(54).reshape(6, 9) % 4
+    labels[0, :2] = 255, -1
+    expected = (1 - opacity) * image + opacity * PALETTE[labels % 4]
+    expected[0, :2] = (1 - opacity) * image[0, :2] + opacity * GREY
+    picture = overlay_segmentation(image, torch.from_numpy(labels), PALETTE, opacity)
+    assert picture.dtype == np.uint8
+    assert np.abs(picture - expected).max() <= 0.5
+    for same in (Image.fromarray(image), torch.from_numpy(image).permute(2, 0, 1)):
+        assert np.array_equal(overlay_segmentation(same, labels, PALETTE, opacity), picture)
+
+
+def test_images_that_cannot_be_drawn_on_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"size 60x60 \(height x width\), its segmentation of 40x80"):
+        overlay_segmentation(BLACK, np.zeros((40, 80)), PALETTE)
+    with pytest.raises(ValueError, match=r"uint8, not Tensor \(3, 4, 4\) of torch.float32"):
+        overlay_segmentation(torch.rand(3, 4, 4), np.zeros((4, 4)), PALETTE)
+    with pytest.raises(ValueError, match="There is no image to draw"):
+        draw_segmentation([], [], [], NAMES, "no.png")
+
+
+def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(tmp_path: Path) -> None:
+    targets, predictions = [np.full((60, 60), 1), np.full((40, 80), 255)], [np.full((60, 60), 2), np.zeros((40, 80))]
+    for name in ("picture.png", "picture.svg"):
+        draw_segmentation([BLACK, WIDE], predictions, targets, NAMES, tmp_path / name)
+    image, truth, prediction = columns(tmp_path / "picture.png", 3)
+    assert holds(image, np.zeros(3))
+    for part, seen, unseen in ((truth, [PALETTE[1], GREY], PALETTE[2]), (prediction, PALETTE[[2, 0]], PALETTE[1])):
+        assert all(holds(part, 0.7 * colour) for colour in seen)
+        assert not holds(part, 0.7 * unseen)
+    assert texts(tmp_path / "picture.svg") == ["image", "truth", "prediction", "sky", "$5_$", "cat", "ignored"]
+
+
+def test_a_picture_has_no_more_rows_than_can_be_seen(tmp_path: Path) -> None:
+    heights = []
+    for count in (MAX_ROWS - 1, MAX_ROWS, MAX_ROWS + 1):
+        maps = [np.zeros((60, 60))] * count
+        draw_segmentation([BLACK] * count, maps, None, NAMES, tmp_path / "picture.png")
+        with Image.open(tmp_path / "picture.png") as picture:
+            heights.append(picture.height)
+    assert heights[0] < heights[1] == heights[2]
+
+
+def boxes(*places: tuple[slice, slice]) -> np.ndarray:
+    masks = np.zeros((len(places), 60, 60), dtype=bool)
+    for mask, place in zip(masks, places, strict=True):
+        mask[place] = True
+    return masks
+
+
+MASKS = boxes(np.s_[:, :30], np.s_[10:50, 32:58], np.s_[0:2, 40:42])
+
+
+def test_segments_have_their_colour_and_an_outline() -> None:
+    picture = overlay_segments(BLACK, MASKS[:2], [0, 2], PALETTE, opacity=0.5)
+    assert np.abs(picture[30, 10] - PALETTE[0] / 2).max() <= 0.5
+    assert np.abs(picture[30, 45] - PALETTE[2] / 2).max() <= 0.5
+    for y, x in ((30, 29), (10, 40), (30, 32)):
+        assert (picture[y, x] == 255).all()
+    for y, x in ((30, 31), (5, 45), (0, 45)):
+        assert (picture[y, x] == 0).all()  # belongs to none
+    assert np.abs(picture[0, 10] - PALETTE[0] / 2).max() <= 0.5  # the border of the image is no outline
+
+
+def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> None:
+    ids = np.full((60, 60), -1)
+    for number, mask in enumerate(MASKS):
+        ids[mask] = number
+    labels, scores = [0, 1, 2], [0.75, 0.5, 0.9]
+    info = [{"id": i, "label_id": labels[i], "score": scores[i]} for i in range(3)]
+    target = {"masks": MASKS[:1], "class_labels": [3]}
+    predictions = {
+        "panoptic": {"segmentation": torch.from_numpy(ids), "segments_info": info},
+        "instances": {"masks": torch.from_numpy(MASKS), "class_labels": labels, "scores": scores},
+    }
+    for name, prediction in predictions.items():
+        draw_panoptic([BLACK], [prediction], [target], NAMES, tmp_path / f"{name}.svg")
+        titles = ["image", "truth", "prediction"]
+        written = sorted([*titles, "unseen", "sky 0.75", "$5_$ 0.50", *NAMES])
+        assert sorted(texts(tmp_path / f"{name}.svg")) == written
+        draw_panoptic([BLACK], [prediction], [target], NAMES, tmp_path / f"{name}.png")
+    panoptic, instances = (columns(tmp_path / f"{name}.png", 1)[0] for name in predictions)
+    assert np.array_equal(panoptic, instances)
+    empty = {"masks": MASKS[:0], "class_labels": [], "scores": []}
+    draw_panoptic([BLACK], [empty], None, NAMES, tmp_path / "empty.svg")
+    assert texts(tmp_path / "empty.svg") == ["image", "prediction"]
+
+
+def test_near_is_bright_and_invalid_is_grey() -> None:
+    colours = colour_depth([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]], lowest=1, highest=3)
+    assert colours.shape == (2, 4, 3)
+    assert colours.dtype == np.uint8
+    brightness = colours[0].astype(int).sum(axis=-1)
+    assert brightness[0] > brightness[1] > brightness[2] == brightness[3]
+    assert (colours[1] == GREY).all()
+    with warnings.catch_warnings(action="error"):
+        flat = colour_depth([[2.0, 3.0, 0.0]], 2, 2)[0]  # a flat wall has no span
+    assert (flat[0] == flat[1]).all()
+    assert (flat[2] == GREY).all()
+
+
+def test_depth_stands_beside_the_truth_in_the_same_colours(tmp_path: Path) -> None:
+    truth = np.linspace(1, 5, 60)[:, None].repeat(60, axis=1)
+    truth[:, 40:] = np.nan
+    wrong = np.where(np.arange(60) < 20, 2 * truth, truth)
+    pictures = {}
+    for name, prediction in {"right": np.nan_to_num(truth), "wrong": wrong}.items():
+        for suffix in ("png", "svg"):
+            draw_depth(
+                [BLACK, WIDE],
+                [prediction, np.ones((40, 80))],
+                [truth, np.ones((40, 80))],
+                tmp_path / f"{name}.{suffix}",
+            )
+        pictures[name] = columns(tmp_path / f"{name}.png", 1)[0]
+    written = texts(tmp_path / "right.svg")
+    words = [text for text in written if text.isalpha()]
+    assert words == ["image", "truth", "prediction", "metres", "error", "metres"]
+    assert written.count("share of the truth") == 2
+    changed = (pictures["right"] != pictures["wrong"]).any(axis=(0, 2))
+    width = len(changed)
+    assert not changed[: width * 2 // 5].any()  # image and truth
+    assert changed[width // 2 : width * 3 // 5].any()
+    assert holds(pictures["right"][:, : width // 2], GREY)
+    assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # no error is black
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_depth_without_a_common_scale_or_truth_has_no_error(relative: bool, tmp_path: Path) -> None:
+    values = np.linspace(1, 5, 3600).reshape(60, 60)
+    draw_depth([BLACK], [values], None, tmp_path / "alone.svg", relative=relative)
+    words = [text for text in texts(tmp_path / "alone.svg") if text.isalpha()]
+    assert words == ["image", "prediction", *(["far", "near", "relative"] if relative else ["metres"])]
+    draw_depth([BLACK], [1 / values], [values], tmp_path / "both.png", relative=True)
+    truth, prediction = columns(tmp_path / "both.png", 3)[1:]
+    assert np.unique(truth.reshape(-1, 3), axis=0).shape[0] > 50
+    assert np.unique(prediction.reshape(-1, 3), axis=0).shape[0] > 50
+
+
+@pytest.mark.parametrize("invalid", [0.0, math.nan])
+def test_depth_without_a_valid_pixel_is_drawn(invalid: float, tmp_path: Path) -> None:
+    depth = np.full((60, 60), invalid)
+    for relative in (False, True):
+        draw_depth([BLACK], [np.zeros((60, 60))], [depth], tmp_path / "picture.png", relative=relative)
+        assert holds(columns(tmp_path / "picture.png", 1)[0], GREY)
+
+
+@pytest.mark.parametrize(
+    ("draw", "prediction"),
+    [
+        (lambda *inputs: draw_depth(*inputs), np.ones((40, 80))),
+        (lambda *inputs: draw_segmentation(*inputs[:3], NAMES, inputs[3]), np.ones((40, 80))),
+        (
+            lambda *inputs: draw_panoptic(*inputs[:3], NAMES, inputs[3]),
+            {"masks": np.zeros((1, 40, 80)), "class_labels": [0]},
+        ),
+    ],
+)
+def test_a_prediction_of_another_size_is_refused(draw: Callable[..., None], prediction: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"size 60x60 .* of 40x80\. Bring it to the image's size"):
+        draw([BLACK], [prediction], None, tmp_path / "no.png")
+
+
+def test_class_scores_are_ranked_with_their_mean(tmp_path: Path) -> None:
+    scores = {"sky": 0.25, "$5_$": math.nan, "cat": 0.75}
+    draw_class_scores(scores, tmp_path / "scores.svg", label="Dice")
+    written = texts(tmp_path / "scores.svg")
+    assert [text for text in written if text in scores] == ["cat", "sky", "$5_$"]
+    for text in ("0.250", "0.750", "does not occur", "mean 0.500", "Dice"):
+        assert text in written
+    draw_class_scores({"cat": math.nan}, tmp_path / "absent.png")
+    with pytest.raises(ValueError, match="There is no class to draw"):
+        draw_class_scores({}, tmp_path / "no.png")
+
+
+def test_a_reconstruction_shows_what_was_seen_as_it_is_and_the_rest_as_predicted(tmp_path: Path) -> None:
+    image, predicted = torch.full((3, 40, 80), 0.5), torch.full((3, 40, 80), -1.0)  # white and black
+    mask = torch.tensor([[True, False], [True, False]])
+    file = tmp_path / "reconstruction.png"
+    draw_reconstructions([image], [mask], [predicted], [0.75] * 3, 0.5, file)
+    seen, left, filled = columns(file, 3)
+    middle, quarter = seen.shape[0] // 2, seen.shape[1] // 4
+    for picture, expected in ((seen, (255, 255)), (left, (128, 255)), (filled, (64, 255))):
+        found = [picture[middle, place] for place in (quarter, 3 * quarter)]
+        np.testing.assert_allclose(found, [[level] * 3 for level in expected], atol=1)
+
+
+def test_a_reconstruction_of_several_bands_shows_the_first(tmp_path: Path) -> None:
+    image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)
+    draw_reconstructions([image], [mask], [image], [0.5] * 4, [0.5] * 4, tmp_path / "bands.png")
+    draw_reconstructions([image[:1]], [mask], [image[:1]], 0.5, 0.5, tmp_path / "grey.png")
+    assert (tmp_path / "bands.png").read_bytes() == (tmp_path / "grey.png").read_bytes()

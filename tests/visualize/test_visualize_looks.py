@@ -1,0 +1,226 @@
+"""Pictures of what models look at show what they should, and the script draws them from photos and saved models."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
+
+from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit.training.models import whole_image_processor
+from hf_vit.visualize import (
+    draw_attention,
+    draw_attention_distances,
+    draw_feature_colours,
+    draw_heat,
+    draw_patch_filters,
+    draw_position_similarity,
+    gradient_rollout,
+    overlay_heat,
+    record_attention,
+)
+from hf_vit.visualize.looks import kinds_of, open_to_look
+from hf_vit.visualize.mosaics import mosaic
+
+from ..helpers.models import small_config
+from ..scripts.test_demo import load_script
+from .test_visualize import columns, holds, texts
+
+
+GREY = np.full((300, 600, 3), 200, np.uint8)
+HEAT = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, 9.0]])
+
+
+def read(file: Path) -> np.ndarray:
+    with Image.open(file) as picture:
+        return np.asarray(picture.convert("RGB")).astype(int)
+
+
+def test_heat_is_bright_where_values_are_high_and_shows_the_image_through() -> None:
+    picture = overlay_heat(GREY, torch.from_numpy(HEAT))
+    assert picture.shape == GREY.shape
+    brightness = picture.astype(int).sum(-1)
+    middles = brightness[75::150, 100::200]
+    assert (np.diff(middles.ravel()) > 0).all()
+    assert np.array_equal(overlay_heat(GREY, HEAT, opacity=0), GREY)
+    assert np.array_equal(overlay_heat(GREY, np.ones((2, 3))), overlay_heat(GREY, np.zeros((2, 3))))
+    assert overlay_heat(np.zeros((28, 14, 3), np.uint8), HEAT).shape == (480, 240, 3)
+
+
+@pytest.mark.parametrize("patch", [(0, 0), (1, 2)])
+def test_the_patch_that_is_meant_is_marked(patch: tuple[int, int], tmp_path: Path) -> None:
+    draw_heat(GREY, HEAT, "$5_$", tmp_path / "plain.png")
+    draw_heat(GREY, HEAT, "$5_$", tmp_path / "marked.png", patch)
+    draw_heat(GREY, HEAT, "$5_$", tmp_path / "marked.svg", patch)
+    assert texts(tmp_path / "marked.svg")[:2] == ["image", "$5_$"]
+    plain, marked = read(tmp_path / "plain.png"), read(tmp_path / "marked.png")
+    middle = plain.shape[1] * 100 // 228  # between the panels; the bar has 0.28 of the width of each
+    inside = (plain[:, :middle] == 200).all(-1)
+    top, *_, bottom = np.flatnonzero(inside.mean(1) > 0.5)
+    left, *_, right = np.flatnonzero(inside.mean(0) > 0.5)
+    changed = (plain != marked).any(-1)
+    y, x = (float(numbers.mean()) for numbers in np.nonzero(changed[:, :middle]))
+    assert (x - left) / (right - left) == pytest.approx((patch[1] + 0.5) / 3, abs=0.02)
+    assert (y - top) / (bottom - top) == pytest.approx((patch[0] + 0.5) / 2, abs=0.02)
+    assert changed[:, middle:].any()  # in the other panel too
+
+
+def test_a_mosaic_puts_maps_into_rows_and_columns() -> None:
+    maps = np.arange(2 * 3 * 2 * 4).reshape(2, 3, 2, 4)
+    whole = mosaic(maps)
+    assert whole.shape == (2 * 3 - 1, 3 * 5 - 1)
+    for row in range(2):
+        for column in range(3):
+            assert np.array_equal(whole[3 * row : 3 * row + 2, 5 * column : 5 * column + 4], maps[row, column])
+    assert np.isnan(whole).sum() == whole.size - maps.size
+    assert np.array_equal(mosaic(maps[..., None].repeat(3, -1))[..., 1], whole, equal_nan=True)
+
+
+def test_attention_has_a_row_for_each_layer_and_a_column_for_each_head(tmp_path: Path) -> None:
+    maps = np.random.default_rng(0).random((5, 4, 2, 3))
+    draw_attention(GREY, maps, tmp_path / "attention.svg")
+    written = texts(tmp_path / "attention.svg")
+    assert sorted(written) == sorted(["1", "2", "3", "4", "head", "1", "2", "3", "4", "5", "layer"])
+    scaled = maps * np.arange(1, 5)[:, None, None]  # each head has its own span
+    draw_attention(GREY, maps, tmp_path / "attention.png")
+    draw_attention(GREY, scaled, tmp_path / "scaled.png")
+    assert np.array_equal(read(tmp_path / "attention.png"), read(tmp_path / "scaled.png"))
+
+
+def test_distances_have_a_place_for_each_layer(tmp_path: Path) -> None:
+    draw_attention_distances(torch.rand(3, 4), 0.5, tmp_path / "distance.svg")
+    written = texts(tmp_path / "distance.svg")
+    for text in ("1", "2", "3", "layer", "mean attention distance in pixels", "everywhere alike"):
+        assert text in written
+
+
+def test_many_positions_are_drawn_evenly_spread(tmp_path: Path) -> None:
+    draw_position_similarity(np.random.default_rng(0).random((2, 27, 2, 27)), tmp_path / "positions.svg")
+    written = texts(tmp_path / "positions.svg")
+    assert [text for text in written if text.isdigit()][:14] == [str(number) for number in range(1, 28, 2)]
+
+
+def test_filters_are_grey_where_they_are_0(tmp_path: Path) -> None:
+    filters = np.zeros((9, 4, 6, 3))
+    filters[:, :2, :, 0] = 1
+    draw_patch_filters(filters, tmp_path / "filters.png")
+    (picture,) = columns(tmp_path / "filters.png", 1)
+    for colour in ((128, 128, 128), (255, 128, 128), (255, 255, 255)):
+        assert holds(picture, np.array(colour))
+    draw_patch_filters(filters[..., :1], tmp_path / "one.png")  # and of one channel
+    assert holds(columns(tmp_path / "one.png", 1)[0], np.array([255, 255, 255]))
+
+
+def test_patches_have_their_colours_and_the_background_is_grey(tmp_path: Path) -> None:
+    colours = torch.tensor([[[1.0, 0, 0], [0, 0, 1]], [[torch.nan] * 3, [0, 1, 0]]])
+    draw_feature_colours([GREY, GREY[:, :300]], [colours, colours], tmp_path / "pca.png")
+    (_, patches) = columns(tmp_path / "pca.png", 2)
+    for colour in ((255, 0, 0), (0, 0, 255), (128, 128, 128), (0, 255, 0)):
+        assert holds(patches, np.array(colour))
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier, a depth model of rotary positions, and two photos of different shapes."""
+    folder = tmp_path_factory.mktemp("looks")
+    torch.manual_seed(0)
+    names = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}, "num_labels": 2}
+    classifier = HfViTForImageClassification(small_config(**names))
+    torch.nn.init.normal_(classifier.classifier.weight)
+    models = {"pets": classifier, "rooms": HfViTForDepthEstimation(small_config("rotary"))}
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        HfViTImageProcessor.for_model(model.config).save_pretrained(folder / name)
+    generator = np.random.default_rng(0)
+    (folder / "photos").mkdir()
+    for name, shape in {"a": (60, 90, 3), "b": (90, 50, 3)}.items():
+        Image.fromarray(generator.integers(0, 256, shape, dtype=np.uint8)).save(folder / "photos" / f"{name}.png")
+    return folder
+
+
+def look(workplace: Path, model: str, output: Path, *options: str, photos: str = "photos") -> list[str]:
+    """Runs the script; returns what it has written."""
+    load_script("visualize").main(
+        [str(workplace / model), str(workplace / photos), "--output_dir", str(output), *options]
+    )
+    return sorted(file.name for file in output.iterdir())
+
+
+def test_the_script_draws_all_kinds_that_a_model_has(
+    workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = look(workplace, "pets", tmp_path / "pets")
+    each = ("attention", "rollout", "saliency", "similarity")
+    together = ["distance.png", "filters.png", "pca.png", "positions.png"]
+    assert written == sorted([f"{name}_{kind}.png" for name in "ab" for kind in each] + together)
+    assert sorted(Path(line).name for line in capsys.readouterr().out.splitlines()) == written
+    assert all(read(tmp_path / "pets" / name).std() > 5 for name in written)
+    without_table = HfViTForDepthEstimation(small_config("rotary"))
+    assert kinds_of(without_table) == ["attention", "rollout", "similarity", "distance", "pca", "filters"]
+
+
+def test_the_script_searches_a_photo_seen_as_a_whole_for_a_class(workplace: Path, tmp_path: Path) -> None:
+    options = ["--kinds", "saliency", "--image_size", "48", "--class_name", "dog"]
+    look(workplace, "pets", tmp_path, *options, photos="photos/a.png")
+    model = HfViTForImageClassification.from_pretrained(workplace / "pets").eval()
+    processor = HfViTImageProcessor.from_pretrained(workplace / "pets", size={"height": 48, "width": 72})
+    photo = Image.open(workplace / "photos" / "a.png")
+    (heat,) = gradient_rollout(model, processor(photo, return_tensors="pt").pixel_values, [1])
+    assert heat.shape == (6, 9)
+    draw_heat(photo, heat, "saliency for dog", tmp_path / "expected.png")
+    assert np.abs(read(tmp_path / "a_saliency.png") - read(tmp_path / "expected.png")).max() <= 3
+
+
+def test_a_point_changes_what_looks_and_what_is_compared(workplace: Path, tmp_path: Path) -> None:
+    kinds, photo = ["--kinds", "attention", "rollout", "similarity"], "photos/a.png"
+    written = look(workplace, "rooms", tmp_path / "whole", *kinds, photos=photo)
+    assert look(workplace, "rooms", tmp_path / "point", *kinds, "--point", "45,5", photos=photo) == written
+    for name in written:
+        assert not np.array_equal(read(tmp_path / "whole" / name), read(tmp_path / "point" / name))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("rooms", ["--kinds", "saliency"], "HfViTForDepthEstimation gives images no class"),
+        ("rooms", ["--kinds", "positions"], "position_embedding_type='rotary' adds no positions"),
+        ("pets", ["--kinds", "saliency", "--class_name", "cow"], "knows no class 'cow', but cat, dog"),
+        ("pets", ["--kinds", "rollout", "--point", "70,5"], "70,5 .* outside an image of 50 x 90"),
+        ("pets", ["--image_size", "0"], "shortest_edge"),
+        ("nothing", [], "nothing"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said_in_one_line(
+    model: str, options: list[str], message: str, workplace: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match=message) as stopped:
+        look(workplace, model, tmp_path, *options)
+    assert "\n" not in str(stopped.value)
+
+
+def test_models_open_as_what_they_were_saved_for_and_published_ones_too(workplace: Path, tmp_path: Path) -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    published = {
+        "classifier": ViTForImageClassification(ViTConfig(**shape, intermediate_size=48, num_labels=3)),
+        "encoder": Dinov2Model(Dinov2Config(**shape)),
+    }
+    for name, model in published.items():
+        model.save_pretrained(tmp_path / name)
+    folders = [workplace / "rooms", tmp_path / "classifier", tmp_path / "encoder"]
+    for folder, expected in zip(
+        folders, (HfViTForDepthEstimation, HfViTForImageClassification, HfViTModel), strict=True
+    ):
+        model, processor = open_to_look(str(folder), 40)
+        assert (type(model), model.training, model.config._attn_implementation) == (expected, False, "eager")
+        pixel_values = processor(Image.new("RGB", (90, 60)), return_tensors="pt").pixel_values
+        assert pixel_values.shape == (1, 3, 40, 64)
+        (attention,) = record_attention(model, pixel_values)
+        assert attention.grid == (5, 8)
+
+
+def test_a_processor_that_bounds_the_less_scaled_side_sees_whole_photos_too() -> None:
+    start = HfViTImageProcessor(size={"height": 32, "width": 32}, keep_aspect_ratio=True, ensure_multiple_of=8)
+    whole = whole_image_processor(start, small_config(), keep_aspect_ratio=True)
+    assert whole(Image.new("RGB", (90, 60)), return_tensors="pt").pixel_values.shape == (1, 3, 32, 48)
