@@ -24,7 +24,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_torchvision_available
 
-from .convert import read_image_processor_file, read_published
+from .convert import convert_pretrained, read_image_processor_file
 from .model.configuration_hf_vit import HfViTConfig
 from .model.image_processing_base import HfViTImageProcessorBase
 from .model.image_processing_hf_vit import HfViTImageProcessor
@@ -81,7 +81,7 @@ PIPELINE_REGISTRY.register_pipeline(
 HfViTConfig._has_pipelines = True
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
-HfViTPreTrainedModel._read_published = staticmethod(read_published)
+HfViTPreTrainedModel._convert_pretrained = staticmethod(convert_pretrained)
 HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"

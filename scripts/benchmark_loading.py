@@ -77,14 +77,14 @@ def main() -> None:
                 results[library].append(measure_fresh(library, folder))
                 print(library, results[library][-1], flush=True)
     print(f"ViT {args.preset}, torch {torch.__version__}, median of {args.rounds} rounds; ratio: median of the rounds")
-    summary = {name: summarise(name, results) for name in MEASURES}
+    summary = {name: summarize(name, results) for name in MEASURES}
     for name, row in summary.items():
         print(f"{name:<20} " + "  ".join(f"{column} {value:.2f}" for column, value in row.items()))
     if args.output is not None:
         args.output.write_text(json.dumps(summary, indent=2) + "\n")
 
 
-def summarise(name: str, results: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+def summarize(name: str, results: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     """Returns the median of each library and the median ratio of ours to theirs."""
     values = {library: [result[name] for result in results[library]] for library in LIBRARIES}
     ratios = [ours / theirs for ours, theirs in zip(values["hf_vit"], values["transformers"], strict=True)]

@@ -1,4 +1,4 @@
-"""What masked image modelling costs: the encoder of MAE by the share that is masked, its training step beside a peer.
+"""What masked image modeling costs: the encoder of MAE by the share that is masked, its training step beside a peer.
 
 python scripts/benchmark_masked_image_modeling.py
 python scripts/benchmark_masked_image_modeling.py --preset small --batch_size 16 --rounds 9

@@ -4,7 +4,7 @@ python scripts/benchmark_reading.py --photos path/to/photos
 python scripts/benchmark_reading.py --photos path/to/photos --image_size 224 --num_workers 0 8 --max_images 20000
 
 Photos in class folders are written once more as parquet and tar shards. Each is then read by the loader of
-HfViTTrainer, decoded, cropped, flipped and normalised, once to warm up and then by turns; no model is trained. Also
+HfViTTrainer, decoded, cropped, flipped and normalized, once to warm up and then by turns; no model is trained. Also
 says how long a training that is taken up again waits for the first batch after --resume_batches, beside how long it
 takes to read these.
 """

@@ -109,11 +109,11 @@ def main(arguments: list[str] | None = None) -> None:
         return
     trainer.save_model()
     majority = training.majority_baseline(splits["train"]["label"], splits["test"]["label"], num_labels=10)
-    record = training.TrainingRecord.from_trainer(
+    record = training.TrainingInfo.from_trainer(
         trainer,
         model_name="A small ViT on handwritten digits",
         task="image-classification",
-        data=data.DIGITS_RECORD,
+        data=data.DIGITS_INFO,
         metrics={"accuracy": score},
         baselines={"always the commonest digit": majority},
         command=shlex.join(["python", *sys.argv]),

@@ -1,7 +1,7 @@
 """Scores features that extract_features.py has written, by the classes of their images, in three ways.
 
-k-NN is the class of 20 training images, weighted as in DINO; the linear probe a logistic regression on standardised
-features, whose regularisation is chosen on a tenth of the training images; mAP the mean average precision of looking
+k-NN is the class of 20 training images, weighted as in DINO; the linear probe a logistic regression on standardized
+features, whose regularization is chosen on a tenth of the training images; mAP the mean average precision of looking
 for images of the same class, among the training images and among the scored ones.
 
 Examples:

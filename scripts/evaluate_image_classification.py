@@ -1,4 +1,4 @@
-"""Scores a saved image classifier on a labelled dataset, on one process or several.
+"""Scores a saved image classifier on a labeled dataset, on one process or several.
 
 Prints the scores and writes them with the confusion matrix, its picture and the answer for every image.
 

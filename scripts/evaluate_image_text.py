@@ -1,7 +1,7 @@
 """Scores a saved model that compares images with texts, on one process or several.
 
 Prints and writes how well captions find their images among all, and images their captions, draws a few, and, where
-labelled images are given, says how well their classes are told by their names.
+labeled images are given, says how well their classes are told by their names.
 
 Examples (all options of the Trainer's evaluation count, such as --use_cpu and --per_device_eval_batch_size):
     S=scripts/evaluate_image_text.py

@@ -5,7 +5,7 @@ for. Prints one JSON line per image. Files that cannot be read are named on stde
 1.
 
 Examples:
-    python scripts/predict.py outputs/digits photo.png folder_of_images --picture labelled.png > predictions.jsonl
+    python scripts/predict.py outputs/digits photo.png folder_of_images --picture labeled.png > predictions.jsonl
     python scripts/predict.py outputs/streets folder_of_images --output_dir outputs/masks
     python scripts/predict.py outputs/pets photo.png --subtask instance --threshold 0.8 --picture pets.png
     python scripts/predict.py outputs/rooms folder_of_images --output_dir outputs/depths

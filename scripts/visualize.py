@@ -7,7 +7,7 @@ Writes <photo>_<kind>.png for each photo and <kind>.png for all together, by def
     <photo>_saliency     how much each patch speaks for a class (of classifiers)
     <photo>_similarity   how alike one patch and all others are
     distance             how far the heads of each layer look
-    pca                  patches in the colours of what tells them apart, the same in all photos
+    pca                  patches in the colors of what tells them apart, the same in all photos
     positions            how alike the position embeddings are (of models that have a table of them)
     filters              what the model sees in patches first
 
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from prediction.inputs import find_images, name_outputs, open_image
 
-from hf_vit.visualize.looks import OF_ALL, OF_EACH, Look, LookOptions, kinds_of, open_to_look
+from hf_vit.visualize.inspection import OF_ALL, OF_EACH, Inspection, InspectionOptions, kinds_of, open_for_inspection
 
 
 def to_point(text: str) -> tuple[float, float]:
@@ -57,9 +57,9 @@ def make_parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     """Draws and names what was written."""
     files = find_images(args.photos)
-    model, processor = open_to_look(args.model, args.image_size)
-    options = LookOptions(args.point, args.class_name, args.foreground_threshold)
-    looks = [Look(model, processor, open_image(file), options) for file in files]
+    model, processor = open_for_inspection(args.model, args.image_size)
+    options = InspectionOptions(args.point, args.class_name, args.foreground_threshold)
+    looks = [Inspection(model, processor, open_image(file), options) for file in files]
     kinds = args.kinds or kinds_of(model)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     for kind in kinds:

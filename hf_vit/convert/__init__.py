@@ -4,7 +4,7 @@ from .export import export_checkpoint
 from .families import FAMILIES
 from .image_processor import read_image_processor_file
 from .layouts import LAYOUTS
-from .loading import TASKS, Converted, convert_checkpoint, read_published
+from .loading import TASKS, Converted, convert_checkpoint, convert_pretrained
 from .model_card import families_table, write_conversion_card
 from .new_folder import check_new_folder, new_folder
 from .parity import NoReferenceError, OutputParity, compare_with_source
@@ -24,6 +24,7 @@ __all__ = [
     "check_new_folder",
     "compare_with_source",
     "convert_checkpoint",
+    "convert_pretrained",
     "export_checkpoint",
     "families_table",
     "load_image_processor",
@@ -33,6 +34,5 @@ __all__ = [
     "open_source",
     "peak_memory",
     "read_image_processor_file",
-    "read_published",
     "write_conversion_card",
 ]

@@ -116,7 +116,7 @@ SHARED = (
     "image_std",
     "num_channels",  # of ours, where one was exported
 )
-HONOURED = {
+HONORED = {
     *SHARED,
     "default_to_square",
     "ensure_multiple_of",
@@ -163,7 +163,7 @@ OPEN_CLIP_DEFAULTS: Options = {
 }
 
 # How files without any options are evaluated by the code that they come with: crop to resized edge (`None` resizes to
-# the exact size), filter, colours. All crop by torchvision.
+# the exact size), filter, colors. All crop by torchvision.
 # DINOv2: https://github.com/facebookresearch/dinov2, dinov2/data/transforms.py; at 224 pixels the same as in the code
 # of DeiT (datasets.py), DINO (eval_linear.py) and MAE (util/datasets.py), whose files look alike
 # CLIP: https://github.com/openai/CLIP, clip/clip.py
@@ -194,7 +194,7 @@ def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit
 def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
     """Returns our options for the image processor of a checkpoint of transformers.
 
-    Pixels are within one grey level of the original's, but for a few (below 0.2 %) where bicubic overshoots and the
+    Pixels are within one gray level of the original's, but for a few (below 0.2 %) where bicubic overshoots and the
     original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
     aspect ratio bounds only the number of patches: here images become the square of as many. YOLOS cuts
     sides down to multiples of 16, which are the nearest ones here, and its models see the padding of a batch.
@@ -222,11 +222,11 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     padding: Options = {}
     if name in ("DeformableDetr", "Yolos"):
         padding = _take_padding(options)
-    foreign = {key: value for key, value in options.items() if key not in HONOURED and value is not False}
+    foreign = {key: value for key, value in options.items() if key not in HONORED and value is not False}
     if foreign:
         raise ValueError(
             f"The image processor {name}ImageProcessor of this checkpoint has options that HfViTImageProcessor cannot "
-            f"honour: {foreign}. Give those that come closest yourself, as in HfViTImageProcessor(size=..., "
+            f"honor: {foreign}. Give those that come closest yourself, as in HfViTImageProcessor(size=..., "
             "image_mean=..., image_std=...)."
         )
     options["size"] = _as_dict(options["size"], "size", default_to_square=options.pop("default_to_square"))
@@ -238,8 +238,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         del options["do_convert_rgb"]  # ours does so for three channels, and only for them
     if not options.get("keep_aspect_ratio"):
         options.pop("keep_aspect_ratio", None)
-    honoured = {key: options[key] for key in options if key in HONOURED}
-    return honoured | padding | (_padded(options["size"]) if is_padded else {})
+    honored = {key: options[key] for key in options if key in HONORED}
+    return honored | padding | (_padded(options["size"]) if is_padded else {})
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
@@ -322,9 +322,9 @@ def original_image_processor_options(family: str, image_size: int | list[int] | 
     """
     if family not in ORIGINALS:
         raise ValueError(f"Nothing is known of the images of {family!r}. Known are: {', '.join(ORIGINALS)}.")
-    crop_ratio, resample, colours = ORIGINALS[family]
+    crop_ratio, resample, colors = ORIGINALS[family]
     height, width = to_pair(image_size)
-    options: Options = {"resample": resample, **{name: list(values) for name, values in colours.items()}}
+    options: Options = {"resample": resample, **{name: list(values) for name, values in colors.items()}}
     if crop_ratio is None:
         return options | {"size": {"height": height, "width": width}}
     return options | {

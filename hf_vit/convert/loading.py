@@ -71,7 +71,9 @@ class Converted:
     weights: dict[str, Tensor]
 
 
-def read_published(name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+def convert_pretrained(
+    name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any
+) -> dict[str, Any]:
     """Converts a published checkpoint of another library; `from_pretrained` of our models calls it.
 
     Args:

@@ -6,7 +6,7 @@ from .augmentation.classification import (
     small_affine,
     three_augment,
 )
-from .augmentation.datasets import AugmentedDataset, AugmentedStream, RepeatedSampler
+from .augmentation.datasets import AugmentedDataset, AugmentedStream, RepeatedAugmentationSampler
 from .augmentation.dense import dense_augmentation
 from .augmentation.detection import detection_augmentation
 from .augmentation.inputs import multi_scale_sizes
@@ -23,13 +23,13 @@ from .collators import (
     draw_mask_seed,
     masked_image_target,
 )
-from .datasets import DataRecord, KeypointData, NamedImages, TargetData, TargetDataset
+from .datasets import DatasetInfo, KeypointData, NamedImages, TargetData, TargetDataset
 from .formats.classes import ClassList
 from .hold_out import hold_out
 from .loaders.dense import load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
-from .loaders.digits import DIGITS_RECORD, load_digits_dataset
+from .loaders.digits import DIGITS_INFO, load_digits_dataset
 from .loaders.image_classification import (
-    LabelledStream,
+    LabeledStream,
     held_out_of_stream,
     load_image_classification,
     stream_image_classification,
@@ -37,26 +37,26 @@ from .loaders.image_classification import (
 from .loaders.image_text import load_image_text
 from .loaders.keypoint_detection import load_keypoint_detection
 from .loaders.object_detection import load_object_detection
-from .loaders.unlabeled_images import first_images, load_unlabelled_images, stream_images
+from .loaders.unlabeled_images import first_images, load_unlabeled_images, stream_images
 from .targets import read_depth, read_mask, read_segment_ids
 
 
 __all__ = [
-    "DIGITS_RECORD",
+    "DIGITS_INFO",
     "AugmentedDataset",
     "AugmentedStream",
     "ClassList",
-    "DataRecord",
+    "DatasetInfo",
     "DensePredictionCollator",
     "ImageClassificationCollator",
     "ImageTextCollator",
     "KeypointData",
     "KeypointDetectionCollator",
-    "LabelledStream",
+    "LabeledStream",
     "MaskedImageModelingCollator",
     "NamedImages",
     "ObjectDetectionCollator",
-    "RepeatedSampler",
+    "RepeatedAugmentationSampler",
     "TargetData",
     "TargetDataset",
     "check_dense",
@@ -78,7 +78,7 @@ __all__ = [
     "load_object_detection",
     "load_semantic_segmentation",
     "load_universal_segmentation",
-    "load_unlabelled_images",
+    "load_unlabeled_images",
     "masked_image_target",
     "multi_scale_sizes",
     "read_depth",

@@ -10,8 +10,8 @@ from transformers.utils import logging
 
 from ..model.image_inputs import decode_image, read_image
 from .datasets import TargetDataset
+from .messages import in_lines, listed
 from .targets import encoded_bytes
-from .wording import in_lines, listed
 
 
 logger = logging.get_logger(__name__)
@@ -122,7 +122,7 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
     """Reads every image with its target, as training will.
 
     Found are files that cannot be read, an image and a target of different sizes, images of another size than the
-    annotations of their objects say, labels or colours of no class, and targets of a wrong type. Depth maps without a
+    annotations of their objects say, labels or colors of no class, and targets of a wrong type. Depth maps without a
     valid pixel are warned of.
 
     Args:

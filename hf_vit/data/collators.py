@@ -32,8 +32,8 @@ class ImageClassificationCollator:
     `pipeline` uses on the saved model: both see the same pixels.
 
     Args:
-        image_processor: Resizes and normalises; all images of a batch come out at one size. Tensors come from an
-            augmentation that has brought them to the model's size, and are only normalised.
+        image_processor: Resizes and normalizes; all images of a batch come out at one size. Tensors come from an
+            augmentation that has brought them to the model's size, and are only normalized.
         image_column: Key of the image in an example, PIL or (C, H, W) uint8.
         label_column: Key of the class number in an example.
     """
@@ -83,8 +83,8 @@ class DensePredictionCollator:
     model: both see the same pixels.
 
     Args:
-        image_processor: Resizes and normalises; all images of a batch come out at one size. Tensors come from an
-            augmentation that has brought them to the model's size, and are only normalised.
+        image_processor: Resizes and normalizes; all images of a batch come out at one size. Tensors come from an
+            augmentation that has brought them to the model's size, and are only normalized.
         keeps_targets: Whether a batch also has the targets as they are in the examples, to be scored at full size.
     """
 
@@ -141,8 +141,8 @@ class ObjectDetectionCollator:
     both see the same pixels.
 
     Args:
-        image_processor: Resizes and normalises. Tensors come from `detection_augmentation`, which has brought them to
-            the model's size, and are only normalised.
+        image_processor: Resizes and normalizes. Tensors come from `detection_augmentation`, which has brought them to
+            the model's size, and are only normalized.
         sizes: Heights and widths in pixels, of which one is drawn for every batch of tensors, which is resized to it;
             see `multi_scale_sizes`. The draw is that of the batch's first example, so that a training that is taken up
             again, with any number of workers, sees what it would have seen.
@@ -162,7 +162,7 @@ class ObjectDetectionCollator:
 
         Returns:
             `pixel_values` (B, C, h, w) float32 and `labels`, for each image `class_labels` (N,) int64 and `boxes`
-            (N, 4) float32, centre, width and height as shares of the image. If the processor pads, also
+            (N, 4) float32, center, width and height as shares of the image. If the processor pads, also
             `patch_attention_mask`. With `keeps_targets` also the lists `targets`, a dictionary each, and `files`.
             Crowds are in `targets` alone.
 
@@ -202,8 +202,8 @@ class KeypointDetectionCollator:
     model: both see the same pixels.
 
     Args:
-        image_processor: Cuts out and normalises. Tensors come from `keypoint_augmentation`, which has cut them out,
-            and are only normalised.
+        image_processor: Cuts out and normalizes. Tensors come from `keypoint_augmentation`, which has cut them out,
+            and are only normalized.
         keeps_targets: Whether a batch also has the targets as they are in the examples, to be scored in the image.
     """
 
@@ -250,8 +250,8 @@ class ImageTextCollator:
     """Turns images and captions into the batch that `HfViTForZeroShotImageClassification` takes.
 
     Args:
-        processor: Resizes and normalises images, which come out at one size, and makes tokens of texts. Tensors come
-            from an augmentation that has brought them to the model's size, and are only normalised.
+        processor: Resizes and normalizes images, which come out at one size, and makes tokens of texts. Tensors come
+            from an augmentation that has brought them to the model's size, and are only normalized.
         keeps_targets: Whether a batch has all captions of its images, to be scored, rather than one of each, to learn
             from.
     """
@@ -310,8 +310,8 @@ class MaskedImageModelingCollator:
     The mask of an image depends on its seed alone, and not on what else is in the batch or on the process.
 
     Args:
-        image_processor: Resizes and normalises; all images of a batch come out at one size. Tensors come from an
-            augmentation that has brought them to the model's size, and are only normalised.
+        image_processor: Resizes and normalizes; all images of a batch come out at one size. Tensors come from an
+            augmentation that has brought them to the model's size, and are only normalized.
         patch_size: Height and width of a patch in pixels.
         options: How much is masked, and how.
         keeps_targets: Whether a batch also has what is known of the images, to be scored.

@@ -19,7 +19,7 @@ from .targets import encoded_bytes, target_of
 
 
 @dataclass(frozen=True)
-class DataRecord:
+class DatasetInfo:
     """The name, origin and license of a data set.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..model.image_inputs import decode_image
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
 from .formats.classes import ClassList
-from .wording import listed
+from .messages import listed
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
@@ -44,7 +44,7 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
 
 
 NPY_START = b"\x93NUMPY"
-MILLIMETRES = 1000.0  # in a metre
+MILLIMETERS = 1000.0  # in a meter
 DEPTH_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
 Source = str | PathLike[str] | bytes
 
@@ -54,8 +54,8 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
 
     Args:
         source: Path or content of an image. Its pixels are class numbers in one band, with 255 where there is no class
-            (PIL modes 1, L, P, I;16, I; the colours of P do not matter), or colours of `classes.colors` in RGB.
-        classes: What its numbers or colours mean.
+            (PIL modes 1, L, P, I;16, I; the colors of P do not matter), or colors of `classes.colors` in RGB.
+        classes: What its numbers or colors mean.
         name: What to call it in errors.
 
     Returns:
@@ -63,7 +63,7 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
 
     Raises:
         OSError: if it is no image, or is damaged.
-        ValueError: if it holds other numbers or colours.
+        ValueError: if it holds other numbers or colors.
     """
     pixels, mode = _read_pixels(source, name)
     if mode in INDEX_MODES:
@@ -73,12 +73,12 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
     elif mode in ("RGB", "RGBA"):
         if not classes.colors:
             raise ValueError(
-                f"{name} has colours (mode {mode}) and no palette says what they mean. Put a file palette.txt beside "
+                f"{name} has colors (mode {mode}) and no palette says what they mean. Put a file palette.txt beside "
                 "the splits with a line 'name 255 0 128' for each class, or write class numbers in one band."
             )
         table, values = classes.color_table, _pack(pixels, (16, 8, 0))
     else:
-        raise ValueError(f"{name} has the mode {mode}. Masks have class numbers in one band, or colours in RGB.")
+        raise ValueError(f"{name} has the mode {mode}. Masks have class numbers in one band, or colors in RGB.")
     labels = table[values]
     if not labels.all():
         unknown = np.unique(values[labels == 0]).tolist()
@@ -90,7 +90,7 @@ def _in_words(unknown: list[int], mode: str) -> str:
     if mode in INDEX_MODES:
         return f"the labels {listed(unknown)}, which are outside the class list (255 is for pixels of no class)"
     colors = [(code >> 16, code >> 8 & 255, code & 255) for code in unknown]
-    return f"the colours {listed(colors)}, which are not in the palette"
+    return f"the colors {listed(colors)}, which are not in the palette"
 
 
 def read_segment_ids(source: Source, name: str = "panoptic mask") -> np.ndarray:
@@ -118,11 +118,11 @@ def read_depth(source: Source, depth_scale: float | None = None, name: str = "de
 
     Args:
         source: Path or content of a 16- or 32-bit PNG or TIFF of whole numbers, or a TIFF or `.npy` file of floats.
-        depth_scale: Units per metre: 256 for KITTI. Unless given, whole numbers are millimetres and floats metres.
+        depth_scale: Units per meter: 256 for KITTI. Unless given, whole numbers are millimeters and floats meters.
         name: What to call it in errors.
 
     Returns:
-        (H, W) float32 in metres, 0 where there is no valid depth: not finite, or not above 0.
+        (H, W) float32 in meters, 0 where there is no valid depth: not finite, or not above 0.
 
     Raises:
         OSError: if it is no image or array, or is damaged.
@@ -131,7 +131,7 @@ def read_depth(source: Source, depth_scale: float | None = None, name: str = "de
     content = _content(source)
     values = _read_npy(content, name) if content.startswith(NPY_START) else _read_depth_image(content, name)
     if depth_scale is None:
-        depth_scale = MILLIMETRES if values.dtype.kind in "iu" else 1.0
+        depth_scale = MILLIMETERS if values.dtype.kind in "iu" else 1.0
     depth = values.astype(np.float32) / np.float32(depth_scale)
     depth[~(np.isfinite(depth) & (depth > 0))] = 0
     return torch.from_numpy(depth)
@@ -146,7 +146,7 @@ def _read_npy(content: bytes, name: str) -> np.ndarray:
         values = values.squeeze(0 if values.shape[0] == 1 else 2)
     if values.ndim != 2 or values.dtype.kind not in "iuf" or values.dtype.itemsize == 1:
         raise ValueError(
-            f"{name} is an array {values.shape} of {values.dtype}. Depth is (H, W), floats in metres or whole numbers "
+            f"{name} is an array {values.shape} of {values.dtype}. Depth is (H, W), floats in meters or whole numbers "
             "of at least 16 bits."
         )
     return values
@@ -157,7 +157,7 @@ def _read_depth_image(content: bytes, name: str) -> np.ndarray:
     if mode not in DEPTH_MODES:
         raise ValueError(
             f"{name} has the mode {mode}, but depth has one band of 16-bit or 32-bit numbers (modes I;16, I and F): "
-            "8 bits and colours do not hold metres. Write 16-bit PNG."
+            "8 bits and colors do not hold meters. Write 16-bit PNG."
         )
     return values
 
@@ -173,7 +173,7 @@ def _content(source: Source) -> bytes:
 
 
 def _pack(colors: np.ndarray, shifts: tuple[int, int, int]) -> np.ndarray:
-    """Returns one int32 for each colour (H, W, 3 or 4); what there is of alpha does not matter."""
+    """Returns one int32 for each color (H, W, 3 or 4); what there is of alpha does not matter."""
     bands = colors.astype(np.int32)
     return bands[..., 0] << shifts[0] | bands[..., 1] << shifts[1] | bands[..., 2] << shifts[2]
 
@@ -198,7 +198,7 @@ def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if it has labels or colours of no class.
+        ValueError: if it has labels or colors of no class.
     """
     name = f"mask of {row['file']}"
     return {"segmentation_map": read_mask(encoded_bytes(row["mask"], name), classes, name)}
@@ -215,7 +215,7 @@ def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> d
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if it has labels or colours of no class.
+        ValueError: if it has labels or colors of no class.
     """
     labels = semantic_target(row, classes)["segmentation_map"].numpy()
     found: list[tuple[int, np.ndarray]] = []
@@ -367,7 +367,7 @@ def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:
     """Reads the column `depth`.
 
     Returns:
-        `depth_map` (H, W) float32 in metres, 0 where there is none.
+        `depth_map` (H, W) float32 in meters, 0 where there is none.
 
     Raises:
         OSError: if it cannot be read.

@@ -9,7 +9,7 @@ from .depth import DepthMetric
 from .detection import DetectionMetric, InstanceMetric
 from .keypoints import KeypointMetric
 from .macro_f1 import MacroF1
-from .nearest_neighbors import NeighbourAccuracy, classify_by_neighbours
+from .nearest_neighbors import NeighborAccuracy, classify_by_neighbors
 from .panoptic import PanopticMetric
 from .retrieval import RetrievalMetric, chance_of_retrieval, retrieval_average_precision, retrieval_ranks
 from .segmentation import SemanticSegmentationMetric
@@ -23,14 +23,14 @@ __all__ = [
     "InstanceMetric",
     "KeypointMetric",
     "MacroF1",
-    "NeighbourAccuracy",
+    "NeighborAccuracy",
     "PanopticMetric",
     "RetrievalMetric",
     "SemanticSegmentationMetric",
     "StreamedMetric",
     "TopKAccuracy",
     "chance_of_retrieval",
-    "classify_by_neighbours",
+    "classify_by_neighbors",
     "retrieval_average_precision",
     "retrieval_ranks",
 ]

@@ -42,8 +42,8 @@ class DepthMetric(StreamedMetric):
         """Starts without images.
 
         Args:
-            min_depth: Smallest depth that counts, in metres.
-            max_depth: Largest depth that counts, in metres: usually 10 for NYU, 80 for KITTI.
+            min_depth: Smallest depth that counts, in meters.
+            max_depth: Largest depth that counts, in meters: usually 10 for NYU, 80 for KITTI.
             crop: Part of the image that counts; its borders scale with the image.
             alignment: What is fitted in each image before scoring. "median": predictions are depth of unknown scale,
                 which is multiplied to have the target's median. "scale_shift": predictions are relative inverse depth;
@@ -62,7 +62,7 @@ class DepthMetric(StreamedMetric):
             )
         self.min_depth, self.max_depth = min_depth, math.inf if max_depth is None else max_depth
         if not 0 < self.min_depth < self.max_depth:
-            raise ValueError(f"min_depth={min_depth} must be above 0 and below max_depth={max_depth}, in metres.")
+            raise ValueError(f"min_depth={min_depth} must be above 0 and below max_depth={max_depth}, in meters.")
         self.crop, self.alignment = crop, alignment
         self.reset()
 
@@ -76,8 +76,8 @@ class DepthMetric(StreamedMetric):
         """Scores one image.
 
         Args:
-            prediction: (H, W) depth in metres, or what `alignment` makes that of.
-            target: (H, W) depth in metres; 0, NaN, negative or infinite is invalid.
+            prediction: (H, W) depth in meters, or what `alignment` makes that of.
+            target: (H, W) depth in meters; 0, NaN, negative or infinite is invalid.
 
         Returns:
             Its scores; none where no pixel is valid.
@@ -95,7 +95,7 @@ class DepthMetric(StreamedMetric):
         valid = (depth > self.min_depth) & (depth < self.max_depth)  # false for NaN and infinity too
         if not valid.any():
             return {}
-        return _scores(self._to_metres(predicted[valid], depth[valid]), depth[valid])
+        return _scores(self._to_meters(predicted[valid], depth[valid]), depth[valid])
 
     def update(self, records: Iterable[dict[str, float]]) -> None:
         """Takes in the records of images."""
@@ -107,15 +107,15 @@ class DepthMetric(StreamedMetric):
     def compute(self) -> dict[str, float]:
         """Returns the scores of `SCORES`.
 
-        `abs_rel`, `log10`, `rmse_log` and `delta1` to `delta3` (shares in [0, 1]) have no unit, `rmse` is in metres,
+        `abs_rel`, `log10`, `rmse_log` and `delta1` to `delta3` (shares in [0, 1]) have no unit, `rmse` is in meters,
         and `silog` is 100 times the standard deviation of the error of the logarithm, as KITTI gives it.
         """
         if not self._num_images:
             return dict.fromkeys(SCORES, math.nan)
         return {name: float(self._sums[name] / self._num_images) for name in SCORES}
 
-    def _to_metres(self, prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Returns the prediction (N,) at the valid pixels in metres, within the range that counts."""
+    def _to_meters(self, prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
+        """Returns the prediction (N,) at the valid pixels in meters, within the range that counts."""
         if not np.isfinite(prediction).all():
             raise ValueError("The predicted depth is not finite (NaN or infinite). Has the training diverged?")
         if self.alignment == "median":
@@ -129,10 +129,10 @@ class DepthMetric(StreamedMetric):
 
 def align_scale_shift(prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Returns `scale * prediction + shift` that is closest to the target (N,) in the mean of squares."""
-    centred = prediction - prediction.mean()
-    variance = centred @ centred
-    scale = centred @ target / variance if variance else 0.0
-    return scale * centred + target.mean()
+    centerd = prediction - prediction.mean()
+    variance = centerd @ centerd
+    scale = centerd @ target / variance if variance else 0.0
+    return scale * centerd + target.mean()
 
 
 def _scores(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:

@@ -16,7 +16,7 @@ from . import StreamedMetric
 Batch = dict[str, Any]
 
 
-class Scored(NamedTuple):
+class ImageResult(NamedTuple):
     """What came out for one image.
 
     Args:
@@ -30,7 +30,7 @@ class Scored(NamedTuple):
     weight: float = 1.0
 
 
-class ImageScorer(ABC):
+class BaseEvaluator(ABC):
     """Predicts, scores and draws images of one task.
 
     Args:
@@ -48,7 +48,7 @@ class ImageScorer(ABC):
         self.metric = metric
 
     @abstractmethod
-    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Predicts the images of a batch.
 
         Args:
@@ -84,7 +84,7 @@ class ImageScorer(ABC):
         """Says what a model with these scores is not good for."""
 
 
-class Scorer(ImageScorer):
+class Evaluator(BaseEvaluator):
     """The same, of a task whose truth somebody has written down."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Scorer(ImageScorer):
         """Says of targets without any truth what they lack, and what to do about it."""
 
     @abstractmethod
-    def trivial(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:
+    def naive_baseline(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:
         """Makes the best predictor that does not look at images.
 
         Args:
@@ -108,7 +108,7 @@ class Scorer(ImageScorer):
         """
 
 
-def check_truth(scorer: Scorer, split: str, examples: TargetDataset) -> None:
+def check_truth(evaluator: Evaluator, split: str, examples: TargetDataset) -> None:
     """Raises `ValueError` if there is nothing to learn from or to be scored on in a whole split."""
-    if not any(scorer.has_truth(target) for target in examples.read_targets()):
-        raise ValueError(f"No {split} image has any truth: {scorer.describe_lack(examples.read_targets())}")
+    if not any(evaluator.has_truth(target) for target in examples.read_targets()):
+        raise ValueError(f"No {split} image has any truth: {evaluator.describe_lack(examples.read_targets())}")

@@ -25,7 +25,7 @@ class KeypointMetric(CocoMetric):
     """Average precision as COCO defines it for poses, with at most 20 per image, and two scores of the keypoints.
 
     A pose fits an object by their object keypoint similarity (OKS), and is as sure as its keypoints are on average.
-    PCK is the share of the labelled keypoints that are predicted within `pck_threshold` of a length of the object, NME
+    PCK is the share of the labeled keypoints that are predicted within `pck_threshold` of a length of the object, NME
     the mean distance relative to a length of the object. Objects of which that length is not known or is 0, as that of
     a single point, do not count.
     """
@@ -50,7 +50,7 @@ class KeypointMetric(CocoMetric):
             pck_threshold: Largest error of a keypoint that is right, as a share of the length.
             normalize: The two keypoints whose distance is the length for PCK and NME, for example the outer corners of
                 the eyes, or a shoulder and the other hip. By default it is for PCK the longer side of the box around
-                the labelled keypoints, for NME the root of the area of the object's box.
+                the labeled keypoints, for NME the root of the area of the object's box.
 
         Raises:
             ImportError: if faster-coco-eval is not installed.
@@ -74,7 +74,7 @@ class KeypointMetric(CocoMetric):
 
         Args:
             prediction: `keypoints` (K, 2) in pixels and their `scores` (K,).
-            target: `keypoints` (K, 3) in pixels with their visibility, 0 where they are not labelled, `box` (4,) of
+            target: `keypoints` (K, 3) in pixels with their visibility, 0 where they are not labeled, `box` (4,) of
                 left, top, right and bottom, `area` () in square pixels, and `image_id`, the number of the image.
 
         Returns:
@@ -143,15 +143,15 @@ class KeypointMetric(CocoMetric):
             truth: (K, 3) with the visibility.
             box: (4,) left, top, width and height.
         """
-        places, labelled = truth[:, :2], truth[:, 2] > 0
-        distances = np.where(labelled, np.linalg.norm(points - places, axis=-1), np.nan)
+        places, labeled = truth[:, :2], truth[:, 2] > 0
+        distances = np.where(labeled, np.linalg.norm(points - places, axis=-1), np.nan)
         if self.ends is not None:
-            length = np.linalg.norm(np.subtract(*places[self.ends])) if labelled[self.ends].all() else 0.0
+            length = np.linalg.norm(np.subtract(*places[self.ends])) if labeled[self.ends].all() else 0.0
             pck_length = nme_length = length
         else:
-            pck_length = np.ptp(places[labelled], axis=0).max() if labelled.any() else 0.0
+            pck_length = np.ptp(places[labeled], axis=0).max() if labeled.any() else 0.0
             nme_length = np.sqrt(box[2] * box[3])
-        correct = np.where(labelled, distances <= self.pck_threshold * pck_length, np.nan)
+        correct = np.where(labeled, distances <= self.pck_threshold * pck_length, np.nan)
         unknown = [math.nan] * len(places)
         return {
             "pck": correct.tolist() if pck_length > 0 else unknown,

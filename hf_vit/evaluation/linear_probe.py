@@ -13,15 +13,15 @@ from datasets import ClassLabel, Dataset, Features, Value
 from ..data import hold_out
 
 
-# Inverse strengths of the regularisation, among which one is chosen
+# Inverse strengths of the regularization, among which one is chosen
 STRENGTHS = tuple(10.0**exponent for exponent in range(-5, 3))
 MAX_ITERATIONS = 1000
 
 
 def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, float]:
-    """Classifies images by logistic regression on standardised features.
+    """Classifies images by logistic regression on standardized features.
 
-    The regularisation is the one that gets most right of a tenth of the training images, the stronger one where
+    The regularization is the one that gets most right of a tenth of the training images, the stronger one where
     several do; the classifier is then trained on all of them.
 
     Args:
@@ -30,7 +30,7 @@ def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tupl
         others: (B, D).
 
     Returns:
-        (B,) class numbers, and the inverse strength C of the regularisation.
+        (B,) class numbers, and the inverse strength C of the regularization.
 
     Raises:
         ValueError: if a class has too few images to hold some out.
@@ -43,7 +43,7 @@ def scores_on_held_out(features: np.ndarray, classes: np.ndarray) -> list[float]
     """Returns the accuracy of each of `STRENGTHS` on a tenth of training images (M, D), learned from the others."""
     kept, held_out = held_out_rows(classes)
     with warnings.catch_warnings():
-        # Weak regularisation may need more steps than it gets: it is scored as it is, and the chosen one still warns.
+        # Weak regularization may need more steps than it gets: it is scored as it is, and the chosen one still warns.
         warnings.filterwarnings("ignore", "lbfgs failed to converge")
         return [
             float((classify(features[kept], classes[kept], features[held_out], strength) == classes[held_out]).mean())

@@ -10,14 +10,14 @@ from torch import Tensor
 from .base import StreamedMetric
 
 
-NUM_NEIGHBOURS, TEMPERATURE = 20, 0.07
+NUM_NEIGHBORS, TEMPERATURE = 20, 0.07
 
 
-def classify_by_neighbours(
+def classify_by_neighbors(
     features: Tensor,
     known_features: Tensor,
     known_classes: Tensor,
-    num_neighbours: int = NUM_NEIGHBOURS,
+    num_neighbors: int = NUM_NEIGHBORS,
     temperature: float = TEMPERATURE,
 ) -> Tensor:
     """Gives each image the class that the most similar images have, as DINO does (https://arxiv.org/abs/2104.14294).
@@ -28,14 +28,14 @@ def classify_by_neighbours(
         features: (B, D) of images to classify.
         known_features: (M, D) of images whose class is known.
         known_classes: (M,) class numbers from 0.
-        num_neighbours: How many images vote; all of them, if there are fewer.
+        num_neighbors: How many images vote; all of them, if there are fewer.
         temperature: The lower, the more the nearest ones count.
 
     Returns:
         (B,) class numbers.
     """
     similarity = F.normalize(features.float(), dim=1) @ F.normalize(known_features.float(), dim=1).T  # (B, M)
-    nearest, index = similarity.topk(min(num_neighbours, len(known_features)), dim=1)
+    nearest, index = similarity.topk(min(num_neighbors, len(known_features)), dim=1)
     votes = similarity.new_zeros(len(features), int(known_classes.max()) + 1)
     votes.scatter_add_(1, known_classes[index], (nearest / temperature).exp())
     return votes.argmax(dim=1)
@@ -49,8 +49,8 @@ class Classified(Protocol):
         """Its class, None where no classes are known."""
 
 
-class NeighbourAccuracy(StreamedMetric):
-    """Share of the images with a known class that their neighbours get right, `knn_accuracy` in [0, 1].
+class NeighborAccuracy(StreamedMetric):
+    """Share of the images with a known class that their neighbors get right, `knn_accuracy` in [0, 1].
 
     Args:
         is_known: Whether classes are known at all; else there is no score.
@@ -66,7 +66,7 @@ class NeighbourAccuracy(StreamedMetric):
         self._num_right = self._num_images = 0
 
     def record(self, prediction: Classified, target: int | None) -> bool | None:
-        """Compares the class that the neighbours say with the right one; None where one of them is not known."""
+        """Compares the class that the neighbors say with the right one; None where one of them is not known."""
         return None if prediction.class_number is None or target is None else prediction.class_number == target
 
     def update(self, records: Iterable[bool | None]) -> None:

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..training.unlabeled_images import PoolArguments
+from ..training.unlabeled_images import UnlabeledImagesArguments
 from .encoder import FEATURES
 
 
 @dataclass
-class ExtractionArguments(PoolArguments):
+class ExtractionArguments(UnlabeledImagesArguments):
     """Which features of which images."""
 
     model_name_or_path: str = field(

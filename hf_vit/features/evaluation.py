@@ -1,4 +1,4 @@
-"""What features are good for: nearest neighbours, a linear classifier, and finding images of the same class.
+"""What features are good for: nearest neighbors, a linear classifier, and finding images of the same class.
 
 Shapes: M training images, B images that are scored, D features.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..evaluation import classify_by_neighbours, retrieval_average_precision
+from ..evaluation import classify_by_neighbors, retrieval_average_precision
 from ..evaluation.linear_probe import probe
 from .reading import FeatureSplit
 
@@ -66,7 +66,7 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
 
 def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> dict[str, float]:
     """Scores features (B, D) of classes `truth` (B,) beside known ones (M, D) of `classes` (M,)."""
-    neighbours = torch.cat([classify_by_neighbours(features[rows], known, classes) for rows in _parts(truth, classes)])
+    neighbors = torch.cat([classify_by_neighbors(features[rows], known, classes) for rows in _parts(truth, classes)])
     answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
     precisions = [
         retrieval_average_precision(features[rows], truth[rows], known, classes) for rows in _parts(truth, classes)
@@ -76,7 +76,7 @@ def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> di
         for rows in _parts(truth, truth)
     ]
     return {
-        "knn_accuracy": float((neighbours == truth).double().mean()),
+        "knn_accuracy": float((neighbors == truth).double().mean()),
         "linear_probe_accuracy": float(np.mean(answers == truth.numpy())),
         "linear_probe_C": strength,
         "retrieval_map": float(torch.cat(precisions).nanmean()),

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor
 from transformers.utils import logging
 
-from ..data import load_unlabelled_images
+from ..data import load_unlabeled_images
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
@@ -113,7 +113,7 @@ class ReadImage(NamedTuple):
 
 
 class ImageReader(torch.utils.data.Dataset[ReadImage]):
-    """Images of a split of `load_unlabelled_images`."""
+    """Images of a split of `load_unlabeled_images`."""
 
     def __init__(self, rows: Dataset, processor: BaseImageProcessor) -> None:
         """Wraps rows.
@@ -234,7 +234,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
     """
     state = PartialState(cpu=args.use_cpu)
     with state.main_process_first():
-        splits = load_unlabelled_images(args.sources, **args.source_options())
+        splits = load_unlabeled_images(args.sources, **args.source_options())
     encoder = open_encoder(args.model_name_or_path, args.features, state.device)
     settings, folder = describe(args, splits, encoder), Path(args.output_dir)
     with state.main_process_first():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.formats.splits import SPLITS
-from ..data.wording import listed
+from ..data.messages import listed
 from .extraction import plan_shards
 from .settings import FeatureSettings
 
@@ -25,7 +25,7 @@ class FeatureSplit:
         name: Name of the split.
         files: Parquet files, in order.
         labels: Name of the class of each image.
-        is_labelled: (rows,) bool, False for images without a class, which are left out.
+        is_labeled: (rows,) bool, False for images without a class, which are left out.
         settings: What they are of.
     """
 
@@ -33,7 +33,7 @@ class FeatureSplit:
     name: str
     files: tuple[Path, ...]
     labels: tuple[str, ...]
-    is_labelled: np.ndarray
+    is_labeled: np.ndarray
     settings: FeatureSettings
 
     @property
@@ -51,7 +51,7 @@ class FeatureSplit:
         table = pa.concat_tables(pq.read_table(file, columns=[feature]) for file in self.files)
         width = table.schema.field(feature).type.list_size
         chunks = [chunk.flatten().to_numpy(zero_copy_only=False).reshape(-1, width) for chunk in table[feature].chunks]
-        return torch.from_numpy(np.concatenate(chunks)[self.is_labelled].astype(np.float32))
+        return torch.from_numpy(np.concatenate(chunks)[self.is_labeled].astype(np.float32))
 
 
 def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
@@ -91,7 +91,7 @@ def open_split(folder: Path, names: Sequence[str]) -> FeatureSplit:
         name=name,
         files=files,
         labels=tuple(label for label in labels if label is not None),
-        is_labelled=np.array([label is not None for label in labels], dtype=bool),
+        is_labeled=np.array([label is not None for label in labels], dtype=bool),
         settings=settings,
     )
 

@@ -56,7 +56,7 @@ def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
 def change_input_channels(kernels: Tensor, num_channels: int, mode: ChannelMode = "repeat") -> Tensor:
     """Gives patch kernels another number of image channels.
 
-    Both modes keep the size of the answer, and one channel always gets the sum of the old ones, so that a grey image
+    Both modes keep the size of the answer, and one channel always gets the sum of the old ones, so that a gray image
     is answered to as its repetition in all channels was.
 
     Args:
@@ -64,7 +64,7 @@ def change_input_channels(kernels: Tensor, num_channels: int, mode: ChannelMode 
         num_channels: Number of channels wanted.
         mode: "repeat" takes the old channels in turn, times C / `num_channels`, as timm does: the first three of five
             can be red, green and blue again. "mean" gives each channel the mean of the old ones, times the same, which
-            is exact on images with equal channels, and blind to colour.
+            is exact on images with equal channels, and blind to color.
 
     Returns:
         (D, num_channels, p, q) in dtype and device of `kernels`; `kernels` itself if they have so many channels.

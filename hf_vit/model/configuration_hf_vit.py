@@ -55,7 +55,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         attention_probs_dropout_prob: Dropout of the attention weights, in [0, 1).
         drop_path_rate: Stochastic depth of the last block, in [0, 1); grows linearly from 0 at the first one
             (https://arxiv.org/abs/1603.09382).
-        initializer_range: Standard deviation of the truncated normal initialisation.
+        initializer_range: Standard deviation of the truncated normal initialization.
         layer_norm_eps: Epsilon of every norm.
         image_size: Height and width in pixels of the images that the position table is made for. Other sizes work too.
         patch_size: Height and width in pixels of a patch.
@@ -68,9 +68,9 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         mlp_bias: Whether the linear layers of the MLP have a bias.
         use_gated_mlp: SwiGLU (https://arxiv.org/abs/2002.05202) in place of the MLP; `hidden_act` acts on the gate, so
             set it to "silu".
-        use_pre_layernorm: Normalises the embedded tokens before the first block (CLIP,
+        use_pre_layernorm: Normalizes the embedded tokens before the first block (CLIP,
             https://arxiv.org/abs/2103.00020).
-        use_qk_norm: Normalises query and key per head (https://arxiv.org/abs/2302.05442).
+        use_qk_norm: Normalizes query and key per head (https://arxiv.org/abs/2302.05442).
         norm_type: "layernorm" or "rmsnorm" (https://arxiv.org/abs/1910.07467).
         layerscale_value: Initial value of LayerScale (https://arxiv.org/abs/2103.17239); `None` leaves it out.
         use_cls_token: Whether the sequence starts with a CLS token.
@@ -84,7 +84,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         position_interpolation: How a position table is resampled to another grid, "bicubic" or "bilinear".
         position_antialias: Whether that resampling is antialiased (DINOv2 with registers, timm: yes; ViT: no).
         rope_theta: Base period of the rotary positions.
-        rope_coordinates: What is turned by: "centered", patch centres in [-1, 1] times 2·pi (DINOv3); "index", the
+        rope_coordinates: What is turned by: "centered", patch centers in [-1, 1] times 2·pi (DINOv3); "index", the
             numbers of row and column (RoPE-ViT, https://arxiv.org/abs/2403.13298); "scaled_index", these numbers
             stretched so that every image spans `rope_grid_size` (EVA-02, https://arxiv.org/abs/2303.11331).
         rope_grid_size: Rows and columns that "scaled_index" spans; `None` means those of `image_size`. EVA-02 at 336
@@ -100,7 +100,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         norm_after_pooling: Whether the final norm acts on the pooled vector in place of the tokens (timm's `fc_norm`,
             the fine-tuned classifiers of MAE). `last_hidden_state` and the maps of `HfViTBackbone` are then without.
         use_pooler: Whether the original's tanh layer follows the pooling.
-        apply_layernorm: Whether `HfViTBackbone` normalises its feature maps. With `norm_after_pooling` it has
+        apply_layernorm: Whether `HfViTBackbone` normalizes its feature maps. With `norm_after_pooling` it has
             no norm and this has no effect; loading with `norm_after_pooling=False` lets that norm act on the maps.
         reshape_hidden_states: Whether `HfViTBackbone` gives maps (B, D, h, w) or token sequences (B, L, D).
         out_features: Stages that `HfViTBackbone` returns, among "stem", "stage1", …; the last one by default.

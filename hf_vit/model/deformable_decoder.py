@@ -21,8 +21,8 @@ from .layers import (
     PRIOR_BIAS,
     HfViTBatchNorm2d,
     HfViTHeadLinear,
+    HfViTInitialized,
     HfViTLayerNorm2d,
-    HfViTOwnStart,
     HfViTPredictionHead,
     HfViTPredictor,
     check_blocks,
@@ -193,8 +193,8 @@ class Pyramid(NamedTuple):
 def refine(boxes: Tensor, offsets: Tensor) -> Tensor:
     """Moves boxes (..., 4), cx, cy, w, h, by offsets: shares of their size, and logarithms of the new size."""
     offsets = offsets.to(boxes.dtype)
-    centres = boxes[..., :2] + offsets[..., :2] * boxes[..., 2:]
-    return torch.cat((centres, boxes[..., 2:] * offsets[..., 2:].exp()), dim=-1)
+    centers = boxes[..., :2] + offsets[..., :2] * boxes[..., 2:]
+    return torch.cat((centers, boxes[..., 2:] * offsets[..., 2:].exp()), dim=-1)
 
 
 def sine_positions(boxes: Tensor, size: int) -> Tensor:
@@ -229,7 +229,7 @@ def deformable_attention(maps: Sequence[Tensor], places: Tensor, weights: Tensor
     return total.reshape(batch, -1, num_queries).transpose(1, 2)
 
 
-class HfViTRing(HfViTOwnStart, nn.Linear):
+class HfViTSamplingOffsets(HfViTInitialized, nn.Linear):
     """Offsets of the points of each head on each level, before training on a ring around a query."""
 
     def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
@@ -259,7 +259,7 @@ class HfViTDeformableAttention(nn.Module):
         """Builds the layers for queries of width `size`."""
         super().__init__()
         self.shape = (num_heads, num_levels, num_points)
-        self.offsets = HfViTRing(size, *self.shape)
+        self.offsets = HfViTSamplingOffsets(size, *self.shape)
         self.weights = HfViTPredictor(size, math.prod(self.shape), starts_at_zero=True)
         self.value = HfViTHeadLinear(size, size)
         self.projection = HfViTHeadLinear(size, size)
@@ -285,8 +285,8 @@ class HfViTDeformableAttention(nn.Module):
         parts = values.split([rows * columns for rows, columns in pyramid.grids], dim=-1)
         maps = [part.unflatten(-1, grid) for part, grid in zip(parts, pyramid.grids, strict=True)]
         offsets = self.offsets(queries).to(precision).unflatten(2, (*self.shape, 2))  # (B, G·Q, n, V, T, 2)
-        centres, sizes = boxes[:, :, None, None, None].chunk(2, dim=-1)
-        places = centres + offsets / num_points * sizes / 2
+        centers, sizes = boxes[:, :, None, None, None].chunk(2, dim=-1)
+        places = centers + offsets / num_points * sizes / 2
         weights = self.weights(queries).to(precision).unflatten(2, (num_heads, -1)).softmax(dim=-1)
         weights = weights.unflatten(3, self.shape[1:])  # (B, G·Q, n, V, T)
         shares = pyramid.sizes / pyramid.sizes.new_tensor(pyramid.grids)  # (B or 1, V, 2)
@@ -389,7 +389,7 @@ class HfViTProposalHead(nn.Module):
         return DetectionPrediction(logits, refine(anchors, self.box_head(states)))
 
 
-def places_to_start(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tensor]:
+def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the places of a pyramid that queries may start from.
 
     Args:
@@ -418,7 +418,7 @@ def places_to_start(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tenso
     return F.pad(features, (0, 0, 0, missing)), F.pad(anchors, (0, 0, 0, missing)), F.pad(is_valid, (0, missing))
 
 
-def places_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
+def proposals_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """Returns (B, S) bool, True for the place of each object whose box is the most like its own.
 
     Args:
@@ -482,8 +482,8 @@ class HfViTDeformableDecoder(nn.Module):
         num_groups = self.num_groups if self.training else 1
         visible = None if patch_attention_mask is None else patch_attention_mask.bool()
         pyramid = Pyramid.of(self.projector(levels, visible))
-        features, anchors, is_valid = places_to_start(pyramid, self.num_queries)
-        wanted = places_of_objects(anchors, is_valid, labels) if self.training and labels is not None else None
+        features, anchors, is_valid = select_proposals(pyramid, self.num_queries)
+        wanted = proposals_of_objects(anchors, is_valid, labels) if self.training and labels is not None else None
         heads = self.proposal_heads[:num_groups]
         proposals = [head(features, anchors, is_valid, self.num_queries, wanted) for head in heads]
         predictions = [DetectionPrediction(*(torch.cat(parts, dim=1) for parts in zip(*proposals, strict=True)))]

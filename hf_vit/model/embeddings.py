@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .layers import HfViTOwnStart
+from .layers import HfViTInitialized
 
 
 Grid = tuple[int, int]
@@ -71,7 +71,7 @@ def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.d
     Args:
         grid: Rows and columns (h, w).
         native_grid: Rows and columns that "scaled_index" spans.
-        kind: "centered": patch centres in [-1, 1] along each side, times 2·pi, so that the angles do not depend on the
+        kind: "centered": patch centers in [-1, 1] along each side, times 2·pi, so that the angles do not depend on the
             resolution; "index": numbers of rows and columns; "scaled_index": these times native over own size.
         device: Where the result lives.
 
@@ -175,7 +175,7 @@ class HfViTPatchEmbeddings(nn.Module):
         return self.projection(pixel_values).flatten(2).transpose(1, 2)  # (B, N, D)
 
 
-class HfViTEmbeddings(HfViTOwnStart):
+class HfViTEmbeddings(HfViTInitialized):
     """Prefix tokens, patches and their positions: the sequence that enters the encoder."""
 
     def __init__(self, config: HfViTConfig) -> None:

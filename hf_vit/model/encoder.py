@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import Grid, Rotary
-from .layers import HfViTOwnStart
+from .layers import HfViTInitialized
 
 
 class Windows(NamedTuple):
@@ -191,7 +191,7 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
 
 
-class HfViTAttention(HfViTOwnStart):
+class HfViTAttention(HfViTInitialized):
     """Multi-head self-attention with one projection for query, key and value."""
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -281,7 +281,7 @@ class HfViTGatedMLP(nn.Module):
         return self.dropout(self.down(self.activation(self.gate(hidden_states)) * self.up(hidden_states)))
 
 
-class HfViTAttentionPooling(HfViTOwnStart):
+class HfViTAttentionPooling(HfViTInitialized):
     """Sums up tokens by a learned query that attends to them, and a residual MLP.
 
     Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
@@ -317,7 +317,7 @@ class HfViTAttentionPooling(HfViTOwnStart):
         return pooled + self.mlp(self.norm(pooled))
 
 
-class HfViTLayerScale(HfViTOwnStart):
+class HfViTLayerScale(HfViTInitialized):
     """One learned factor per channel on a residual branch (https://arxiv.org/abs/2103.17239)."""
 
     def __init__(self, hidden_size: int, initial_value: float) -> None:

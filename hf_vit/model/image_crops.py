@@ -1,7 +1,7 @@
 """Crops of single objects for keypoints: what of an image they show, and where its points are in them.
 
-A coordinate is continuous, with the centre of pixel i at i, as in ViTPose and COCO's keypoints. A crop shows a region
-whose ends are the centres of its outermost pixels. So points go to the crop, to heatmaps of any size and back without
+A coordinate is continuous, with the center of pixel i at i, as in ViTPose and COCO's keypoints. A crop shows a region
+whose ends are the centers of its outermost pixels. So points go to the crop, to heatmaps of any size and back without
 a bias ("UDP", https://arxiv.org/abs/1911.07524).
 
 Shapes: N objects, K keypoints, C channels, H W pixels of an image, h w of a crop.
@@ -93,7 +93,7 @@ def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
         index, number = wrong.nonzero()[0].tolist()
         raise ValueError(
             f"{name}[{index}][{number}] is {values[index, number].tolist()}, but must be finite x, y and a visibility "
-            "of 0 (not labelled), 1 (hidden) or 2 (visible)."
+            "of 0 (not labeled), 1 (hidden) or 2 (visible)."
         )
     return values
 
@@ -114,8 +114,8 @@ def crop_regions(boxes: Tensor, size: tuple[int, int], padding: float) -> Tensor
     boxes, ratio = boxes.double(), size[1] / size[0]
     width, height = (boxes[:, 2:] - boxes[:, :2]).unbind(dim=1)  # (N,)
     half = torch.stack((width.maximum(height * ratio), height.maximum(width / ratio)), dim=1) * padding / 2  # (N, 2)
-    centre = (boxes[:, :2] + boxes[:, 2:]) / 2  # (N, 2)
-    return torch.cat((centre - half, centre + half), dim=1)
+    center = (boxes[:, :2] + boxes[:, 2:]) / 2  # (N, 2)
+    return torch.cat((center - half, center + half), dim=1)
 
 
 def into_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
@@ -143,7 +143,7 @@ def place_keypoints(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -
 
 
 def keep_inside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns keypoints (..., 3) in pixels of crops of `size`, all zeros where one is not labelled or on no pixel."""
+    """Returns keypoints (..., 3) in pixels of crops of `size`, all zeros where one is not labeled or on no pixel."""
     places, last = keypoints[..., :2], keypoints.new_tensor([size[1], size[0]]) - 0.5
     is_left = (keypoints[..., 2] > 0) & ((places >= -0.5) & (places <= last)).all(dim=-1)
     return torch.where(is_left[..., None], keypoints, 0)

@@ -121,9 +121,9 @@ def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, in
 
 
 def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Resizes an image (..., H, W) to (..., height, width) by the pixel under each centre.
+    """Resizes an image (..., H, W) to (..., height, width) by the pixel under each center.
 
-    Computed in whole numbers: torchvision and PIL round centres that fall between two pixels each in its own way.
+    Computed in whole numbers: torchvision and PIL round centers that fall between two pixels each in its own way.
     """
     rows = (2 * torch.arange(height, device=image.device) + 1) * image.shape[-2] // (2 * height)
     columns = (2 * torch.arange(width, device=image.device) + 1) * image.shape[-1] // (2 * width)
@@ -131,7 +131,7 @@ def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor
 
 
 def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
-    """Cuts the centre (..., height, width) out of an image, or surrounds it by `fill` where it is smaller.
+    """Cuts the center (..., height, width) out of an image, or surrounds it by `fill` where it is smaller.
 
     Args:
         image: (..., H, W).
@@ -254,7 +254,7 @@ def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageRe
     """
     if image.shape[0] == 3 and image.dtype == torch.uint8:
         return torch.from_numpy(_resize_array(image.movedim(0, -1).numpy(), height, width, resample)).movedim(-1, 0)
-    # channel by channel: PIL has no mode for most numbers of channels or for floats, and weighs colours by alpha
+    # channel by channel: PIL has no mode for most numbers of channels or for floats, and weighs colors by alpha
     channels = [_resize_array(channel.numpy(), height, width, resample) for channel in image]
     return torch.from_numpy(np.stack(channels))
 
@@ -301,9 +301,9 @@ def _filter(old_size: int, size: int, resample: PILImageResampling) -> tuple[Ten
     support, weigh = FILTERS[resample]
     scale = old_size / size
     stretch = max(scale, 1.0)  # a shrinking image is averaged over a wider reach
-    centres = (torch.arange(size, dtype=torch.float64) + 0.5) * scale  # (size,)
-    first = (centres - support * stretch + 0.5).long().clamp_min(0)
-    stop = (centres + support * stretch + 0.5).long().clamp_max(old_size)
+    centers = (torch.arange(size, dtype=torch.float64) + 0.5) * scale  # (size,)
+    first = (centers - support * stretch + 0.5).long().clamp_min(0)
+    stop = (centers + support * stretch + 0.5).long().clamp_max(old_size)
     taps = first + torch.arange(math.ceil(support * stretch) * 2 + 1)[:, None]  # (K, size)
-    weights = weigh((taps - centres + 0.5) / stretch) * (taps < stop)
+    weights = weigh((taps - centers + 0.5) / stretch) * (taps < stop)
     return taps.clamp_max(old_size - 1), weights / weights.sum(dim=0)

@@ -1,4 +1,4 @@
-"""From whatever a user gives as an image to a tensor: loading, checks and colours.
+"""From whatever a user gives as an image to a tensor: loading, checks and colors.
 
 Both image processors read their inputs here, so both start from the same pixels: files are decoded by PIL, and all
 arithmetic on pixels is done in torch. Shapes: C channels, H W pixels.
@@ -71,7 +71,7 @@ def read_image(
         image: Path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor. Arrays are (H, W), (C, H, W) or
             (H, W, C). Of animations, the first frame counts.
         name: What to call the image in errors.
-        num_channels: Number of channels wanted. Grey is repeated into 3, colour becomes luma in 1, alpha is put on
+        num_channels: Number of channels wanted. Gray is repeated into 3, color becomes luma in 1, alpha is put on
             white.
         do_convert_rgb: `False` forbids to change the number of channels and leaves CMYK, HSV, ... as they are.
         input_data_format: "channels_first" or "channels_last" for arrays; by default the axis is inferred.
@@ -229,14 +229,14 @@ def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_con
         values = np.array(image)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(
-                f"{name} has mode {image.mode!r} with values from {values.min()} to {values.max()}, but 16-bit grey "
+                f"{name} has mode {image.mode!r} with values from {values.min()} to {values.max()}, but 16-bit gray "
                 "goes from 0 to 65535. Scale it to that range first."
             )
         return values.astype(np.uint16)
     if image.mode == "F":
         return _float_image_to_array(image, name)
     try:
-        # PIL converts premultiplied grey into nothing but plain grey with alpha
+        # PIL converts premultiplied gray into nothing but plain gray with alpha
         image = image.convert("LA") if image.mode == "La" else image
         mode = _plain_mode(image, num_channels, do_convert_rgb)
         return np.array(image if image.mode == mode else image.convert(mode))
@@ -248,7 +248,7 @@ def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: boo
     """Returns the PIL mode, of plain 8-bit bands, in which an image shall be read."""
     if image.mode in ("1", "L") and "transparency" not in image.info:
         return "L"
-    # a palette is a way to store colours, not a colour space: it is always looked up
+    # a palette is a way to store colors, not a color space: it is always looked up
     if image.mode not in ("1", "P", "PA") and (do_convert_rgb is False or (image.mode == "LA" and num_channels == 2)):
         return str(image.mode)
     return "RGBA" if image.has_transparency_data else "RGB"
@@ -300,7 +300,7 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
         counts = ", ".join(map(str, sorted(set(known))))
         raise ValueError(
             f"{name} has shape {tuple(pixels.shape)}, where neither the first nor the last axis is one of {counts} "
-            "channels. Pass input_data_format, set num_channels to what the model takes, or give a batch of grey "
+            "channels. Pass input_data_format, set num_channels to what the model takes, or give a batch of gray "
             "images as a list."
         )
     # the model's own number of channels decides before what could be converted
@@ -360,18 +360,18 @@ def _match_channels(
     if pixels.shape[0] != num_channels:
         hint = "" if may_convert else " do_convert_rgb=False forbids to convert it."
         raise ValueError(
-            f"{name} has {given} channels, but num_channels={num_channels}.{hint} Only grey, RGB and RGBA become 1 or "
+            f"{name} has {given} channels, but num_channels={num_channels}.{hint} Only gray, RGB and RGBA become 1 or "
             "3 channels by themselves; otherwise set num_channels to what the images have and the model takes."
         )
     return pixels
 
 
-def _on_white(colour: torch.Tensor, alpha: torch.Tensor, white: float) -> torch.Tensor:
-    if colour.is_floating_point():
+def _on_white(color: torch.Tensor, alpha: torch.Tensor, white: float) -> torch.Tensor:
+    if color.is_floating_point():
         opacity = alpha / white
-        return colour * opacity + white * (1 - opacity)
+        return color * opacity + white * (1 - opacity)
     opacity = alpha.to(torch.int32)
-    return ((colour * opacity + 255 * (255 - opacity) + 127) // 255).to(torch.uint8)
+    return ((color * opacity + 255 * (255 - opacity) + 127) // 255).to(torch.uint8)
 
 
 def _luma(pixels: torch.Tensor) -> torch.Tensor:

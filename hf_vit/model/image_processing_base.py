@@ -204,12 +204,12 @@ IMAGE_PROCESSOR_AUTO_MAP = {
 
 
 class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, BaseImageProcessor):
-    """Turns images of any kind, size and colour into the input of a Vision Transformer.
+    """Turns images of any kind, size and color into the input of a Vision Transformer.
 
     Use it through `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be given per call.
 
     Args:
-        num_channels: Number of channels C that the model takes. Grey is repeated into 3, colour becomes luma (ITU-R
+        num_channels: Number of channels C that the model takes. Gray is repeated into 3, color becomes luma (ITU-R
             601) in 1, alpha is put on white; other images must have C channels.
         do_convert_rgb: `None` follows `num_channels`; `True` insists on RGB (`num_channels=3`); `False` takes images
             only with the right number of channels and leaves CMYK, YCbCr, HSV and LAB as they are.
@@ -220,7 +220,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         ensure_multiple_of: Resized height and width are rounded to the nearest multiple of it, at least one.
         keep_aspect_ratio: With {"height", "width"}, resizes to the one of them that scales an image less, and keeps
             its aspect ratio, as transformers' DPT and Depth Anything. The other forms of `size` keep it anyway.
-        do_center_crop: Whether to cut out the centre after resizing.
+        do_center_crop: Whether to cut out the center after resizing.
         crop_size: Its {"height", "width"}.
         crop_rounding: Where the crop starts if an odd number of pixels is left over: "down" as in transformers, or
             "half_to_even" as in torchvision and timm, a pixel further on every other time.
@@ -229,10 +229,10 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         do_normalize: Whether the mean is taken off and the rest divided by the deviation.
         image_mean: One number, or one a channel.
         image_std: The same.
-        do_pad: Whether to pad on the right and at the bottom, with zeros after normalisation, to the largest image of
+        do_pad: Whether to pad on the right and at the bottom, with zeros after normalization, to the largest image of
             the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
             size, and `patch_attention_mask` is returned.
-        hide_padding: `False` pads with black to `pad_size` before normalisation, as transformers' EoMT, without a
+        hide_padding: `False` pads with black to `pad_size` before normalization, as transformers' EoMT, without a
             `patch_attention_mask`: for models that have learned to see the padding.
         pad_size: {"height", "width"} to pad to.
         do_reduce_labels: Whether 0 in segmentation maps is the background, which becomes 255 and is ignored, and the
@@ -349,7 +349,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
             images: One image of any kind, an array or tensor (B, ., ., .), or a (nested) list of such.
             segmentation_maps: (H, W) of whole numbers each: class numbers, 255 where there is no truth. Arrays,
                 tensors, PIL images (of palettes, the indices), paths, or an array (B, H, W).
-            depth_maps: (H, W) of floats each: metres, or any other unit. 0, NaN, infinite and negative are invalid.
+            depth_maps: (H, W) of floats each: meters, or any other unit. 0, NaN, infinite and negative are invalid.
             mask_labels: Masks (M, H, W) of each image, with `class_labels`.
             class_labels: Class numbers (M,) of each image's masks or boxes.
             instance_id_to_semantic_id: The class of each number in `segmentation_maps`, for all images or for each,
@@ -359,8 +359,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
             boxes: Boxes (N, 4) left, top, right and bottom in pixels of each image's objects, with `class_labels`.
             object_boxes: With `do_affine_crop`, the boxes (N, 4) of each image of which crops are made, `None` for the
                 whole image.
-            keypoints: (N, K, 3) x, y in pixels, the centre of pixel i being at i, and visibility of each image's
-                boxes: 0 not labelled, 1 hidden, 2 visible. Without `do_affine_crop`, (K, 3) of images that are crops
+            keypoints: (N, K, 3) x, y in pixels, the center of pixel i being at i, and visibility of each image's
+                boxes: 0 not labeled, 1 hidden, 2 visible. Without `do_affine_crop`, (K, 3) of images that are crops
                 already.
             **kwargs: Options for this call.
 
@@ -369,9 +369,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
             (B, h, w) int64, 255 outside the image; for depth maps `labels` (B, h, w) float32, 0 where invalid and
             outside; for masks of each image `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64, without
             masks of which no pixel is left; for boxes `labels`, of each image `{"class_labels" (N,) int64, "boxes"
-            (N, 4) float32}`, centre x, centre y, width and height relative to the image without its padding, without
+            (N, 4) float32}`, center x, center y, width and height relative to the image without its padding, without
             objects that a crop cuts away. With `do_affine_crop`, `pixel_values` (sum of N, C, h, w) and for keypoints
-            `labels` (sum of N, K, 3) in pixels of the crops, all zeros for those not labelled or outside. Without
+            `labels` (sum of N, K, 3) in pixels of the crops, all zeros for those not labeled or outside. Without
             `return_tensors`, lists.
 
         Raises:
@@ -606,7 +606,7 @@ def _normalize(
     image_std: tuple[float, ...],
     **_: Any,
 ) -> torch.Tensor:
-    """Returns float32 images (..., C, H, W), rescaled and normalised in one go; the input is left as it is."""
+    """Returns float32 images (..., C, H, W), rescaled and normalized in one go; the input is left as it is."""
     if not do_normalize:
         return images.to(torch.float32, copy=True).mul_(rescale_factor if do_rescale else 1)
     white = 1.0 / rescale_factor if do_rescale else 1.0

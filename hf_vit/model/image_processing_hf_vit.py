@@ -50,7 +50,7 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
     def _resize_batch(
         self, images: torch.Tensor, height: int, width: int, resample: PILImageResampling
     ) -> torch.Tensor:
-        """Resizes (B, C, H, W) by the fastest way that stays within one grey level of the PIL processor."""
+        """Resizes (B, C, H, W) by the fastest way that stays within one gray level of the PIL processor."""
         is_enlarged = height > images.shape[-2] or width > images.shape[-1]
         if resample == PILImageResampling.BILINEAR and not is_enlarged:
             return self.resize(images, SizeDict(height=height, width=width), resample)

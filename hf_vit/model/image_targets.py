@@ -226,7 +226,7 @@ def _to_tensor(target: Any, name: str) -> Tensor:
         if target.mode not in (*INDEX_MODES, "F"):
             raise ValueError(
                 f"{name} has mode {target.mode!r}, but a target has one number a pixel: mode 'L', 'P', 'I' or 'F'. "
-                "Turn colours into class numbers first."
+                "Turn colors into class numbers first."
             )
         return array_to_tensor(np.array(target), name)
     tensor: Tensor = target.detach() if isinstance(target, Tensor) else array_to_tensor(target, name)
@@ -252,8 +252,8 @@ def _read_depth_map(numbers: Tensor, name: str) -> Tensor:
     """Returns float32 depth, 0 where it is invalid."""
     if not numbers.is_floating_point():
         raise TypeError(
-            f"{name} holds {numbers.dtype}, whose unit is unknown. Divide it by its units per metre (1000 for "
-            "millimetres, 256 for KITTI), so that it holds metres as floats."
+            f"{name} holds {numbers.dtype}, whose unit is unknown. Divide it by its units per meter (1000 for "
+            "millimeters, 256 for KITTI), so that it holds meters as floats."
         )
     depth = numbers.to(torch.float32)
     return torch.where(depth.isfinite() & (depth > 0), depth, 0)
@@ -448,7 +448,7 @@ def seen_window(
 ) -> Box:
     """Returns what a model sees of an image, under the options of the image processor, in units of the image.
 
-    (0, 0, 1, 1) is all of it. A centre crop is less, or more where it is larger than the image. Padding does not count
+    (0, 0, 1, 1) is all of it. A center crop is less, or more where it is larger than the image. Padding does not count
     unless the model sees it; whole patches, of which the image fills the last ones in part, do.
 
     Args:
@@ -493,7 +493,7 @@ def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Ten
         window: What the model sees of it, as `seen_window` says.
 
     Returns:
-        Centre x, centre y, width and height (M, 4) of what is left of the boxes in image and window, in units of the
+        Center x, center y, width and height (M, 4) of what is left of the boxes in image and window, in units of the
         window; and which have something left (N,) bool, M of them.
     """
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
@@ -508,16 +508,16 @@ def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
     """Returns boxes in pixels: the inverse of `encode_boxes`, except for what that cuts away.
 
     Args:
-        boxes: (..., 4) centre x, centre y, width and height in units of the window.
+        boxes: (..., 4) center x, center y, width and height in units of the window.
         size: Height and width of the image in pixels.
         window: What the model saw of it, as `seen_window` says.
 
     Returns:
         (..., 4) left, top, right and bottom.
     """
-    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    center, half = boxes[..., :2], boxes[..., 2:] / 2
     origin, extent = _origin_and_extent(window, boxes)
-    relative = torch.cat((centre - half, centre + half), dim=-1) * extent + origin  # (..., 4)
+    relative = torch.cat((center - half, center + half), dim=-1) * extent + origin  # (..., 4)
     return relative * boxes.new_tensor([size[1], size[0]]).repeat(2)
 
 

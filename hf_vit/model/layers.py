@@ -18,8 +18,8 @@ from transformers import initialization as init
 from .configuration_hf_vit import HfViTConfig
 
 
-# The library initialises no module of remote code that has no weights of its own, so only such modules belong here.
-class HfViTOwnStart(nn.Module):
+# The library initializes no module of remote code that has no weights of its own, so only such modules belong here.
+class HfViTInitialized(nn.Module):
     """A layer that says itself which weights it has before training; those of all others follow from their kind."""
 
     def initialize(self, std: float) -> None:
@@ -50,7 +50,7 @@ def in_full_precision(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Con
     return without_autocast
 
 
-class HfViTHeadConv2d(HfViTOwnStart, nn.Conv2d):
+class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
     """A convolution of a head, which starts at the scale of its inputs (He, https://arxiv.org/abs/1502.01852)."""
 
     initial_bias = 0.0
@@ -67,7 +67,7 @@ class HfViTHeadConv2d(HfViTOwnStart, nn.Conv2d):
             init.constant_(self.bias, self.initial_bias)
 
 
-class HfViTHeadConvTranspose2d(HfViTOwnStart, nn.ConvTranspose2d):
+class HfViTHeadConvTranspose2d(HfViTInitialized, nn.ConvTranspose2d):
     """A transposed convolution of a head, which starts in the same way."""
 
     def initialize(self, std: float) -> None:
@@ -78,7 +78,7 @@ class HfViTHeadConvTranspose2d(HfViTOwnStart, nn.ConvTranspose2d):
             init.zeros_(self.bias)
 
 
-class HfViTHeadLinear(HfViTOwnStart, nn.Linear):
+class HfViTHeadLinear(HfViTInitialized, nn.Linear):
     """A linear layer of a decoder, which starts at the scale of its inputs whatever their width (Glorot)."""
 
     def initialize(self, std: float) -> None:
@@ -87,7 +87,7 @@ class HfViTHeadLinear(HfViTOwnStart, nn.Linear):
         init.zeros_(self.bias)
 
 
-class HfViTPredictor(HfViTOwnStart, nn.Linear):
+class HfViTPredictor(HfViTInitialized, nn.Linear):
     """The last layer of a head."""
 
     def __init__(self, size: int, out_size: int, initial_bias: float = 0.0, starts_at_zero: bool = False) -> None:
@@ -103,7 +103,7 @@ class HfViTPredictor(HfViTOwnStart, nn.Linear):
         init.constant_(self.bias, self.initial_bias)
 
 
-class HfViTQueries(HfViTOwnStart, nn.Embedding):
+class HfViTQueries(HfViTInitialized, nn.Embedding):
     """What queries that join the patches start from."""
 
     def initialize(self, std: float) -> None:
@@ -154,7 +154,7 @@ class HfViTLayerNorm2d(nn.LayerNorm):
 class HfViTBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over the patches of all processes, without those that are padding.
 
-    torch's own synchronised batch norm works on GPUs alone, and none leaves padding out.
+    torch's own synchronized batch norm works on GPUs alone, and none leaves padding out.
     """
 
     running_mean: Tensor
@@ -172,15 +172,15 @@ class HfViTBatchNorm2d(nn.BatchNorm2d):
         total = torch.cat(((values * counted).sum((0, 2, 3)), counted.sum()[None]))  # (C + 1,)
         total = sum_over_processes(total)
         mean, count = total[:-1] / total[-1], total[-1]
-        centred = values - mean[:, None, None]
-        variance = sum_over_processes((centred.square() * counted).sum((0, 2, 3))) / count
+        centerd = values - mean[:, None, None]
+        variance = sum_over_processes((centerd.square() * counted).sum((0, 2, 3))) / count
         with torch.no_grad():
             unbiased = variance * count / (count - 1).clamp_min(1)
             for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
                 running.lerp_(value.to(running.dtype), self.momentum)
             self.num_batches_tracked.add_(1)
         scale = self.weight * (variance + self.eps).rsqrt()
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(maps.dtype)
+        return (centerd * scale[:, None, None] + self.bias[:, None, None]).to(maps.dtype)
 
 
 def sum_over_processes(values: Tensor) -> Tensor:

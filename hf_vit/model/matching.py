@@ -45,8 +45,8 @@ def sample_points(maps: Tensor, points: Tensor) -> Tensor:
 def lattice(num_points: int, like: Tensor) -> Tensor:
     """About `num_points` points spread evenly, (T, 2), x and y from 0 to 1."""
     side = max(1, math.isqrt(num_points))
-    centres = (torch.arange(side, device=like.device, dtype=like.dtype) + 0.5) / side
-    return torch.cartesian_prod(centres, centres)
+    centers = (torch.arange(side, device=like.device, dtype=like.dtype) + 0.5) / side
+    return torch.cartesian_prod(centers, centers)
 
 
 @torch.no_grad()

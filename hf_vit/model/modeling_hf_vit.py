@@ -125,7 +125,7 @@ class HfViTModel(HfViTPreTrainedModel):
         assert pixel_values is not None  # refused above
         grid = self.embeddings.patch_embeddings.grid(pixel_values)
         if kept_patches is not None:
-            hidden_states, rotary = self.keep(hidden_states, rotary, kept_patches)
+            hidden_states, rotary = self.select_patches(hidden_states, rotary, kept_patches)
             if patch_attention_mask is not None:
                 patch_attention_mask = patch_attention_mask.flatten(1).gather(1, kept_patches)  # (B, K)
         output_attentions = self.wants_attentions(**kwargs)
@@ -153,7 +153,9 @@ class HfViTModel(HfViTPreTrainedModel):
         hidden_states = self.pre_norm(self.embeddings(pixel_values, bool_masked_pos, patch_attention_mask))
         return hidden_states, self.embeddings.rotary(pixel_values, patch_attention_mask)
 
-    def keep(self, hidden_states: Tensor, rotary: Rotary | None, kept_patches: Tensor) -> tuple[Tensor, Rotary | None]:
+    def select_patches(
+        self, hidden_states: Tensor, rotary: Rotary | None, kept_patches: Tensor
+    ) -> tuple[Tensor, Rotary | None]:
         """Leaves the prefix and some of the patches, each with its position.
 
         Args:
@@ -271,7 +273,7 @@ class HfViTModel(HfViTPreTrainedModel):
             pooled = self.norm(pooled)
         return pooled if self.pooler is None else self.pooler(pooled)
 
-    def begin(
+    def start_blockwise(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
         """Begins a run range by range, for heads that need what is between blocks, or change it.
@@ -397,7 +399,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
 
         Returns:
             `feature_maps`, one per entry of `config.out_features`: (B, D, h, w), or (B, L, D) with the prefix tokens
-            where `config.reshape_hidden_states` is False; normalised by the final norm if `config.apply_layernorm`.
+            where `config.reshape_hidden_states` is False; normalized by the final norm if `config.apply_layernorm`.
         """
         outputs = self.model(pixel_values, return_dict=True, **kwargs)
         grid = self.model.embeddings.patch_embeddings.grid(pixel_values)
@@ -429,7 +431,7 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
             **kwargs: What `HfViTModel` takes.
 
         Returns:
-            The model's outputs; of each block the patches as maps (B, D, h, w), normalised by the final norm if
+            The model's outputs; of each block the patches as maps (B, D, h, w), normalized by the final norm if
             `config.apply_layernorm` says so; and its prefix tokens (B, P, D).
         """
         wants_states = kwargs.pop("output_hidden_states", None)

@@ -46,7 +46,7 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
 
         Returns:
             For each image a list with an entry a box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
-            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}`, in pixels, the centre of pixel i being at i. Of a list
+            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}`, in pixels, the center of pixel i being at i. Of a list
             of images a list, of a dataset or generator an iterator, which works as it goes.
 
         Raises:

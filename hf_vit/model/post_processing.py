@@ -271,7 +271,7 @@ class HfViTPostProcessing:
                 it, `target_sizes` say where that is, which must then be the sizes that the images had.
 
         Returns:
-            For each image `{"predicted_depth": (H, W) float32}` in the unit of the model, metres for metric depth.
+            For each image `{"predicted_depth": (H, W) float32}` in the unit of the model, meters for metric depth.
 
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
@@ -469,10 +469,10 @@ def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
     """Yields maps (C, h, w), resized bilinearly in float32, as bands (C, r, W) from top to bottom."""
     height, width = size
     rows = max(1, BAND_NUMEL // (max(1, maps.shape[0]) * width))
-    # the rows between whose centres each new one lies; F.interpolate knows no part of its result
-    centres = (torch.arange(height, device=maps.device) + 0.5) * (maps.shape[-2] / height) - 0.5
-    centres = centres.clamp(0, maps.shape[-2] - 1)
-    for band in centres.split(rows):
+    # the rows between whose centers each new one lies; F.interpolate knows no part of its result
+    centers = (torch.arange(height, device=maps.device) + 0.5) * (maps.shape[-2] / height) - 0.5
+    centers = centers.clamp(0, maps.shape[-2] - 1)
+    for band in centers.split(rows):
         above = band.long()  # (r,)
         below = (above + 1).clamp(max=maps.shape[-2] - 1)
         mixed = torch.lerp(maps[:, above].float(), maps[:, below].float(), (band - above)[:, None])  # (C, r, w)
@@ -545,7 +545,7 @@ class HfViTObjectPostProcessing:
 
         Returns:
             For each image a list with one entry a box, or one of the whole image: `{"keypoints" (K, 2) float32,
-            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x, y in pixels, the centre
+            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x, y in pixels, the center
             of pixel i being at i; labels are their numbers; boxes left, top, right and bottom.
 
         Raises:

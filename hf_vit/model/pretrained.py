@@ -19,7 +19,7 @@ from transformers.utils import logging
 from .adapt_inputs import ChannelMode, Size, apply_geometry
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .encoder import HfViTAttention, HfViTLayer
-from .layers import HfViTOwnStart
+from .layers import HfViTInitialized
 
 
 GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens")
@@ -158,7 +158,7 @@ logger = logging.get_logger(__name__)
 
 
 class HfViTPreTrainedModel(PreTrainedModel):
-    """What all models share: initialisation, loading and saving."""
+    """What all models share: initialization, loading and saving."""
 
     config: HfViTConfig
     base_model_prefix = "model"
@@ -179,7 +179,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     # Whether linear layers and patches start as those of MAE do.
     _starts_as_mae = False
     # Reads checkpoints of other libraries. The installed package sets it, as its key maps do not travel.
-    _read_published: ClassVar[Callable[..., dict[str, Any]] | None] = None
+    _convert_pretrained: ClassVar[Callable[..., dict[str, Any]] | None] = None
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
         """Checks the configuration once more: fields may have been set after it was built."""
@@ -196,11 +196,11 @@ class HfViTPreTrainedModel(PreTrainedModel):
         | the same, under MAE                                 | uniform by fan-in and fan-out (Glorot)         |
         | their biases                                        | zero                                           |
         | norms                                               | one, their bias zero                           |
-        | layers of `HfViTOwnStart`: classifier, tokens, …    | see their `initialize`                         |
+        | layers of `HfViTInitialized`: classifier, tokens, …    | see their `initialize`                         |
 
         Source: https://github.com/google-research/vision_transformer and https://github.com/facebookresearch/deit.
         """
-        if isinstance(module, HfViTOwnStart):
+        if isinstance(module, HfViTInitialized):
             module.initialize(self.config.initializer_range)
         elif isinstance(module, nn.Linear | nn.Conv2d):
             if self._starts_as_mae:
@@ -241,7 +241,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             try:
                 saved = read_config(name_or_path, **kwargs)
             except OSError:
-                if cls._read_published is None:
+                if cls._convert_pretrained is None:
                     raise
                 saved = {}  # of another library, or nothing at all: what opens those tells
             geometry = take_geometry(kwargs, saved)
@@ -269,7 +269,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     @classmethod
     def _convert(cls, name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Returns the arguments that open a checkpoint of another library, `config` and `state_dict` among them."""
-        if cls._read_published is None:
+        if cls._convert_pretrained is None:
             raise ValueError(
                 f"{str(name_or_path)!r} is a checkpoint of another library. With the package hf-vit installed "
                 f"(pip install hf-vit), hf_vit.{cls.__name__}.from_pretrained opens it."
@@ -279,7 +279,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=, and say dtype=torch."
                 "float16 for half precision."
             )
-        arguments: dict[str, Any] = cls._read_published(name_or_path, geometry, **kwargs)
+        arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, **kwargs)
         return arguments
 
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:

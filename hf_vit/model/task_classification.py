@@ -18,12 +18,12 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTOwnStart
+from .layers import HfViTInitialized
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
 
 
-class HfViTClassifier(HfViTOwnStart, nn.Linear):
+class HfViTClassifier(HfViTInitialized, nn.Linear):
     """A linear layer that starts at zero, as in the code of the ViT paper: at first all classes are equally likely."""
 
     def initialize(self, std: float) -> None:

@@ -136,7 +136,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             https://arxiv.org/abs/2406.03459: how sure a class is follows how well the box fits); by default
             "cross_entropy" for "queries" and "iou_aware" for "deformable".
         bbox_weight: Weight of the L1 distance of boxes in matching and loss; that of the classes in the loss is 1.
-        giou_weight: Weight of their generalised IoU (https://arxiv.org/abs/1902.09630) in matching and loss.
+        giou_weight: Weight of their generalized IoU (https://arxiv.org/abs/1902.09630) in matching and loss.
     """
 
     decoder: Literal["queries", "deformable"] = "deformable"
@@ -496,10 +496,10 @@ class HfViTDepthConfig(HfViTTaskConfig):
         doubles_resolution: Whether "dpt" doubles the resolution at each fusion and at the end, as DPT itself: 16 times
             as fine as the grid, for an odd number of patches a little more. Otherwise it meets the size of each level
             and of the image, as Depth Anything (https://arxiv.org/abs/2401.10891).
-        depth_estimation_type: "metric", depth in metres, or "relative", inverse depth up to scale and shift.
-        max_depth: Largest metric depth in metres, beyond which labels do not count; `None` leaves it open. Heads of
+        depth_estimation_type: "metric", depth in meters, or "relative", inverse depth up to scale and shift.
+        max_depth: Largest metric depth in meters, beyond which labels do not count; `None` leaves it open. Heads of
             bins need it.
-        min_depth: Depth in metres of the first bin, and the least of a label that counts in logarithms.
+        min_depth: Depth in meters of the first bin, and the least of a label that counts in logarithms.
         num_bins: Number of bins of "linear" under metric depth.
         loss: "silog" (scale-invariant logarithmic, https://arxiv.org/abs/1406.2283), "l1" or "mse" for metric depth;
             "ssi" (scale- and shift-invariant, https://arxiv.org/abs/1907.01341) for relative. By default the first
@@ -540,22 +540,22 @@ class HfViTDepthConfig(HfViTTaskConfig):
                 "number, such as 4, 2, 1 and 0.5."
             )
         if self.max_depth is not None and not self.min_depth < self.max_depth < math.inf:
-            raise ValueError(f"max_depth={self.max_depth} must be more than min_depth={self.min_depth}, in metres.")
+            raise ValueError(f"max_depth={self.max_depth} must be more than min_depth={self.min_depth}, in meters.")
         if self.depth_estimation_type == "metric" and self.loss == "ssi":
             raise ValueError("loss='ssi' leaves scale and shift open, so it needs depth_estimation_type='relative'.")
         if self.depth_estimation_type == "relative" and self.loss not in (None, "ssi"):
             raise ValueError(
-                f"loss={self.loss!r} compares metres, but depth_estimation_type='relative' has none. Set loss='ssi'."
+                f"loss={self.loss!r} compares meters, but depth_estimation_type='relative' has none. Set loss='ssi'."
             )
         if self.head == "linear" and self.depth_estimation_type == "metric" and self.max_depth is None:
-            raise ValueError("The bins of head='linear' need a max_depth in metres, such as 10 indoors, 80 outdoors.")
+            raise ValueError("The bins of head='linear' need a max_depth in meters, such as 10 indoors, 80 outdoors.")
         if not 0 <= self.silog_lambda <= 1:
             raise ValueError(f"silog_lambda={self.silog_lambda} must lie in [0, 1].")
         if not 0 <= self.gradient_loss_weight < math.inf:
             raise ValueError(f"gradient_loss_weight={self.gradient_loss_weight} must not be negative.")
 
 
-# What of masked image modelling has a part in MAE only
+# What of masked image modeling has a part in MAE only
 MAE_OPTIONS = (
     "norm_pix_loss",
     "decoder_hidden_size",
@@ -568,7 +568,7 @@ MAE_OPTIONS = (
 @strict
 @dataclass
 class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
-    """Masks, decoder and loss of masked image modelling.
+    """Masks, decoder and loss of masked image modeling.
 
     Args:
         objective: "mae": the encoder sees the patches that are not masked, a decoder says the others (MAE,
@@ -577,7 +577,7 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
         mask_ratio: Share of the patches that is masked, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
         mask_type: "random", or "blockwise": rectangles (BEiT, https://arxiv.org/abs/2106.08254).
         mask_unit: How many patches a side the squares have that "random" masks as one; SimMIM takes 2 of 16 pixels.
-        norm_pix_loss: Whether the pixels of each patch are normalised by their mean and deviation before they are
+        norm_pix_loss: Whether the pixels of each patch are normalized by their mean and deviation before they are
             compared; for "mae", as all that follow.
         decoder_hidden_size: Width of the decoder.
         decoder_num_hidden_layers: Number of its blocks.

@@ -22,7 +22,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTOwnStart, in_full_precision, sum_over_processes
+from .layers import HfViTInitialized, in_full_precision, sum_over_processes
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
@@ -33,7 +33,7 @@ from .text_tower import build_text_tower, pool_tokens, without_pooler
 MAX_LOGITS = 2**22
 
 
-class HfViTContrastiveHead(HfViTOwnStart):
+class HfViTContrastiveHead(HfViTInitialized):
     """Brings what sums up images and texts to one width, and says how alike they are."""
 
     def __init__(self, config: HfViTConfig, options: HfViTContrastiveConfig, text_size: int) -> None:

@@ -31,7 +31,7 @@ from .task_configurations import HfViTDepthConfig
 
 NUM_SCALES = 4  # of the gradient matching
 SILOG_EPS = 1e-12  # below it a root, whose gradient would be infinite, counts as 0
-LEAST_PREDICTION = 1e-6  # metres, for the logarithm
+LEAST_PREDICTION = 1e-6  # meters, for the logarithm
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
@@ -162,10 +162,10 @@ def double_size(maps: Tensor) -> tuple[int, int]:
 
 
 class HfViTBoundedDepth(nn.Module):
-    """Any number to a depth in metres between 0 and a largest one."""
+    """Any number to a depth in meters between 0 and a largest one."""
 
     def __init__(self, max_depth: float) -> None:
-        """`max_depth` is in metres."""
+        """`max_depth` is in meters."""
         super().__init__()
         self.max_depth = max_depth
 
@@ -227,7 +227,7 @@ class HfViTDepthHead(HfViTInputSized):
             mask: (B, h, w) bool, False for padding; None if there is none.
 
         Returns:
-            (B, s·h, s·w): depth in metres, or relative inverse depth.
+            (B, s·h, s·w): depth in meters, or relative inverse depth.
         """
         decoder = self.decoder
         head: Head = decoder
@@ -241,8 +241,8 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     """Mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
 
     Args:
-        predicted: (B, h, w), metres or relative inverse depth, resized to the labels.
-        labels: (B, H, W) metres; 0, negative, NaN and infinite mean that a pixel is not valid, and so does more than
+        predicted: (B, h, w), meters or relative inverse depth, resized to the labels.
+        labels: (B, H, W) meters; 0, negative, NaN and infinite mean that a pixel is not valid, and so does more than
             the `max_depth` of metric depth.
         options: Which loss.
 
@@ -254,7 +254,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     """
     if labels.ndim != 3 or len(labels) != len(predicted) or not labels.is_floating_point():
         raise ValueError(
-            f"labels must be floats (batch, height, width) in metres with batch {len(predicted)}, not {labels.dtype} "
+            f"labels must be floats (batch, height, width) in meters with batch {len(predicted)}, not {labels.dtype} "
             f"of shape {tuple(labels.shape)}. The image processor makes them from depth_maps."
         )
     precision = torch.promote_types(predicted.dtype, torch.float32)
@@ -354,13 +354,13 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
 
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, H, W) floats in metres; 0, NaN and more than `max_depth` mean that a pixel is not valid.
+            labels: (B, H, W) floats in meters; 0, NaN and more than `max_depth` mean that a pixel is not valid.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            `predicted_depth` (B, s·h, s·w), metres or relative inverse depth; `post_process_depth_estimation` resizes
+            `predicted_depth` (B, s·h, s·w), meters or relative inverse depth; `post_process_depth_estimation` resizes
             it. `loss` if labels were given, see `depth_loss`.
 
         Raises:

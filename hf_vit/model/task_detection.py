@@ -25,7 +25,7 @@ from .configuration_hf_vit import HfViTConfig
 from .deformable_decoder import DetectionPrediction, HfViTDeformableDecoder
 from .embeddings import Grid, lay_out, resample_position_embeddings
 from .encoder import HfViTEncoder
-from .layers import PRIOR_BIAS, HfViTOwnStart, HfViTPredictionHead, HfViTQueries, in_full_precision, to_maps
+from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries, in_full_precision, to_maps
 from .matching import match
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
@@ -44,7 +44,7 @@ def class_loss_of(options: HfViTDetectionConfig) -> str:
     return options.class_loss or ("cross_entropy" if options.decoder == "queries" else "iou_aware")
 
 
-class HfViTQueryDecoder(HfViTOwnStart, HfViTInputSized):
+class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
     """Learned queries that join the patches, and what makes boxes and classes of them.
 
     Sources: YOLOS (https://arxiv.org/abs/2106.00666), DETR (https://arxiv.org/abs/2005.12872).
@@ -146,7 +146,7 @@ def class_probabilities(logits: Tensor, class_loss: str) -> Tensor:
 
 
 def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Intersection over union of boxes, and the generalised one (https://arxiv.org/abs/1902.09630).
+    """Intersection over union of boxes, and the generalized one (https://arxiv.org/abs/1902.09630).
 
     Args:
         boxes: (..., 4) as x1, y1, x2, y2.
@@ -227,7 +227,7 @@ def prediction_losses(
     options: HfViTDetectionConfig,
     num_groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over all images of the losses of classes, of the L1 distance of boxes and of 1 - their generalised IoU.
+    """Sums over all images of the losses of classes, of the L1 distance of boxes and of 1 - their generalized IoU.
 
     Args:
         logits: (B, G·Q, K or K + 1).
@@ -382,7 +382,7 @@ def _check_values(index: int, num_classes: int, classes: Tensor, boxes: Tensor) 
     strange = boxes[~((boxes >= 0) & (boxes <= 1)).all(dim=1)]
     if len(strange):
         raise ValueError(
-            f"labels[{index}] has the box {strange[0].tolist()}, but boxes are centre x, centre y, width and height "
+            f"labels[{index}] has the box {strange[0].tolist()}, but boxes are center x, center y, width and height "
             "relative to the image, in [0, 1]. The image processor makes them from pixels."
         )
 
@@ -396,7 +396,7 @@ class HfViTObjectDetectionOutput(ModelOutput):
         loss_dict: Its parts before their weights, see `detection_loss`.
         logits: (B, Q, num_labels), or with `class_loss="cross_entropy"` (B, Q, num_labels + 1), the last one standing
             for no object.
-        pred_boxes: (B, Q, 4), centre x, centre y, width and height relative to the image without its padding.
+        pred_boxes: (B, Q, 4), center x, center y, width and height relative to the image without its padding.
         probabilities: (B, Q, num_labels), how likely each query is an object of each class.
         auxiliary_outputs: In training what earlier layers say, dictionaries of `logits` and `pred_boxes`.
         last_hidden_state: (B, L, D) after the final norm; of the deformable decoder what it sees of the last of its
@@ -455,7 +455,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
 
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: For each image a dictionary of `class_labels` (objects,) and `boxes` (objects, 4): centre x, centre
+            labels: For each image a dictionary of `class_labels` (objects,) and `boxes` (objects, 4): center x, center
                 y, width and height relative to the image without its padding. There may be no object.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
@@ -501,7 +501,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         head: Any = self.detection_head  # not to be known by its class, for which peft may stand in
         if self.options.decoder == "deformable":
             return self._predict_from_levels(head, pixel_values, patch_attention_mask, labels, **kwargs)
-        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
+        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
         start = self.config.num_hidden_layers - head.num_blocks
         hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
         hidden_states = head.join_queries(hidden_states)  # (B, L, D)
@@ -533,7 +533,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         weight with a part in the outputs has to have one in the loss.
         """
         model, config = self.model, self.config
-        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
+        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
         masks = blocks.masks(hidden_states)
         wants_states = kwargs.get("output_hidden_states")
         wants_states = config.output_hidden_states if wants_states is None else wants_states

@@ -150,13 +150,13 @@ def encode_keypoints(
     """Makes the heatmaps that are to be learned: Gaussians whose largest value, 1, may lie between pixels.
 
     Args:
-        keypoints: (B, K, 3): x, y in pixels of the image, visibility, 0 where a keypoint is not labelled.
+        keypoints: (B, K, 3): x, y in pixels of the image, visibility, 0 where a keypoint is not labeled.
         image_size: Height and width of the images in pixels.
         heatmap_size: Height and width of the heatmaps.
         sigma: Standard deviation of the Gaussians in pixels of the heatmap.
 
     Returns:
-        Heatmaps (B, K, *heatmap_size); and (B, K) bool, whether a keypoint counts: it is labelled, and within reach of
+        Heatmaps (B, K, *heatmap_size); and (B, K) bool, whether a keypoint counts: it is labeled, and within reach of
         the image.
     """
     sizes = [heatmap_size[1], heatmap_size[0]]  # as x and y
@@ -177,7 +177,7 @@ def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
     """Finds the place of each keypoint between the pixels of its heatmap (DARK, https://arxiv.org/abs/1910.06278).
 
     From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
-    is a parabola, leads to its centre. Where the blur would meet what is beyond the border, the heatmap is taken as it
+    is a parabola, leads to its center. Where the blur would meet what is beyond the border, the heatmap is taken as it
     is, and slopes are those one pixel further in. Where there is no peak, or far away, the largest value stands.
 
     Args:
@@ -193,9 +193,9 @@ def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
     size = torch.tensor([width, height], device=peak.device)
     is_inside = ((peak >= BORDER) & (peak < size - BORDER)).all(dim=-1)  # (B, K)
     logarithms = blur(heatmaps).where(is_inside[..., None, None], heatmaps).clamp(LOWEST, HIGHEST).log()
-    centre = peak.clamp_min(1).minimum(size - 2)
-    step, is_peak = newton_step(around(logarithms, centre))
-    places = centre + step
+    center = peak.clamp_min(1).minimum(size - 2)
+    step, is_peak = newton_step(around(logarithms, center))
+    places = center + step
     is_peak &= ((places - peak).abs() <= FARTHEST).all(dim=-1)
     return places.where(is_peak[..., None], peak.to(places.dtype)), scores
 
@@ -210,12 +210,12 @@ def blur(heatmaps: Tensor) -> Tensor:
     return maps.view_as(heatmaps)
 
 
-def around(maps: Tensor, centre: Tensor) -> Tensor:
+def around(maps: Tensor, center: Tensor) -> Tensor:
     """Values of maps (B, K, h', w') at places (B, K, 2) and the eight beside, (B, K, 3, 3); the border is repeated."""
     height, width = maps.shape[-2:]
-    steps = torch.arange(-1, 2, device=centre.device)
-    columns = (centre[..., 0, None] + steps).clamp(0, width - 1)  # (B, K, 3)
-    rows = (centre[..., 1, None] + steps).clamp(0, height - 1)
+    steps = torch.arange(-1, 2, device=center.device)
+    columns = (center[..., 0, None] + steps).clamp(0, width - 1)  # (B, K, 3)
+    rows = (center[..., 1, None] + steps).clamp(0, height - 1)
     index = rows[..., :, None] * width + columns[..., None, :]  # (B, K, 3, 3)
     return maps.flatten(2).gather(2, index.flatten(2)).view_as(index)
 
@@ -267,11 +267,11 @@ def keypoint_loss(
     So with `num_images` of a global batch the sum over its parts does not depend on how it is split.
 
     The loss of an image is the mean over its keypoints of the mean squared difference of the heatmaps, times the
-    weight of the keypoint; 0 for those that are not labelled or out of reach.
+    weight of the keypoint; 0 for those that are not labeled or out of reach.
 
     Args:
         heatmaps: (B, K, h', w').
-        labels: (B, K, 3): x, y in pixels of the image, visibility (0 not labelled, 1 hidden, 2 visible).
+        labels: (B, K, 3): x, y in pixels of the image, visibility (0 not labeled, 1 hidden, 2 visible).
         image_size: Height and width of the batch in pixels.
         options: Width of the Gaussians and weights of the keypoints.
         mask: (B, h, w) bool, False for padding; None if there is none.
@@ -323,15 +323,15 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
         )
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return
-    is_labelled = labels[..., 2] > 0
-    is_wrong = (is_labelled & ~labels.isfinite().all(dim=-1)) | ~torch.isin(
+    is_labeled = labels[..., 2] > 0
+    is_wrong = (is_labeled & ~labels.isfinite().all(dim=-1)) | ~torch.isin(
         labels[..., 2], labels.new_tensor([0, 1, 2])
     )
     if is_wrong.any():
         image, keypoint = is_wrong.nonzero()[0].tolist()
         raise ValueError(
             f"Keypoint {keypoint} of image {image} is {labels[image, keypoint].tolist()}. It must be x, y in pixels "
-            "and visibility: 0 (not labelled), 1 (hidden) or 2 (visible)."
+            "and visibility: 0 (not labeled), 1 (hidden) or 2 (visible)."
         )
 
 
@@ -390,8 +390,8 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
 
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
-            labels: (B, K, 3) floats: x, y in pixels from the centre of the first one, and visibility, which is 0 (not
-                labelled), 1 (hidden) or 2 (visible).
+            labels: (B, K, 3) floats: x, y in pixels from the center of the first one, and visibility, which is 0 (not
+                labeled), 1 (hidden) or 2 (visible).
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             num_items_in_batch: Number of images that the loss is divided by, such as those of all batches of a step on

@@ -21,7 +21,7 @@ from .adapt_inputs import ChannelMode, HfViTInputSized, as_parameter, resampled
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import Grid, lay_out, own_grids, resample_position_embeddings, sincos_position_embeddings
 from .encoder import HfViTLayer, make_norm
-from .layers import HfViTOwnStart, in_full_precision
+from .layers import HfViTInitialized, in_full_precision
 from .modeling_hf_vit import HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTMaskedImageModelingConfig
@@ -250,7 +250,7 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
         self.out_features = len(self.bias)
 
 
-class HfViTMaeDecoder(HfViTOwnStart, HfViTInputSized):
+class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
     """A small ViT with a mask token in the place of each patch that the encoder has not seen.
 
     Its blocks are plain ones, its positions fixed, whatever those of the encoder are; tokens of the prefix have none.
@@ -410,7 +410,7 @@ def masked_image_modeling_loss(
 
     Args:
         logits: (B, N, p·q·C), see `HfViTMaskedImageModelingOutput`.
-        targets: (B, N, p·q·C), the true pixels as `patchify` gives them, normalised by their `PatchScale` under
+        targets: (B, N, p·q·C), the true pixels as `patchify` gives them, normalized by their `PatchScale` under
             `norm_pix_loss`.
         mask: (B, N) bool, True where a patch is masked.
         objective: What differences are.
@@ -426,7 +426,7 @@ def masked_image_modeling_loss(
 
 
 class HfViTMaeEncoder(HfViTModel):
-    """The same model with the initialisation of MAE."""
+    """The same model with the initialization of MAE."""
 
     _starts_as_mae = True
 
@@ -438,7 +438,7 @@ class HfViTMaskedImageModelingOutput(ModelOutput):
     Args:
         loss: Scalar, see `masked_image_modeling_loss`.
         reconstruction: (B, C, H, W), the images as predicted, in the units of `pixel_values`. Where the model predicts
-            normalised patches (`norm_pix_loss`), mean and deviation are those of the true patches.
+            normalized patches (`norm_pix_loss`), mean and deviation are those of the true patches.
         logits: (B, N, p·q·C), the pixels of each patch row by row, channels last, as the decoder says them.
         bool_masked_pos: (B, N) bool, True where a patch was masked: hidden from the encoder.
         hidden_states: On request, before the first block and after each one: (B, L, D), of "mae" (B, P + K, D), where
@@ -572,7 +572,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         model = self.model
         index, seen = place_visible(mask, patch_attention_mask, num_visible)
         hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)  # (B, L, D)
-        hidden_states, rotary = model.keep(hidden_states, rotary, index)  # (B, P + K, D)
+        hidden_states, rotary = model.select_patches(hidden_states, rotary, index)  # (B, P + K, D)
         output_attentions = model.wants_attentions(**kwargs)
         hidden_states = model.encoder(
             hidden_states,

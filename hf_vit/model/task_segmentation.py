@@ -27,8 +27,8 @@ from .encoder import (
 from .layers import (
     HfViTBatchNorm2d,
     HfViTHeadConv2d,
+    HfViTInitialized,
     HfViTLayerNorm2d,
-    HfViTOwnStart,
     check_blocks,
     each_image_alone,
     in_full_precision,
@@ -75,7 +75,7 @@ class HfViTConvSegmentationHead(nn.Module):
         return self.classifier(self.dropout(maps))
 
 
-class HfViTMaskSegmentationHead(HfViTOwnStart):
+class HfViTMaskSegmentationHead(HfViTInitialized):
     """Class tokens that attend to the patches and are compared with them (https://arxiv.org/abs/2105.05633)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:

@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
 from .layers import (
-    HfViTOwnStart,
+    HfViTInitialized,
     HfViTQueries,
     HfViTUpscale,
     each_image_alone,
@@ -59,7 +59,7 @@ def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
     return [(1 - share) ** 0.9 for share in shares]
 
 
-class HfViTUniversalSegmentationHead(HfViTOwnStart):
+class HfViTUniversalSegmentationHead(HfViTInitialized):
     """Queries, and what makes masks and classes of them."""
 
     mask_probabilities: Tensor
@@ -396,7 +396,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Returns masks and classes after the last block, before that those that are needed, and the last tokens."""
         head, model, num_blocks = self.universal_segmentation_head, self.model, self.options.num_blocks
-        hidden_states, blocks = model.begin(pixel_values, patch_attention_mask, **kwargs)
+        hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
         start = self.config.num_hidden_layers - num_blocks
         hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
         hidden_states = head.join_queries(hidden_states)  # (B, L, D)

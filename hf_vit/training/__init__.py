@@ -1,7 +1,7 @@
 """A thin layer on the library's Trainer: arguments, metrics, safe saving, publishing and model cards."""
 
 from ..evaluation.classification import image_classification_metrics, majority_baseline
-from ..evaluation.evaluator import ImageScorer, Scored, Scorer
+from ..evaluation.evaluator import BaseEvaluator, Evaluator, ImageResult
 from ..evaluation.universal import UniversalMetric
 from .arguments import (
     AugmentationArguments,
@@ -20,18 +20,18 @@ from .distillation.features import FeatureDistillation
 from .distillation.teacher import Teacher
 from .distillation.tokens import TokenDistillation
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted
+from .evaluator_trainer import EvaluatorTrainer
 from .load_data import load_scored_split, load_splits
 from .optim.arguments import OptimizationArguments
 from .optim.muon import Muon
 from .optim.parameter_groups import freeze, make_parameter_groups
 from .publishing.hub import check_upload, list_upload, publish
-from .publishing.model_card import TrainingRecord, write_model_card
+from .publishing.model_card import TrainingInfo, write_model_card
 from .publishing.report import write_scores
 from .recipe import begin_recipe, without_secrets
-from .regularization import BinaryCrossEntropy, DropTokens, RegularisationArguments, regularise
-from .scoring_trainer import ScoringTrainer
+from .regularization import BinaryCrossEntropy, PatchDropout, RegularizationArguments, regularize
 from .tasks.base import TrainingTask, run
-from .tasks.depth_estimation import DepthEstimation, DepthEvaluation, DepthScorer
+from .tasks.depth_estimation import DepthEstimation, DepthEvaluation, DepthEvaluator
 from .tasks.evaluation import evaluate
 from .tasks.image_classification import (
     ImageClassification,
@@ -40,71 +40,71 @@ from .tasks.image_classification import (
     make_trainer,
     write_report,
 )
-from .tasks.image_text import ImageTextContrast, ImageTextEvaluation, ImageTextScorer, ImageTextTrainer
-from .tasks.keypoint_detection import KeypointDetection, KeypointEvaluation, KeypointScorer
-from .tasks.masked_image_modeling import MaskedImageModeling, MaskedImageScorer, NeighbourTrainer
-from .tasks.object_detection import DetectionEvaluation, DetectionScorer, ObjectDetection
-from .tasks.semantic_segmentation import SemanticEvaluation, SemanticScorer, SemanticSegmentation
+from .tasks.image_text import ImageTextContrast, ImageTextEvaluation, ImageTextEvaluator, ImageTextTrainer
+from .tasks.keypoint_detection import KeypointDetection, KeypointEvaluation, KeypointEvaluator
+from .tasks.masked_image_modeling import MaskedImageEvaluator, MaskedImageModeling, NeighborTrainer
+from .tasks.object_detection import DetectionEvaluation, DetectionEvaluator, ObjectDetection
+from .tasks.semantic_segmentation import SemanticEvaluation, SemanticEvaluator, SemanticSegmentation
 from .tasks.tokenizer import train_tokenizer
-from .tasks.universal_segmentation import MaskAnnealing, UniversalEvaluation, UniversalScorer, UniversalSegmentation
+from .tasks.universal_segmentation import MaskAnnealing, UniversalEvaluation, UniversalEvaluator, UniversalSegmentation
 from .trainer import HfViTTrainer
 
 
 __all__ = [
     "AugmentationArguments",
+    "BaseEvaluator",
     "BinaryCrossEntropy",
     "CheckpointError",
     "DataArguments",
     "DepthEstimation",
     "DepthEvaluation",
-    "DepthScorer",
+    "DepthEvaluator",
     "DetectionEvaluation",
-    "DetectionScorer",
+    "DetectionEvaluator",
     "Distillation",
     "DistillationArguments",
-    "DropTokens",
+    "Evaluator",
+    "EvaluatorTrainer",
     "ExampleError",
     "FeatureDistillation",
     "HfViTTrainer",
     "HfViTTrainingArguments",
     "ImageClassification",
     "ImageClassificationEvaluation",
-    "ImageScorer",
+    "ImageResult",
     "ImageTextContrast",
     "ImageTextEvaluation",
-    "ImageTextScorer",
+    "ImageTextEvaluator",
     "ImageTextTrainer",
     "KeypointDetection",
     "KeypointEvaluation",
-    "KeypointScorer",
+    "KeypointEvaluator",
     "MaskAnnealing",
+    "MaskedImageEvaluator",
     "MaskedImageModeling",
-    "MaskedImageScorer",
     "Mixing",
     "ModelArguments",
     "MultiScaleSizes",
     "Muon",
-    "NeighbourTrainer",
+    "NeighborTrainer",
     "NotFiniteError",
     "ObjectDetection",
     "OptimizationArguments",
+    "PatchDropout",
     "Preempted",
     "ProgressiveSizes",
-    "RegularisationArguments",
-    "Scored",
-    "Scorer",
-    "ScoringTrainer",
+    "RegularizationArguments",
     "SemanticEvaluation",
-    "SemanticScorer",
+    "SemanticEvaluator",
     "SemanticSegmentation",
     "Teacher",
     "TokenDistillation",
     "TrainingDataArguments",
-    "TrainingRecord",
+    "TrainingInfo",
     "TrainingTask",
     "UniversalEvaluation",
+    "UniversalEvaluator",
     "UniversalMetric",
-    "UniversalScorer",
     "UniversalSegmentation",
     "begin_recipe",
     "check_labels",
@@ -125,7 +125,7 @@ __all__ = [
     "make_trainer",
     "parse_arguments",
     "publish",
-    "regularise",
+    "regularize",
     "run",
     "train_tokenizer",
     "without_secrets",

@@ -210,7 +210,7 @@ class AugmentationArguments:
     auto_augment: str = field(
         default="trivialaugment",
         metadata={
-            "help": "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (greyscale, solarize "
+            "help": "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
             "or blur; DeiT III)."
         },
     )

@@ -52,7 +52,7 @@ class AveragingTrainer(SafeTrainer):
         options = (dataloader, description, prediction_loss_only, ignore_keys)
         if self.average is None:
             return self.score_weights(*options, metric_key_prefix)
-        # The model comes last, so that what a scorer still holds afterwards is of the model.
+        # The model comes last, so that what a evaluator still holds afterwards is of the model.
         prefix = f"{metric_key_prefix}_{AVERAGE_FOLDER}"
         with self.average.applied():
             averaged = self.score_weights(*options, prefix)

@@ -21,7 +21,7 @@ from ..model.task_keypoints import HfViTForKeypointDetection
 from ..model.task_mim import HfViTForMaskedImageModeling
 
 
-class BatchChange(Protocol):
+class BatchTransform(Protocol):
     """Changes a batch of a training."""
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
@@ -35,14 +35,14 @@ class BatchChange(Protocol):
         """
 
 
-class BatchChanges:
+class BatchTransforms:
     """Changes the batches of a training one after the other, and in one that is taken up again as it would have.
 
     What is drawn depends on the seed, the step and the place of the batch in the step alone. So all processes draw the
     same for their batches of one step, which keeps these at one size.
     """
 
-    def __init__(self, changes: Sequence[BatchChange], seed: int) -> None:
+    def __init__(self, changes: Sequence[BatchTransform], seed: int) -> None:
         """Begins.
 
         Args:
@@ -65,11 +65,11 @@ class BatchChanges:
 
 
 class Mixing:
-    """A `BatchChange`: mixes images of a batch, and makes its class numbers probabilities of all classes.
+    """A `BatchTransform`: mixes images of a batch, and makes its class numbers probabilities of all classes.
 
-    MixUp (https://arxiv.org/abs/1710.09412) blends each image with its neighbour in the batch, CutMix
-    (https://arxiv.org/abs/1905.04899) puts a rectangle of the neighbour into it; one share is drawn for a whole batch.
-    Where both are on, either is drawn equally often, as in DeiT. Neighbours are images of one process.
+    MixUp (https://arxiv.org/abs/1710.09412) blends each image with its neighbor in the batch, CutMix
+    (https://arxiv.org/abs/1905.04899) puts a rectangle of the neighbor into it; one share is drawn for a whole batch.
+    Where both are on, either is drawn equally often, as in DeiT. Neighbors are images of one process.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
     }
 
 
-def size_changes(args: SizeArguments, model: nn.Module) -> list[BatchChange]:
+def size_transforms(args: SizeArguments, model: nn.Module) -> list[BatchTransform]:
     """Returns what gives training batches the sizes that are asked for, nothing where none are.
 
     Args:

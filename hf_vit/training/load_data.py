@@ -344,7 +344,7 @@ def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -
 
 
 def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, count: int) -> dict[str, Any]:
-    """Reads a target and puts its keypoints at their numbers among those of a model; the others are not labelled."""
+    """Reads a target and puts its keypoints at their numbers among those of a model; the others are not labeled."""
     target = read_target(row)
     keypoints = torch.zeros(count, 3)
     keypoints[numbers] = target["keypoints"]

@@ -14,7 +14,7 @@ from ..data import (
     TargetData,
     TargetDataset,
     first_images,
-    load_unlabelled_images,
+    load_unlabeled_images,
     masked_image_target,
     stream_image_classification,
     stream_images,
@@ -28,7 +28,7 @@ from .arguments import HfViTTrainingArguments, TrainingDataArguments
 from .checks import check_steps
 from .load_data import UNREADABLE, at_most, fault_finder, load_targets, readable_images
 from .tasks.arguments import split_names
-from .unlabeled_images import UnlabelledDataArguments
+from .unlabeled_images import UnlabeledDataArguments
 
 
 logger = logging.get_logger(__name__)
@@ -114,13 +114,13 @@ def count_images(splits: DatasetDict, args: TrainingDataArguments) -> dict[str, 
 
 
 @dataclass(frozen=True)
-class UnlabelledImages:
+class UnlabeledImages:
     """Images to learn from.
 
     Args:
         splits: Rows that can be scored: "train", and "validation" and "test" where there are such. Of a stream these
             are some images, always the same, and "train" is there only if there is no other.
-        known: Training images whose class is known and that are not scored, among which neighbours are looked for; may
+        known: Training images whose class is known and that are not scored, among which neighbors are looked for; may
             be empty.
         num_train: Number of training images, of a stream that of those that were looked at before the training.
         stream: The training images, if they are a stream.
@@ -136,7 +136,7 @@ class UnlabelledImages:
         return TargetDataset(self.splits[split], masked_image_target)
 
 
-def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArguments) -> UnlabelledImages:
+def load_images(args: UnlabeledDataArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
     """Opens the images of a training and, unless they are a stream, checks them and holds some out.
 
     Args:
@@ -149,14 +149,14 @@ def load_images(args: UnlabelledDataArguments, training_args: HfViTTrainingArgum
     """
     if args.streaming:
         return _load_stream(args, training_args)
-    load = partial(load_unlabelled_images, args.sources, **args.source_options())
+    load = partial(load_unlabeled_images, args.sources, **args.source_options())
     splits = load_targets(lambda: TargetData(load(), masked_image_target), args, training_args).splits
     train = splits["train"]
     num_scored = len(train) if len(splits) == 1 else 0
-    return UnlabelledImages(splits, _with_class(train, num_scored, args, training_args.seed), len(train))
+    return UnlabeledImages(splits, _with_class(train, num_scored, args, training_args.seed), len(train))
 
 
-def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArguments) -> UnlabelledImages:
+def _load_stream(args: UnlabeledDataArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
     check_steps(training_args)
     with training_args.main_process_first(desc="opening the data"):
         streams = stream_images(args.sources, **args.source_options())
@@ -177,18 +177,18 @@ def _load_stream(args: UnlabelledDataArguments, training_args: HfViTTrainingArgu
     if not splits:
         splits["train"] = sample.select(range(min(num_scored, len(sample))))
     known = _with_class(sample, num_scored, args, training_args.seed)
-    return UnlabelledImages(splits, known, len(sample), streams["train"])
+    return UnlabeledImages(splits, known, len(sample), streams["train"])
 
 
-def _with_class(rows: Dataset, num_scored: int, args: UnlabelledDataArguments, seed: int) -> Dataset:
+def _with_class(rows: Dataset, num_scored: int, args: UnlabeledDataArguments, seed: int) -> Dataset:
     """Returns images whose class is known, drawn at random from those after the first ones, which are scored."""
     if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
     known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)
-    apart = known[known >= num_scored]  # an image would be its own nearest neighbour
+    apart = known[known >= num_scored]  # an image would be its own nearest neighbor
     if len(known) and not len(apart):
         logger.warning(
-            "No accuracy of nearest neighbours: all %d training images that were read are scored themselves. Hold "
+            "No accuracy of nearest neighbors: all %d training images that were read are scored themselves. Hold "
             "some out (train_val_split), or score fewer of a stream (max_eval_samples).",
             len(rows),
         )

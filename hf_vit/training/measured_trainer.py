@@ -56,7 +56,7 @@ class MeasuredTrainer(SafeTrainer):
             work = self.throughput.take()
             logs["images_per_second"] = work.images * self.args.world_size / work.seconds
             logs["peak_memory_mib"] = self._peak_memory()
-            logs.update(self._utilisation(work))
+            logs.update(self._utilization(work))
         super().log(logs, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -90,7 +90,7 @@ class MeasuredTrainer(SafeTrainer):
             return 0
         return 3 * forward_flops(model.config, height, width)
 
-    def _utilisation(self, work: Work) -> dict[str, float]:
+    def _utilization(self, work: Work) -> dict[str, float]:
         if self.args.device.type != "cuda" or not (self.args.bf16 or self.args.fp16) or not work.flops:
             return {}
         peak = peak_flops(torch.cuda.get_device_name(self.args.device))

@@ -270,7 +270,7 @@ def whole_image_processor(
     """Returns an image processor that leaves nothing of an image out.
 
     Args:
-        processor: What belongs to the model; colours stay as they are there.
+        processor: What belongs to the model; colors stay as they are there.
         config: Its image size is that of training.
         keep_aspect_ratio: Whether images keep their proportions and get that size along their shorter side, or else
             are squeezed into it.

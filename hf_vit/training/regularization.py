@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
-from ..data.augmentation.datasets import AugmentedDataset, RepeatedSampler
+from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationSampler
 from ..data.augmentation.inputs import check_probabilities
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.task_classification import HfViTForImageClassification
-from .batch_transforms import BatchChange, Mixing
+from .batch_transforms import BatchTransform, Mixing
 from .distillation.base import Distillation, precise
 from .distillation.features import FeatureDistillation
 
@@ -43,7 +43,7 @@ class RepeatedAugmentationArguments:
 
 
 @dataclass
-class RegularisationArguments:
+class RegularizationArguments:
     """How the batches of a classifier are changed on its device, and by which loss it learns."""
 
     mixup_alpha: float = field(
@@ -99,9 +99,9 @@ class RegularisationArguments:
 
     def describe(self) -> dict[str, str]:
         """Says what a card shall say: what differs from the defaults."""
-        defaults = asdict(RegularisationArguments())
+        defaults = asdict(RegularizationArguments())
         given = [f"{name} {value}" for name, value in asdict(self).items() if value != defaults[name]]
-        return {"regularisation": ", ".join(given)} if given else {}
+        return {"regularization": ", ".join(given)} if given else {}
 
 
 class BinaryCrossEntropy:
@@ -142,8 +142,8 @@ class BinaryCrossEntropy:
         return losses.sum() / torch.as_tensor(num_items_in_batch).sum()
 
 
-class DropTokens:
-    """A `BatchChange`: of each image drops as many patches, drawn at random, which the blocks then never see.
+class PatchDropout:
+    """A `BatchTransform`: of each image drops as many patches, drawn at random, which the blocks then never see.
 
     What is kept keeps its place, and tokens that are no patches are always kept. A step takes less time and memory.
 
@@ -181,7 +181,7 @@ class DropTokens:
         return {**batch, "kept_patches": kept}
 
 
-def repeated_sampler(args: TrainingArguments, dataset: Any) -> RepeatedSampler | None:
+def repeated_augmentation_sampler(args: TrainingArguments, dataset: Any) -> RepeatedAugmentationSampler | None:
     """Returns what draws the images of a training that repeats augmentations; None for others.
 
     Args:
@@ -199,16 +199,16 @@ def repeated_sampler(args: TrainingArguments, dataset: Any) -> RepeatedSampler |
             f"repeated_augmentations={args.repeated_augmentations} needs images with numbers that are augmented by an "
             f"AugmentedDataset, not {type(dataset).__name__}. Leave it out."
         )
-    return RepeatedSampler(dataset, args.repeated_augmentations, step_size)
+    return RepeatedAugmentationSampler(dataset, args.repeated_augmentations, step_size)
 
 
-def regularise(
+def regularize(
     model: HfViTForImageClassification,
-    args: RegularisationArguments,
+    args: RegularizationArguments,
     label_smoothing: float = 0.0,
     distillation: Distillation | None = None,
 ) -> dict[str, Any]:
-    """Returns `batch_changes` and `compute_loss_func` of an `HfViTTrainer`.
+    """Returns `batch_transforms` and `compute_loss_func` of an `HfViTTrainer`.
 
     A model that learns from soft labels is told that they are of one class per image, as it could not know.
 
@@ -221,7 +221,7 @@ def regularise(
     Raises:
         ValueError: if something does not go with the model or the teacher.
     """
-    changes: list[BatchChange] = []
+    changes: list[BatchTransform] = []
     if args.needs_soft_labels:
         model.config.problem_type = "single_label_classification"
         mixing = (args.mixup_alpha, args.cutmix_alpha, args.mixing_probability, args.mixing_off_share)
@@ -232,9 +232,9 @@ def regularise(
                 f"token_drop_rate={args.token_drop_rate} drops patches whose features are to be learned. Set it to 0, "
                 "or take --distillation_type hard or soft."
             )
-        changes.append(DropTokens(args.token_drop_rate, model.config))
+        changes.append(PatchDropout(args.token_drop_rate, model.config))
     is_binary = args.classification_loss == "bce"
     return {
-        "batch_changes": changes,
+        "batch_transforms": changes,
         "compute_loss_func": BinaryCrossEntropy(args.bce_target_threshold) if is_binary else None,
     }

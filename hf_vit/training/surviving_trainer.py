@@ -14,7 +14,7 @@ from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
 from .agreement import Agreement, lost_weights
-from .callbacks.preemption import StopSignals, WorkerStart
+from .callbacks.preemption import PreemptionSignals, WorkerStart
 from .checkpoints import find_damage
 from .errors import (
     ExampleError,
@@ -58,7 +58,7 @@ class SurvivingTrainer(MeasuredTrainer):
         super().__init__(*args, **kwargs)
         # It would hide a loss that is no number, and wait for the GPU at every batch.
         self.args.logging_nan_inf_filter = False
-        self.signals = StopSignals()
+        self.signals = PreemptionSignals()
         self._begin()
 
     def _begin(self) -> None:

@@ -16,12 +16,12 @@ from ..model.task_detection import HfViTForObjectDetection
 from ..model.task_keypoints import HfViTForKeypointDetection
 from .adapter_trainer import AdapterTrainer
 from .averaging_trainer import AveragingTrainer
-from .batch_transforms import BatchChange, BatchChanges, Mixing, SizeArguments, size_changes
-from .callbacks.clock import DatasetEpoch, NewStart, TrainingClock
+from .batch_transforms import BatchTransform, BatchTransforms, Mixing, SizeArguments, size_transforms
+from .callbacks.clock import DatasetEpoch, FreshDropout, TrainingClock
 from .checkpoints import stopped_early_at
 from .distillation.base import Distillation
 from .optimized_trainer import OptimizedTrainer
-from .regularization import repeated_sampler
+from .regularization import repeated_augmentation_sampler
 from .stream_loader import StreamStart, read_own_shards
 from .surviving_trainer import SurvivingTrainer
 
@@ -48,14 +48,14 @@ class HfViTTrainer(AveragingTrainer, AdapterTrainer, OptimizedTrainer, Surviving
 
     With a `Distillation`, the model learns from a teacher too. Scores are those of the model alone.
 
-    `BatchChange`s change the batches of a training on the device, first of all to the sizes that the arguments say.
+    `BatchTransform`s change the batches of a training on the device, first of all to the sizes that the arguments say.
     """
 
     def __init__(
         self,
         *args: Any,
         distillation: Distillation | None = None,
-        batch_changes: Sequence[BatchChange] = (),
+        batch_transforms: Sequence[BatchTransform] = (),
         **kwargs: Any,
     ) -> None:
         """Takes the arguments of `transformers.Trainer`.
@@ -63,7 +63,7 @@ class HfViTTrainer(AveragingTrainer, AdapterTrainer, OptimizedTrainer, Surviving
         Args:
             *args: Passed on.
             distillation: Teacher, and what to learn from it.
-            batch_changes: What changes training batches, in this order, after their size.
+            batch_transforms: What changes training batches, in this order, after their size.
             **kwargs: Passed on.
 
         Raises:
@@ -73,18 +73,18 @@ class HfViTTrainer(AveragingTrainer, AdapterTrainer, OptimizedTrainer, Surviving
         """
         super().__init__(*args, **kwargs)
         self.distillation = distillation
-        sizes = size_changes(self.args, self.model) if isinstance(self.args, SizeArguments) else []
-        self.batch_changes = BatchChanges([*sizes, *batch_changes], self.args.seed)
-        has_soft_labels = any(isinstance(change, Mixing) for change in batch_changes)
+        sizes = size_transforms(self.args, self.model) if isinstance(self.args, SizeArguments) else []
+        self.batch_transforms = BatchTransforms([*sizes, *batch_transforms], self.args.seed)
+        has_soft_labels = any(isinstance(change, Mixing) for change in batch_transforms)
         if has_soft_labels:
             self.label_smoother = None  # which takes class numbers; they are smoothed already
         if distillation is not None:
             check_distillation(self.args, has_soft_labels)
             check_own_loss(self.compute_loss_func)
-        repeated_sampler(self.args, self.train_dataset)  # now, as it may not fit
+        repeated_augmentation_sampler(self.args, self.train_dataset)  # now, as it may not fit
         self.add_callback(DatasetEpoch())
         self.add_callback(TrainingClock())
-        self.add_callback(NewStart())
+        self.add_callback(FreshDropout())
         if isinstance(self.train_dataset, AugmentedStream):
             self.add_callback(StreamStart())
 
@@ -110,7 +110,7 @@ class HfViTTrainer(AveragingTrainer, AdapterTrainer, OptimizedTrainer, Surviving
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Makes a step of a training on a batch, which the batch changes have changed."""
-        inputs = self.batch_changes(self._prepare_inputs(inputs), self.state.global_step, self.state.max_steps)
+        inputs = self.batch_transforms(self._prepare_inputs(inputs), self.state.global_step, self.state.max_steps)
         return super().training_step(model, inputs, *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -138,7 +138,9 @@ class HfViTTrainer(AveragingTrainer, AdapterTrainer, OptimizedTrainer, Surviving
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Returns what draws training images."""
-        sampler = repeated_sampler(self.args, self.train_dataset if train_dataset is None else train_dataset)
+        sampler = repeated_augmentation_sampler(
+            self.args, self.train_dataset if train_dataset is None else train_dataset
+        )
         return super()._get_train_sampler(train_dataset) if sampler is None else sampler
 
     def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:

@@ -1,4 +1,4 @@
-"""What the script of masked image modelling can be told beside what all training scripts can."""
+"""What the script of masked image modeling can be told beside what all training scripts can."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +15,8 @@ POOL = {
 
 
 @dataclass
-class PoolArguments(SourceArguments):
-    """Which images, be they labelled or not."""
+class UnlabeledImagesArguments(SourceArguments):
+    """Which images, be they labeled or not."""
 
     dataset_name: str = field(default="", metadata=POOL)
     label_column_name: str | None = field(
@@ -42,15 +42,13 @@ class PoolArguments(SourceArguments):
 
 
 @dataclass
-class UnlabelledDataArguments(TrainedImagesArguments, PoolArguments, StreamArguments):
+class UnlabeledDataArguments(TrainedImagesArguments, UnlabeledImagesArguments, StreamArguments):
     """Which images to learn from."""
 
     dataset_name: str = field(default="", metadata=POOL)
     max_knn_samples: int = field(
         default=5000,
-        metadata={
-            "help": "Training images among which neighbours are looked for, where labels are known; 0 for none."
-        },
+        metadata={"help": "Training images among which neighbors are looked for, where labels are known; 0 for none."},
     )
 
     def __post_init__(self) -> None:

@@ -11,9 +11,9 @@ from .attention import (
 )
 from .captions import draw_captions
 from .colors import segmentation_palette
-from .depth import colour_depth, draw_depth
+from .depth import color_depth, draw_depth
 from .detection import draw_boxes, draw_detections
-from .features import draw_feature_colours, feature_colours, patch_features, patch_similarity
+from .features import draw_feature_colors, feature_colors, patch_features, patch_similarity
 from .figures import MAX_ROWS
 from .heat import draw_heat, overlay_heat
 from .keypoints import draw_keypoints, draw_poses
@@ -30,7 +30,7 @@ __all__ = [
     "attention_distances",
     "attention_maps",
     "attention_rollout",
-    "colour_depth",
+    "color_depth",
     "draw_attention",
     "draw_attention_distances",
     "draw_boxes",
@@ -40,7 +40,7 @@ __all__ = [
     "draw_curves",
     "draw_depth",
     "draw_detections",
-    "draw_feature_colours",
+    "draw_feature_colors",
     "draw_heat",
     "draw_keypoints",
     "draw_panoptic",
@@ -50,7 +50,7 @@ __all__ = [
     "draw_precision_recall",
     "draw_reconstructions",
     "draw_segmentation",
-    "feature_colours",
+    "feature_colors",
     "gradient_rollout",
     "overlay_heat",
     "overlay_segmentation",

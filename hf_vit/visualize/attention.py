@@ -48,7 +48,7 @@ class Attention:
     num_prefix: int
     pooled: Tensor
 
-    def looker(self, patch: Patch | None) -> Tensor:
+    def query(self, patch: Patch | None) -> Tensor:
         """Returns the share (L,) of each token in who looks: one patch, or with None what sums the image up.
 
         Raises:
@@ -106,7 +106,7 @@ def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
     Raises:
         ValueError: if there is no such patch.
     """
-    return attention.to_maps(attention.looker(patch) @ attention.weights)
+    return attention.to_maps(attention.query(patch) @ attention.weights)
 
 
 def each_image(
@@ -176,7 +176,7 @@ def attention_rollout(attention: Attention, patch: Patch | None = None) -> Tenso
 
     Source: https://arxiv.org/abs/2005.00928.
     """
-    shares = attention.looker(patch)  # (L,)
+    shares = attention.query(patch)  # (L,)
     for layer in attention.weights.mean(dim=1).flip(0):  # (L, L), from the last one
         shares = (shares + shares @ layer) / 2
     return attention.to_maps(shares)
@@ -297,7 +297,7 @@ def draw_attention_distances(distances: ArrayLike | Tensor, everywhere: float, f
     axes = figure.subplots()
     axes.scatter(layers.repeat(values.shape[1]), values.ravel(), s=16, alpha=0.7, linewidth=0, label="head")
     axes.plot(layers, values.mean(axis=1), color="black", linewidth=1.2, label="mean of the heads")
-    axes.axhline(everywhere, color="grey", linestyle="--", linewidth=1, label="everywhere alike")
+    axes.axhline(everywhere, color="gray", linestyle="--", linewidth=1, label="everywhere alike")
     axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xticks=layers)
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)

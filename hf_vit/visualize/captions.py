@@ -48,12 +48,12 @@ def draw_captions(
     save(figure, file)
 
 
-def _write(panel: "Axes", texts: Sequence[str], colours: Sequence[str]) -> None:
+def _write(panel: "Axes", texts: Sequence[str], colors: Sequence[str]) -> None:
     """Writes texts of two lines at most below each other."""
     panel.set_axis_off()
-    for place, (text, colour) in enumerate(zip(texts[:NUM_CAPTIONS], colours, strict=False)):
+    for place, (text, color) in enumerate(zip(texts[:NUM_CAPTIONS], colors, strict=False)):
         lines = textwrap.fill(textwrap.shorten(text, 2 * LETTERS - 10, placeholder=" ..."), LETTERS)
-        drawn = panel.text(0, 1 - place / NUM_CAPTIONS, lines, transform=panel.transAxes, va="top", color=colour)
+        drawn = panel.text(0, 1 - place / NUM_CAPTIONS, lines, transform=panel.transAxes, va="top", color=color)
         drawn.set_fontsize(8)
         drawn.set_parse_math(False)  # a caption may hold "$5_$", which is no formula
         drawn.set_in_layout(False)  # a long one would make its panel narrow

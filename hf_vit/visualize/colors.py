@@ -10,7 +10,7 @@ IGNORED = (128, 128, 128)  # of pixels that belong to no class
 # Okabe and Ito's (https://jfly.uni-koeln.de/color) without black and the lighter of the two blues
 FIRST = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (240, 228, 66), (204, 121, 167))
 LIGHTNESS_WEIGHT = 0.5  # a difference in lightness is half lost in an image's own light and shade
-DARKEST, LIGHTEST = 0.5, 0.92  # beyond, a colour over an image looks like shadow or light
+DARKEST, LIGHTEST = 0.5, 0.92  # beyond, a color over an image looks like shadow or light
 # How linear RGB looks without the receptors for red and for green (Machado et al. 2009)
 DEFICIENCIES = (
     ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -31,10 +31,10 @@ LMS_TO_LAB = (
 
 @cache
 def segmentation_palette(num_labels: int) -> np.ndarray:
-    """Returns a colour for each class: always the same, as those of fewer classes are the first of more.
+    """Returns a color for each class: always the same, as those of fewer classes are the first of more.
 
     The first six are Okabe and Ito's. Each of the others is the one that looks most different from those before it,
-    from grey, black and white, on average over normal, red-blind and green-blind eyes.
+    from gray, black and white, on average over normal, red-blind and green-blind eyes.
 
     Args:
         num_labels: Number of classes.
@@ -61,17 +61,17 @@ def segmentation_palette(num_labels: int) -> np.ndarray:
     return palette
 
 
-def _as_seen(colours: np.ndarray) -> np.ndarray:
-    """Returns sRGB colours (N, 3) in Oklab as normal, red-blind and green-blind eyes see them, (3, N, 3)."""
-    shares = colours / 255
+def _as_seen(colors: np.ndarray) -> np.ndarray:
+    """Returns sRGB colors (N, 3) in Oklab as normal, red-blind and green-blind eyes see them, (3, N, 3)."""
+    shares = colors / 255
     linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
     views = np.stack([linear, *(linear @ np.array(matrix).T for matrix in DEFICIENCIES)]).clip(0, 1)
     return np.cbrt(views @ np.array(RGB_TO_LMS).T) @ np.array(LMS_TO_LAB).T
 
 
-def _difference(seen: np.ndarray, colour: np.ndarray) -> np.ndarray:
-    """Returns how different colours (3, N, 3) look from one (3, 3), on average over the eyes, (N,)."""
-    return np.linalg.norm((seen - colour[:, None]) * (LIGHTNESS_WEIGHT, 1, 1), axis=-1).mean(axis=0)
+def _difference(seen: np.ndarray, color: np.ndarray) -> np.ndarray:
+    """Returns how different colors (3, N, 3) look from one (3, 3), on average over the eyes, (N,)."""
+    return np.linalg.norm((seen - color[:, None]) * (LIGHTNESS_WEIGHT, 1, 1), axis=-1).mean(axis=0)
 
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 BAR_COLUMN = 0.28  # of a picture: the bar, its numbers and what they are
 BAR_WIDTH = 0.2  # of that column
-OUTLIERS = 1  # per cent of the values, at either end, that do not stretch the colours
+OUTLIERS = 1  # per cent of the values, at either end, that do not stretch the colors
 
 
 def span_of(values: np.ndarray) -> tuple[float, float]:
@@ -91,14 +91,14 @@ def span_of(values: np.ndarray) -> tuple[float, float]:
     return float(lowest), float(highest)
 
 
-def in_colours(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colours: str) -> np.ndarray:
-    """Returns values in colours.
+def in_colors(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colors: str) -> np.ndarray:
+    """Returns values in colors.
 
     Args:
         values: (H, W).
-        valid: (H, W) bool; where it is False, the colour is grey.
-        span: The values of the first and the last colour.
-        colours: Name of a colour map of matplotlib.
+        valid: (H, W) bool; where it is False, the color is gray.
+        span: The values of the first and the last color.
+        colors: Name of a color map of matplotlib.
 
     Returns:
         (H, W, 3) uint8.
@@ -108,20 +108,20 @@ def in_colours(values: np.ndarray, valid: np.ndarray, span: tuple[float, float],
     lowest, highest = span
     above = np.where(valid, values, lowest) - lowest
     shares = above / (highest - lowest) if highest > lowest else np.zeros_like(above)
-    picture = colormaps[colours](shares.clip(0, 1), bytes=True)[..., :3]
+    picture = colormaps[colors](shares.clip(0, 1), bytes=True)[..., :3]
     return np.where(valid[..., None], picture, np.array(IGNORED, dtype=np.uint8))
 
 
 def draw_bar(
-    panel: "Axes", span: tuple[float, float], colours: str, label: str, ticks: dict[float, str] | None = None
+    panel: "Axes", span: tuple[float, float], colors: str, label: str, ticks: dict[float, str] | None = None
 ) -> None:
-    """Draws the colours of a span of values at the left of a panel."""
+    """Draws the colors of a span of values at the left of a panel."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     panel.set_axis_off()
     inset = panel.inset_axes((0, 0, BAR_WIDTH, 1))
-    bar = panel.figure.colorbar(ScalarMappable(Normalize(*span), colours), cax=inset)
+    bar = panel.figure.colorbar(ScalarMappable(Normalize(*span), colors), cax=inset)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=8)
     if ticks is not None:

@@ -63,7 +63,7 @@ def draw_comparison(
 
 
 class Legend:
-    """Names of those classes that occur in a figure, beside their colours."""
+    """Names of those classes that occur in a figure, beside their colors."""
 
     def __init__(self, labels: Iterable[int], names: Sequence[str], palette: np.ndarray) -> None:
         """Chooses the entries.
@@ -87,7 +87,7 @@ class Legend:
         """Puts the legend at the bottom of a figure."""
         from matplotlib.patches import Patch  # here, as training needs this package but not always a picture
 
-        patches = [Patch(facecolor=colour, label=name) for name, colour in self.entries]
+        patches = [Patch(facecolor=color, label=name) for name, color in self.entries]
         columns = self._columns(figure.get_figwidth())
         legend = figure.legend(handles=patches, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
         for text in legend.get_texts():

@@ -1,4 +1,4 @@
-"""Depth in colours."""
+"""Depth in colors."""
 
 import os
 from collections.abc import Sequence
@@ -8,28 +8,28 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..evaluation.base import as_array
-from .colors import BAR_COLUMN, draw_bar, in_colours, span_of
+from .colors import BAR_COLUMN, draw_bar, in_colors, span_of
 from .figures import MAX_ROWS, Picture, as_picture, check_size, picture_rows, save, show
 
 
-DEPTH_COLOURS, INVERSE_DEPTH_COLOURS = "viridis_r", "viridis"  # what is near is bright
-ERROR_COLOURS = "magma"
+DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # what is near is bright
+ERROR_COLORS = "magma"
 MAX_ERROR = 0.5  # of the truth: beyond, an error is as bright as this one
 
 
-def colour_depth(depth: ArrayLike | Tensor, lowest: float, highest: float) -> np.ndarray:
-    """Gives each depth a colour: bright is near, grey is invalid.
+def color_depth(depth: ArrayLike | Tensor, lowest: float, highest: float) -> np.ndarray:
+    """Gives each depth a color: bright is near, gray is invalid.
 
     Args:
         depth: (H, W) depth; 0, NaN, negative or infinite is invalid.
-        lowest: Depth of the brightest colour.
-        highest: Depth of the darkest colour.
+        lowest: Depth of the brightest color.
+        highest: Depth of the darkest color.
 
     Returns:
         (H, W, 3) uint8.
     """
     values = as_array(depth, np.float64)
-    return in_colours(values, _is_valid(values), (lowest, highest), DEPTH_COLOURS)
+    return in_colors(values, _is_valid(values), (lowest, highest), DEPTH_COLORS)
 
 
 def draw_depth(
@@ -39,15 +39,15 @@ def draw_depth(
     file: str | os.PathLike[str],
     relative: bool = False,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: image, truth and prediction in the same colours, and error.
+    """Draws a row for each of the first `MAX_ROWS` images: image, truth and prediction in the same colors, and error.
 
-    The colours of a row span the depth of its truth, or of its prediction where there is no truth. Pixels without a
-    valid depth are grey. Relative depth has no common scale: each picture spans its own values, and no error is drawn.
+    The colors of a row span the depth of its truth, or of its prediction where there is no truth. Pixels without a
+    valid depth are gray. Relative depth has no common scale: each picture spans its own values, and no error is drawn.
 
     Args:
         images: N images of any sizes: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8.
-        predictions: N maps (H, W) of depth in metres, or of relative inverse depth.
-        targets: N maps (H, W) of depth in metres, where 0, NaN, negative or infinite is invalid; None where the truth
+        predictions: N maps (H, W) of depth in meters, or of relative inverse depth.
+        targets: N maps (H, W) of depth in meters, where 0, NaN, negative or infinite is invalid; None where the truth
             is not known.
         file: Where to save the picture; the suffix is the format.
         relative: Whether predictions are relative inverse depth.
@@ -76,31 +76,31 @@ def draw_depth(
 
 
 def _draw_metric(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None) -> None:
-    """Draws truth, prediction, colour bar, error and its bar; the prediction and its bar where there is no truth."""
+    """Draws truth, prediction, color bar, error and its bar; the prediction and its bar where there is no truth."""
     if truth is None:
         span = span_of(prediction[_is_valid(prediction)])
-        show(panels[0], colour_depth(prediction, *span))
-        draw_bar(panels[1], span, DEPTH_COLOURS, "metres")
+        show(panels[0], color_depth(prediction, *span))
+        draw_bar(panels[1], span, DEPTH_COLORS, "meters")
         return
     valid = _is_valid(truth)
     span = span_of(truth[valid])
-    show(panels[0], colour_depth(truth, *span))
-    show(panels[1], colour_depth(prediction, *span))
-    draw_bar(panels[2], span, DEPTH_COLOURS, "metres")
+    show(panels[0], color_depth(truth, *span))
+    show(panels[1], color_depth(prediction, *span))
+    draw_bar(panels[2], span, DEPTH_COLORS, "meters")
     error = np.abs(prediction - truth) / np.where(valid, truth, 1.0)
-    show(panels[3], in_colours(error, valid & np.isfinite(error), (0, MAX_ERROR), ERROR_COLOURS))
-    draw_bar(panels[4], (0, MAX_ERROR), ERROR_COLOURS, "share of the truth")
+    show(panels[3], in_colors(error, valid & np.isfinite(error), (0, MAX_ERROR), ERROR_COLORS))
+    draw_bar(panels[4], (0, MAX_ERROR), ERROR_COLORS, "share of the truth")
 
 
 def _draw_relative(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray | None) -> None:
-    """Draws truth, where there is one, prediction and colour bar."""
+    """Draws truth, where there is one, prediction and color bar."""
     maps = [(prediction, np.isfinite(prediction))]
     if truth is not None:
         valid = _is_valid(truth)
         maps.insert(0, (1 / np.where(valid, truth, 1.0), valid))
     for panel, (values, valid) in zip(panels[:-1], maps, strict=True):
-        show(panel, in_colours(values, valid, span_of(values[valid]), INVERSE_DEPTH_COLOURS))
-    draw_bar(panels[-1], (0, 1), INVERSE_DEPTH_COLOURS, "relative", {0: "far", 1: "near"})
+        show(panel, in_colors(values, valid, span_of(values[valid]), INVERSE_DEPTH_COLORS))
+    draw_bar(panels[-1], (0, 1), INVERSE_DEPTH_COLORS, "relative", {0: "far", 1: "near"})
 
 
 def _is_valid(depth: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def draw_boxes(
     names: Sequence[str],
     scores: ArrayLike | Tensor | None = None,
 ) -> Image.Image:
-    """Draws boxes in the colours of their classes over an image, the surest on top.
+    """Draws boxes in the colors of their classes over an image, the surest on top.
 
     Each bears its class and score, the surest first, unless that would cover another label or all of a small box.
 
@@ -114,7 +114,7 @@ def draw_detections(
     draw_comparison(images, results, draw, Legend(found, names, segmentation_palette(len(names))), file)
 
 
-def _write_label(picture: Image.Image, box: np.ndarray, text: str, colour: np.ndarray, taken: list[Rectangle]) -> None:
+def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.ndarray, taken: list[Rectangle]) -> None:
     """Writes above, into or below a box (4,), where there is room, and notes the place that it takes."""
     draw, font, pad = ImageDraw.Draw(picture), font_for(picture), line_width(picture)
     left, top, right, bottom = draw.textbbox((0, 0), text, font)
@@ -125,8 +125,8 @@ def _write_label(picture: Image.Image, box: np.ndarray, text: str, colour: np.nd
     for y in (box[1] - height, box[1], box[3]):
         place = (x, y, x + width, y + height)
         if 0 <= y <= picture.height - height and not any(_overlap(place, other) for other in taken):
-            draw.rectangle(place, fill=tuple(colour))
-            draw.text((x + pad - left, y + pad - top), text, readable_on(colour), font)
+            draw.rectangle(place, fill=tuple(color))
+            draw.text((x + pad - left, y + pad - top), text, readable_on(color), font)
             taken.append(place)
             return
 

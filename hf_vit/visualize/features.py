@@ -31,8 +31,8 @@ def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         The directions (count, D), each of length 1 and with a positive largest entry, and the share of the variance
         (count,) along each; the first has the most. Float64, as shares are small differences of large sums.
     """
-    centred = rows.double() - rows.double().mean(dim=0)
-    variances, directions = torch.linalg.eigh(centred.T @ centred)  # of the least first; directions are columns
+    centerd = rows.double() - rows.double().mean(dim=0)
+    variances, directions = torch.linalg.eigh(centerd.T @ centerd)  # of the least first; directions are columns
     count = min(count, *rows.shape)
     components = directions.T.flip(0)[:count]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))  # (count, 1)
@@ -40,7 +40,7 @@ def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return components * largest.sign(), variances.flip(0)[:count].clamp(min=0) / total
 
 
-NUM_COLOURS = 3
+NUM_COLORS = 3
 
 
 @torch.no_grad()
@@ -88,14 +88,14 @@ def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
     return directions @ directions[row, column]
 
 
-def feature_colours(features: Sequence[Tensor], foreground_threshold: float | None = None) -> list[Tensor]:
-    """Gives patches colours by the three directions along which they differ most: like patches have like colours.
+def feature_colors(features: Sequence[Tensor], foreground_threshold: float | None = None) -> list[Tensor]:
+    """Gives patches colors by the three directions along which they differ most: like patches have like colors.
 
     Args:
-        features: (h, w, D) of each image. All have the same directions and colours.
+        features: (h, w, D) of each image. All have the same directions and colors.
         foreground_threshold: Tells first foreground from background, by the one direction along which patches differ
-            most, from 0 to 1 as they do: only those above have colours, by the directions along which these differ.
-            The background is the side to which the borders of the images belong. None gives all patches colours.
+            most, from 0 to 1 as they do: only those above have colors, by the directions along which these differ.
+            The background is the side to which the borders of the images belong. None gives all patches colors.
 
     Returns:
         (h, w, 3) for each image, red, green and blue in [0, 1], float64; NaN in the background.
@@ -111,18 +111,18 @@ def feature_colours(features: Sequence[Tensor], foreground_threshold: float | No
         borders = torch.cat([_borders(own).flatten() for own in features])  # (M,)
         is_foreground = _spread(_off_borders(rows, borders))[:, 0] > foreground_threshold
     count = int(is_foreground.sum())
-    if min(count, rows.shape[1]) <= NUM_COLOURS:
+    if min(count, rows.shape[1]) <= NUM_COLORS:
         above = "" if foreground_threshold is None else f" above foreground_threshold={foreground_threshold}"
         raise ValueError(
-            f"{count} patches{above}, of {rows.shape[1]} features, have no {NUM_COLOURS} colours. Take more images, "
+            f"{count} patches{above}, of {rows.shape[1]} features, have no {NUM_COLORS} colors. Take more images, "
             "larger ones, or a lower threshold."
         )
     chosen = rows[is_foreground]
-    components, _ = principal_components(chosen, NUM_COLOURS)
-    colours = rows.new_full((len(rows), NUM_COLOURS), torch.nan)
-    colours[is_foreground] = _spread(chosen @ components.T)
+    components, _ = principal_components(chosen, NUM_COLORS)
+    colors = rows.new_full((len(rows), NUM_COLORS), torch.nan)
+    colors[is_foreground] = _spread(chosen @ components.T)
     sizes = [own.shape[:2] for own in features]
-    parts = colours.split([height * width for height, width in sizes])
+    parts = colors.split([height * width for height, width in sizes])
     return [part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True)]
 
 
@@ -146,14 +146,14 @@ def _spread(values: Tensor) -> Tensor:
     return (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)
 
 
-def draw_feature_colours(
-    images: Sequence[Picture], colours: Sequence[ArrayLike | Tensor], file: str | os.PathLike[str]
+def draw_feature_colors(
+    images: Sequence[Picture], colors: Sequence[ArrayLike | Tensor], file: str | os.PathLike[str]
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, and its patches in their colours.
+    """Draws a row for each of the first `MAX_ROWS` images: the image, and its patches in their colors.
 
     Args:
         images: PIL images, (H, W, 3) arrays or (C, H, W) tensors of uint8, that the model saw as a whole at any size.
-        colours: (h, w, 3) of each in [0, 1], from `feature_colours`; NaN becomes grey.
+        colors: (h, w, 3) of each in [0, 1], from `feature_colors`; NaN becomes gray.
         file: Where to save the picture; the suffix is the format.
 
     Raises:
@@ -162,7 +162,7 @@ def draw_feature_colours(
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]
     figure, panels = picture_rows(pictures, ["image", "patches"], [1.0, 1.0])
-    for row, image, own in zip(panels, images, colours, strict=False):
+    for row, image, own in zip(panels, images, colors, strict=False):
         picture, _ = large_enough(image)
         show(row[0], np.asarray(picture))
         values = as_array(own, np.float64)

@@ -11,8 +11,8 @@ from PIL import Image, ImageFont
 
 MIN_SIDE = 480  # pixels: the longer side of a smaller image has no room for letters
 LETTER_SHARE, LINE_SHARE = 1 / 30, 1 / 220  # of the longer side, so that they can be read however it is shown
-BRIGHT = 140  # level of grey from which black can be read better than white
-GREY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
+BRIGHT = 140  # level of gray from which black can be read better than white
+GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
 Picture = Image.Image | np.ndarray | torch.Tensor
 
 
@@ -34,9 +34,9 @@ def font_for(picture: Image.Image) -> ImageFont.FreeTypeFont | ImageFont.ImageFo
     return ImageFont.load_default(LETTER_SHARE * max(picture.size))
 
 
-def readable_on(colour: np.ndarray) -> str:
-    """Returns black or white, for letters on a colour (3,)."""
-    return "black" if colour @ GREY > BRIGHT else "white"
+def readable_on(color: np.ndarray) -> str:
+    """Returns black or white, for letters on a color (3,)."""
+    return "black" if color @ GRAY > BRIGHT else "white"
 
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-HIDDEN = 1  # visibility of a keypoint that is labelled and not seen; 0 is not labelled
+HIDDEN = 1  # visibility of a keypoint that is labeled and not seen; 0 is not labeled
 SMOOTH = 2  # times finer than the picture is what is drawn
 FAINTEST = 0.4  # opacity of a keypoint of score 0
 MANY = 30  # keypoints, which are drawn smaller
@@ -41,12 +41,12 @@ def draw_keypoints(
     skeleton: Iterable[Sequence[int]] = (),
     scores: ArrayLike | Tensor | None = None,
 ) -> Image.Image:
-    """Draws the keypoints of one or several objects over an image, each in its colour, with lines between them.
+    """Draws the keypoints of one or several objects over an image, each in its color, with lines between them.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
-        keypoints: (K, 2) or (N, K, 2) x and y in pixels; the centre of the first pixel is at 0.
-        visibility: (K,) or (N, K): 2 is seen, 1 hidden, drawn as a ring, and 0 not labelled, not drawn; 2 by default.
+        keypoints: (K, 2) or (N, K, 2) x and y in pixels; the center of the first pixel is at 0.
+        visibility: (K,) or (N, K): 2 is seen, 1 hidden, drawn as a ring, and 0 not labeled, not drawn; 2 by default.
         skeleton: Pairs of keypoints (numbers) that a line joins.
         scores: (K,) or (N, K) in [0, 1]; the lower, the fainter.
 
@@ -118,21 +118,21 @@ def _draw_pose(
     """Draws an object's keypoints (K, 2) in pixels of the layer, with lines of a width."""
     draw = ImageDraw.Draw(layer)
     opacity = (255 * (FAINTEST + (1 - FAINTEST) * scores)).round().astype(int)
-    colours = [
-        (*colour, alpha) for colour, alpha in zip(segmentation_palette(len(points)).tolist(), opacity, strict=True)
+    colors = [
+        (*color, alpha) for color, alpha in zip(segmentation_palette(len(points)).tolist(), opacity, strict=True)
     ]
     for start, end in skeleton:
         if visibility[start] and visibility[end]:
             line = [*points[start], *points[end]]
             draw.line(line, (0, 0, 0, min(opacity[start], opacity[end])), 2 * width)
-            draw.line(line, (*colours[end][:3], min(opacity[start], opacity[end])), width)
+            draw.line(line, (*colors[end][:3], min(opacity[start], opacity[end])), width)
     radius = width * (1 if len(points) > MANY else 2)
-    for (x, y), colour, seen in zip(points, colours, visibility, strict=True):
+    for (x, y), color, seen in zip(points, colors, visibility, strict=True):
         if seen:
-            draw.circle((x, y), radius + width / 2, (0, 0, 0, colour[3]))
-            draw.circle((x, y), radius, colour)
+            draw.circle((x, y), radius + width / 2, (0, 0, 0, color[3]))
+            draw.circle((x, y), radius, color)
             if seen == HIDDEN:
-                draw.circle((x, y), radius / 2, (255, 255, 255, colour[3]))
+                draw.circle((x, y), radius / 2, (255, 255, 255, color[3]))
 
 
 def _pose(result: Mapping[str, Any]) -> Pose:
@@ -145,8 +145,8 @@ def _pose(result: Mapping[str, Any]) -> Pose:
 
 def _region(picture: np.ndarray, box: np.ndarray, *poses: Pose) -> np.ndarray:
     """Returns left, top, right and bottom of the part of a picture (H, W, 3) that shows a box (4,) and keypoints."""
-    labelled = [pose.keypoints if pose.visibility is None else pose.keypoints[pose.visibility > 0] for pose in poses]
-    points = np.concatenate([box.reshape(2, 2), *labelled])
+    labeled = [pose.keypoints if pose.visibility is None else pose.keypoints[pose.visibility > 0] for pose in poses]
+    points = np.concatenate([box.reshape(2, 2), *labeled])
     low, high = points.min(axis=0), points.max(axis=0)
     margin = MARGIN * (high - low).max()
     size = np.array(picture.shape[1::-1])

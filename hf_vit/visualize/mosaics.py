@@ -15,7 +15,7 @@ from ..evaluation.base import as_array
 from ..model.pretrained import HfViTPreTrainedModel
 from .features import principal_components
 from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, as_picture, large_enough, new_figure, save, show
-from .heat import HEAT_COLOURS, mark
+from .heat import HEAT_COLORS, mark
 from .patches import Patch
 
 
@@ -87,7 +87,7 @@ def mosaic(maps: np.ndarray) -> np.ndarray:
 def draw_attention(
     image: Picture, maps: ArrayLike | Tensor, file: str | os.PathLike[str], patch: Patch | None = None
 ) -> None:
-    """Draws an image beside the attention of each layer (a row) and head (a column), in its own span of colours.
+    """Draws an image beside the attention of each layer (a row) and head (a column), in its own span of colors.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8, that the model saw as a whole at any size.
@@ -114,7 +114,7 @@ def draw_attention(
         mark(panels[0], patch, tuple(grid))
     # Cells are as high as those of the image, also where patches are not square.
     aspect = height / grid[0] / (width / grid[1])
-    panels[1].imshow(mosaic(shares), cmap=HEAT_COLOURS, aspect=aspect)
+    panels[1].imshow(mosaic(shares), cmap=HEAT_COLORS, aspect=aspect)
     panels[1].set(xlabel="head", ylabel="layer")
     panels[1].set_xticks(np.arange(heads) * (grid[1] + 1) + grid[1] / 2, range(1, heads + 1), fontsize=8)
     panels[1].set_yticks(np.arange(layers) * (grid[0] + 1) + grid[0] / 2, range(1, layers + 1), fontsize=8)
@@ -149,7 +149,7 @@ def draw_position_similarity(similarity: ArrayLike | Tensor, file: str | os.Path
 
 
 def draw_patch_filters(filters: ArrayLike | Tensor, file: str | os.PathLike[str]) -> None:
-    """Draws filters in rows, the most important first; grey is 0.
+    """Draws filters in rows, the most important first; gray is 0.
 
     Args:
         filters: (count, height, width, C), from `patch_filters`; those of neither 1 nor 3 channels show their first.
@@ -161,10 +161,10 @@ def draw_patch_filters(filters: ArrayLike | Tensor, file: str | os.PathLike[str]
     values = as_array(filters, np.float64)
     values = values if values.shape[-1] == 3 else np.repeat(values[..., :1], 3, axis=-1)
     strongest = np.abs(values).max(axis=(1, 2, 3), keepdims=True)
-    colours = 0.5 + 0.5 * values / np.maximum(strongest, np.finfo(np.float64).tiny)
-    missing = -len(colours) % FILTERS_BESIDE
-    colours = np.pad(colours, [(0, missing), (0, 0), (0, 0), (0, 0)], constant_values=1.0)
-    picture = mosaic(colours.reshape(-1, FILTERS_BESIDE, *colours.shape[1:]))
-    figure = new_figure(FILTERS_BESIDE * MAP_WIDTH, len(colours) // FILTERS_BESIDE * MAP_WIDTH + 0.2)
+    colors = 0.5 + 0.5 * values / np.maximum(strongest, np.finfo(np.float64).tiny)
+    missing = -len(colors) % FILTERS_BESIDE
+    colors = np.pad(colors, [(0, missing), (0, 0), (0, 0), (0, 0)], constant_values=1.0)
+    picture = mosaic(colors.reshape(-1, FILTERS_BESIDE, *colors.shape[1:]))
+    figure = new_figure(FILTERS_BESIDE * MAP_WIDTH, len(colors) // FILTERS_BESIDE * MAP_WIDTH + 0.2)
     show(figure.subplots(), np.nan_to_num(picture, nan=1.0))
     save(figure, file)

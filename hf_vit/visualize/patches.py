@@ -47,7 +47,7 @@ def number_of(patch: Patch, grid: Grid) -> int:
 
 
 def patch_distances(grid: Grid, patch_size: tuple[int, int]) -> Tensor:
-    """Returns how far the centres of all patches lie apart, in pixels.
+    """Returns how far the centers of all patches lie apart, in pixels.
 
     Args:
         grid: Rows and columns (h, w) of patches.

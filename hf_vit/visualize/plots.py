@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 MAX_COUNTED = 20  # more classes than this leave no room for a number in each cell
 MAX_NAMED = 60  # more than this leave none for their names
-MAX_CURVES = 10  # more than this have no colours of their own
+MAX_CURVES = 10  # more than this have no colors of their own
 
 
 def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | os.PathLike[str]) -> None:
-    """Draws how many images of each class were taken for which; colours are shares of a row.
+    """Draws how many images of each class were taken for which; colors are shares of a row.
 
     Args:
         matrix: (K, K) counts, a row for each right class and a column for each answer.
@@ -48,8 +48,8 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | 
         axes.set_yticks(ticks, names, parse_math=False)
     if len(names) <= MAX_COUNTED:
         for row, column in zip(*np.nonzero(matrix), strict=True):
-            colour = "white" if shares[row, column] > 0.5 else "black"
-            axes.text(column, row, matrix[row, column], ha="center", va="center", color=colour, fontsize=8)
+            color = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, matrix[row, column], ha="center", va="center", color=color, fontsize=8)
     figure.savefig(file, dpi=120)
 
 
@@ -104,10 +104,10 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: str | os.PathL
     figure = new_figure(6, 4.5)
     axes = figure.subplots()
     few = len(known) <= MAX_CURVES
-    colours = dict(zip(curves, segmentation_palette(len(curves)) / 255, strict=True))
+    colors = dict(zip(curves, segmentation_palette(len(curves)) / 255, strict=True))
     for name, precision in known.items():
-        named = {"color": colours[name], "label": f"{name} {precision.mean():.3f}"}
-        look: dict[str, Any] = named if few else {"color": "lightgrey"}
+        named = {"color": colors[name], "label": f"{name} {precision.mean():.3f}"}
+        look: dict[str, Any] = named if few else {"color": "lightgray"}
         axes.plot(np.linspace(0, 1, len(precision)), precision, linewidth=1.5 if few else 0.8, **look)
     if len(known) > 1:
         mean = np.mean(list(known.values()), axis=0)

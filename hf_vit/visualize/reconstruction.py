@@ -22,10 +22,10 @@ def draw_reconstructions(
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, what is left of it, and the reconstruction.
 
-    Masked patches are grey in the second picture; in the third, the others are as they are in the image.
+    Masked patches are gray in the second picture; in the third, the others are as they are in the image.
 
     Args:
-        pixel_values: N normalised images (C, H, W); those of neither 1 nor 3 channels show their first one.
+        pixel_values: N normalized images (C, H, W); those of neither 1 nor 3 channels show their first one.
         masks: N masks (h, w), True where a patch is masked.
         reconstructions: N images (C, H, W) in the units of `pixel_values`.
         mean: What the image processor has subtracted from values in 0..1, one number or one for each channel.
@@ -53,7 +53,7 @@ def draw_reconstructions(
 
 
 def to_picture(pixels: Tensor, mean: float | Sequence[float], std: float | Sequence[float]) -> np.ndarray:
-    """Returns a normalised image (C, H, W) as colours (H, W, 3) uint8."""
+    """Returns a normalized image (C, H, W) as colors (H, W, 3) uint8."""
     shift, scale = (torch.as_tensor(values).to(pixels.device).reshape(-1, 1, 1) for values in (mean, std))
-    colours = ((pixels.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
-    return as_picture(colours if len(colours) in (1, 3) else colours[:1])
+    colors = ((pixels.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
+    return as_picture(colors if len(colors) in (1, 3) else colors[:1])

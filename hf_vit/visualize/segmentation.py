@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def overlay_segmentation(
     image: Picture, segmentation: ArrayLike | Tensor, palette: np.ndarray, opacity: float = 0.7
 ) -> np.ndarray:
-    """Lays the colours of classes over an image.
+    """Lays the colors of classes over an image.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
-        segmentation: (H, W) class numbers. What is none of the K classes, such as 255, becomes grey.
+        segmentation: (H, W) class numbers. What is none of the K classes, such as 255, becomes gray.
         palette: (K, 3) uint8.
-        opacity: 0 shows the image alone, 1 the colours alone.
+        opacity: 0 shows the image alone, 1 the colors alone.
 
     Returns:
         (H, W, 3) uint8.
@@ -37,9 +37,9 @@ def overlay_segmentation(
     """
     picture, labels = as_picture(image), as_array(segmentation, np.int64)
     check_size(picture, labels, "segmentation")
-    colours = np.vstack([palette, IGNORED])
+    colors = np.vstack([palette, IGNORED])
     labels = np.where((labels >= 0) & (labels < len(palette)), labels, len(palette))
-    return ((1 - opacity) * picture + opacity * colours[labels]).round().astype(np.uint8)
+    return ((1 - opacity) * picture + opacity * colors[labels]).round().astype(np.uint8)
 
 
 def draw_segmentation(
@@ -75,7 +75,7 @@ def draw_segmentation(
 Segments = tuple[np.ndarray, np.ndarray, np.ndarray]  # masks, class numbers and scores
 OUTLINES = 500  # outlines that fit beside each other into the longer side of an image
 LETTER_WIDTH = 0.065  # inches
-MIN_LABELLED = 0.04  # radius inside a segment, as a share of the image's shorter side, that has room for a label
+MIN_LABELED = 0.04  # radius inside a segment, as a share of the image's shorter side, that has room for a label
 
 
 def overlay_segments(
@@ -85,14 +85,14 @@ def overlay_segments(
     palette: np.ndarray,
     opacity: float = 0.65,
 ) -> np.ndarray:
-    """Lays segments in the colours of their classes over an image, each with a white outline inside.
+    """Lays segments in the colors of their classes over an image, each with a white outline inside.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8.
         masks: (M, H, W). Where they overlap, the last is on top.
         class_labels: (M,) class numbers.
         palette: (K, 3) uint8.
-        opacity: 0 shows the image alone, 1 the colours alone.
+        opacity: 0 shows the image alone, 1 the colors alone.
 
     Returns:
         (H, W, 3) uint8.
@@ -164,7 +164,7 @@ def _write_label(panel: "Axes", mask: np.ndarray, label: str) -> None:
     from scipy.ndimage import distance_transform_edt
 
     distance = distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1]  # to the outside, also of the image
-    if distance.max() < MIN_LABELLED * min(mask.shape):
+    if distance.max() < MIN_LABELED * min(mask.shape):
         return
     y, x = np.unravel_index(distance.argmax(), mask.shape)
     width = LETTER_WIDTH * len(label) / COLUMN_WIDTH * mask.shape[1]

@@ -9,11 +9,11 @@ from .pictures import LINE, font, width_of
 
 
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 LINE_OF_OBJECTS = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
 SIDES = ("xmin", "ymin", "xmax", "ymax")
-BRIGHT = 140  # luma of colours on which black is read more easily than white
+BRIGHT = 140  # luma of colors on which black is read more easily than white
 
 
 def read_box_file(file: Path, files: list[Path]) -> dict[Path, list[Box]]:
@@ -43,17 +43,17 @@ def read_box_file(file: Path, files: list[Path]) -> dict[Path, list[Box]]:
     return boxes
 
 
-def outline(picture: Image.Image, box: Box, scale: float, colour: Colour, width: int) -> None:
+def outline(picture: Image.Image, box: Box, scale: float, color: Color, width: int) -> None:
     """Draws a box, given in pixels of the image of which the picture is `scale` times the size."""
-    ImageDraw.Draw(picture).rectangle([scale * box[side] for side in SIDES], outline=colour, width=width)
+    ImageDraw.Draw(picture).rectangle([scale * box[side] for side in SIDES], outline=color, width=width)
 
 
-def tag(picture: Image.Image, box: Box, scale: float, colour: Colour, line: str) -> None:
-    """Writes a line on a coloured ground above a box, or inside of it at the upper end of the picture."""
+def tag(picture: Image.Image, box: Box, scale: float, color: Color, line: str) -> None:
+    """Writes a line on a colored ground above a box, or inside of it at the upper end of the picture."""
     width, height = width_of(line) + 6, LINE - 2
     left = min(max(0, round(scale * box["xmin"])), max(0, picture.width - width))
     top = round(scale * box["ymin"]) - height
     top = top if top >= 0 else max(0, min(top + height, picture.height - height))
-    picture.paste(colour, (left, top, left + width, top + height))
-    luma = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+    picture.paste(color, (left, top, left + width, top + height))
+    luma = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2]
     ImageDraw.Draw(picture).text((left + 3, top + 1), line, "black" if luma > BRIGHT else "white", font())

@@ -27,7 +27,7 @@ def find_images(inputs: list[Path]) -> list[Path]:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Opens an image upright, as 8-bit colours on white, as no pipeline does by itself; `ValueError` if it fails."""
+    """Opens an image upright, as 8-bit colors on white, as no pipeline does by itself; `ValueError` if it fails."""
     try:
         with Image.open(file) as opened:
             image = ImageOps.exif_transpose(opened)
@@ -41,7 +41,7 @@ def open_image(file: Path) -> Image.Image:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """Scales 16-bit grey, and floats in 0..255 or 0..1, which PIL would cut off; other values are a `ValueError`."""
+    """Scales 16-bit gray, and floats in 0..255 or 0..1, which PIL would cut off; other values are a `ValueError`."""
     kind, limit, image = ("f", 255, image) if image.mode == "F" else ("i", 65535, image.convert("I"))
     values = array(kind, image.tobytes())
     if not all(0 <= value <= limit for value in values):  # also true of NaN

@@ -7,7 +7,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from .boxes import Box, outline
-from .colours import IGNORED, class_colour
+from .colors import IGNORED, class_color
 from .pictures import arrange, fit, text
 from .task import Task
 
@@ -55,7 +55,7 @@ class KeypointDetection(Task):
         return [file]
 
     def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
-        """Returns the image with boxes, keypoints in a colour each, the fainter the less sure, and the skeleton."""
+        """Returns the image with boxes, keypoints in a color each, the fainter the less sure, and the skeleton."""
         picture = fit(image)
         scale = picture.width / image.width
         for pose in answer:
@@ -69,7 +69,7 @@ class KeypointDetection(Task):
     def draw_pose(self, layer: Image.Image, pose: dict[str, Any], scale: float) -> None:
         """Draws the keypoints of an object into a layer that is `scale` times the size of the image."""
         pen = ImageDraw.Draw(layer)
-        # a place is counted from the centre of the first pixel
+        # a place is counted from the center of the first pixel
         places = {
             self.numbers[label]: ((x + 0.5) * scale, (y + 0.5) * scale)
             for label, (x, y) in zip(pose["labels"], pose["keypoints"], strict=True)
@@ -82,13 +82,13 @@ class KeypointDetection(Task):
             if start in places and end in places:
                 faint, line = min(opacity[start], opacity[end]), (places[start], places[end])
                 pen.line(line, (0, 0, 0, faint), 2 * WIDTH * SMOOTH)
-                pen.line(line, (*class_colour(end), faint), WIDTH * SMOOTH)
+                pen.line(line, (*class_color(end), faint), WIDTH * SMOOTH)
         for number, place in places.items():
             disc(pen, place, RADIUS + 1, (0, 0, 0, opacity[number]))
-            disc(pen, place, RADIUS, (*class_colour(number), opacity[number]))
+            disc(pen, place, RADIUS, (*class_color(number), opacity[number]))
 
 
-def disc(pen: ImageDraw.ImageDraw, place: tuple[float, float], radius: int, colour: tuple[int, ...]) -> None:
+def disc(pen: ImageDraw.ImageDraw, place: tuple[float, float], radius: int, color: tuple[int, ...]) -> None:
     """Draws a disc of a radius in pixels of the picture."""
     x, y, reach = *place, radius * SMOOTH
-    pen.ellipse((x - reach, y - reach, x + reach, y + reach), colour)
+    pen.ellipse((x - reach, y - reach, x + reach, y + reach), color)

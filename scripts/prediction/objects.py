@@ -7,7 +7,7 @@ from typing import Any
 from PIL import Image
 
 from .boxes import SIDES, outline, tag
-from .colours import class_colour
+from .colors import class_color
 from .pictures import arrange, fit, text
 from .task import Task
 
@@ -34,11 +34,11 @@ class ObjectDetection(Task):
         return [file]
 
     def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
-        """Returns the image with the boxes in the colours of their classes, the surest over the others."""
+        """Returns the image with the boxes in the colors of their classes, the surest over the others."""
         picture = fit(image)
         scale, numbers = picture.width / image.width, self.run.model.config.label2id
         for found in reversed(answer):
-            colour = class_colour(numbers[found["label"]])
-            outline(picture, found["box"], scale, colour, WIDTH)
-            tag(picture, found["box"], scale, colour, f"{found['label']} {found['score']:.2f}")
+            color = class_color(numbers[found["label"]])
+            outline(picture, found["box"], scale, color, WIDTH)
+            tag(picture, found["box"], scale, color, f"{found['label']} {found['score']:.2f}")
         return arrange([picture, text(caption, "gray")], columns=1)

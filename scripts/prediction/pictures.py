@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 MARGIN, PANEL_SIZE, LINE, FONT_SIZE = 8, 400, 20, 13  # pixels
 BAR_WIDTH = 18
-MIN_LABELLED = 0.01  # share of a picture that is large enough to bear a label
+MIN_LABELED = 0.01  # share of a picture that is large enough to bear a label
 
 
 def font(size: int = FONT_SIZE) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
@@ -45,32 +45,32 @@ def arrange(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
     return canvas
 
 
-def text(line: str, colour: str = "black") -> Image.Image:
+def text(line: str, color: str = "black") -> Image.Image:
     """Returns a line of text."""
     picture = Image.new("RGB", (max(1, width_of(line)), LINE), "white")
-    ImageDraw.Draw(picture).text((0, 2), line, colour, font())
+    ImageDraw.Draw(picture).text((0, 2), line, color, font())
     return picture
 
 
-def legend(colours: Mapping[str, tuple[int, int, int]], width: int) -> Image.Image:
-    """Returns names beside their colours, in lines no wider than `width` pixels where that is possible."""
-    step = LINE + max((width_of(name) for name in colours), default=0) + 2 * MARGIN
-    columns = max(1, min(width // step, len(colours)))
+def legend(colors: Mapping[str, tuple[int, int, int]], width: int) -> Image.Image:
+    """Returns names beside their colors, in lines no wider than `width` pixels where that is possible."""
+    step = LINE + max((width_of(name) for name in colors), default=0) + 2 * MARGIN
+    columns = max(1, min(width // step, len(colors)))
     entries = []
-    for name, colour in colours.items():
+    for name, color in colors.items():
         entry = Image.new("RGB", (step, LINE), "white")
-        entry.paste(colour, (0, 3, LINE - 6, LINE - 3))
+        entry.paste(color, (0, 3, LINE - 6, LINE - 3))
         entry.paste(text(name), (LINE, 0))
         entries.append(entry)
     return arrange(entries, columns) if entries else text("nothing found")
 
 
-def bar(colours: Image.Image, ticks: Sequence[str]) -> Image.Image:
-    """Returns a strip of colours beside what they stand for, evenly spread from its top to its bottom."""
-    picture = Image.new("RGB", (BAR_WIDTH + 6 + max(map(width_of, ticks)), colours.height), "white")
-    picture.paste(colours.resize((BAR_WIDTH, colours.height)))
+def bar(colors: Image.Image, ticks: Sequence[str]) -> Image.Image:
+    """Returns a strip of colors beside what they stand for, evenly spread from its top to its bottom."""
+    picture = Image.new("RGB", (BAR_WIDTH + 6 + max(map(width_of, ticks)), colors.height), "white")
+    picture.paste(colors.resize((BAR_WIDTH, colors.height)))
     for number, tick in enumerate(ticks):
-        top = number * (colours.height - LINE) // (len(ticks) - 1)
+        top = number * (colors.height - LINE) // (len(ticks) - 1)
         picture.paste(text(tick), (BAR_WIDTH + 6, top))
     return picture
 
@@ -78,7 +78,7 @@ def bar(colours: Image.Image, ticks: Sequence[str]) -> Image.Image:
 def label(picture: Image.Image, mask: Image.Image, line: str) -> None:
     """Writes into a picture, at the pixel of a mask that is nearest to its middle, if there is room."""
     rows, columns = np.nonzero(np.asarray(mask))
-    if len(rows) < MIN_LABELLED * picture.width * picture.height:
+    if len(rows) < MIN_LABELED * picture.width * picture.height:
         return
     nearest = np.argmin((rows - rows.mean()) ** 2 + (columns - columns.mean()) ** 2)
     width, height = width_of(line) + 6, LINE - 2

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops, ImageFilter
 
-from .colours import IGNORED, class_colour
+from .colors import IGNORED, class_color
 from .pictures import arrange, fit, label, legend, text
 from .task import Task
 
@@ -55,33 +55,33 @@ class SemanticSegmentation(Task):
         return [(self.label2id[part["label"]], part) for part in answer]
 
     def write(self, image: Image.Image, answer: list[Part], stem: Path) -> list[Path]:
-        """Writes a PNG that holds the number of each pixel, and shows it in colour."""
+        """Writes a PNG that holds the number of each pixel, and shows it in color."""
         values = np.full((image.height, image.width), NONE, dtype=np.uint8)
         palette = [IGNORED] * (NONE + 1)
         for number, part in self.numbered(answer):
             if number >= NONE:
                 raise ValueError(f"A mask holds numbers up to {NONE - 1}, but {part['label']!r} has {number}.")
             values[np.asarray(part["mask"]) > 0] = number
-            palette[number] = class_colour(self.label2id[part["label"]])
+            palette[number] = class_color(self.label2id[part["label"]])
         mask = Image.fromarray(values)
-        mask.putpalette([level for colour in palette for level in colour])
+        mask.putpalette([level for color in palette for level in color])
         file = stem.with_name(f"{stem.name}_mask.png")
         mask.save(file)
         return [file]
 
     def draw(self, image: Image.Image, answer: list[Part], caption: str) -> Image.Image:
-        """Returns the image, and what was found over it in colours that a legend explains."""
+        """Returns the image, and what was found over it in colors that a legend explains."""
         picture = fit(image)
         pictures = arrange([picture, self.overlay(picture, answer)], columns=2)
-        colours = {part["label"]: class_colour(self.label2id[part["label"]]) for part in answer}
-        return arrange([pictures, legend(colours, pictures.width), text(caption, "gray")], columns=1)
+        colors = {part["label"]: class_color(self.label2id[part["label"]]) for part in answer}
+        return arrange([pictures, legend(colors, pictures.width), text(caption, "gray")], columns=1)
 
     def overlay(self, picture: Image.Image, answer: list[Part]) -> Image.Image:
-        """Returns a picture under the colours of what was found."""
+        """Returns a picture under the colors of what was found."""
         result = picture.copy()
         for part in answer:
-            colour = Image.new("RGB", picture.size, class_colour(self.label2id[part["label"]]))
-            result.paste(Image.blend(picture, colour, OPACITY), mask=resized(part, picture))
+            color = Image.new("RGB", picture.size, class_color(self.label2id[part["label"]]))
+            result.paste(Image.blend(picture, color, OPACITY), mask=resized(part, picture))
         return result
 
 
@@ -107,7 +107,7 @@ class PanopticSegmentation(SemanticSegmentation):
         return list(enumerate(answer))
 
     def overlay(self, picture: Image.Image, answer: list[Part]) -> Image.Image:
-        """Returns a picture under colours, each segment with a white outline and, where there is room, its label."""
+        """Returns a picture under colors, each segment with a white outline and, where there is room, its label."""
         result = super().overlay(picture, answer)
         masks = [resized(part, picture) for part in answer]
         for mask in masks:

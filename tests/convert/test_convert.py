@@ -325,7 +325,7 @@ def test_overrides_that_change_shapes_are_refused(folder: Path) -> None:
             model_class.from_pretrained(folder, intermediate_size=40, num_labels=3)
 
 
-def test_the_architecture_of_the_source_is_recognised(folder: Path) -> None:
+def test_the_architecture_of_the_source_is_recognized(folder: Path) -> None:
     converted = convert_checkpoint(open_source(folder))
     assert converted.model_class is HfViTForImageClassification
     assert converted.family.name == "ViT"

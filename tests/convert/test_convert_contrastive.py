@@ -124,7 +124,7 @@ def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
         return [outputs.logits_per_image, *(tower.pooler_output for tower in towers)]
 
     before, tensors = run(), load_file(file)
-    # A constant added to all keys is cancelled by the softmax; test_convert_families.py compares the image tower.
+    # A constant added to all keys is canceled by the softmax; test_convert_families.py compares the image tower.
     for key in (key for key in tensors if not key.startswith("vision_model.") and not key.endswith("k_proj.bias")):
         save_file({**tensors, key: 1.1 * tensors[key]}, file)
         changes = [(own - old).abs().max() / old.abs().max() for own, old in zip(run(), before, strict=True)]

@@ -396,7 +396,7 @@ def test_architecture_that_is_no_plain_vit_is_refused(tmp_path: Path) -> None:
     torch.save(
         drawn("vit_base_patch16_rpn_224", class_token=True, global_pool="token").state_dict(), tmp_path / "a.pth"
     )
-    with pytest.raises(ValueError, match="its blocks normalise after attention and MLP"):
+    with pytest.raises(ValueError, match="its blocks normalize after attention and MLP"):
         HfViTModel.from_pretrained(tmp_path / "a.pth", architecture="vit_base_patch16_rpn_224")
 
 

@@ -82,9 +82,9 @@ def test_an_enlarged_image_under_enlarged_patches_looks_the_same(folder: Path) -
     larger = HfViTForImageClassification.from_pretrained(folder, patch_size=16, image_size=64)
     with torch.no_grad():
         torch.testing.assert_close(larger(enlarged).logits, model(images).logits, atol=1e-3, rtol=1e-3)
-        grey = HfViTForImageClassification.from_pretrained(folder, num_channels=1)
+        gray = HfViTForImageClassification.from_pretrained(folder, num_channels=1)
         repeated = images[:, :1].repeat(1, 3, 1, 1)
-        torch.testing.assert_close(grey(images[:, :1]).logits, model(repeated).logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(gray(images[:, :1]).logits, model(repeated).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_registers_are_added_behind_the_old_ones(folder: Path) -> None:

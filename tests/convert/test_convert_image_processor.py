@@ -180,7 +180,7 @@ def photos():
 
 
 def assert_same_pixels(processor, photos, expected):
-    """One grey level apart at most.
+    """One gray level apart at most.
 
     But for a few pixels of the filters that go beyond black and white: they are cut off between the two directions,
     whose order differs in torchvision and between releases of PIL.
@@ -272,7 +272,7 @@ def test_images_for_yolos_keep_their_proportions_and_are_padded():
         ({"size": {"depth": 3}}, "vit", "size={'depth': 3}"),
     ],
 )
-def test_file_that_cannot_be_honoured_is_refused_by_name(file, model_type, message):
+def test_file_that_cannot_be_honored_is_refused_by_name(file, model_type, message):
     with pytest.raises(ValueError, match=message):
         image_processor_options(file, model_type=model_type)
 
@@ -325,7 +325,7 @@ def test_timm_file_of_another_number_of_channels_says_so():
         ({"interpolation": "random"}, "interpolation='random'"),
     ],
 )
-def test_timm_file_that_cannot_be_honoured_is_refused_by_name(config, message):
+def test_timm_file_that_cannot_be_honored_is_refused_by_name(config, message):
     with pytest.raises(ValueError, match=message):
         timm_image_processor_options(config)
 
@@ -339,8 +339,8 @@ def test_timm_file_that_cannot_be_honoured_is_refused_by_name(config, message):
     ],
 )
 def test_original_weights_get_the_pixels_of_their_own_evaluation(photos, family, image_size, resize):
-    colours = HALF if family == "vit_jax" else IMAGENET
-    steps = [resize, CenterCrop(image_size), ToTensor(), Normalize(colours["image_mean"], colours["image_std"])]
+    colors = HALF if family == "vit_jax" else IMAGENET
+    steps = [resize, CenterCrop(image_size), ToTensor(), Normalize(colors["image_mean"], colors["image_std"])]
     processor = BACKENDS["pil"](**original_image_processor_options(family, image_size))
     assert_same_pixels(processor, photos, [Compose(steps)(photo) for photo in photos])
 
@@ -362,13 +362,13 @@ OPEN_CLIP = {
 
 @pytest.mark.parametrize("name", OPEN_CLIP)
 def test_open_clip_file_gives_the_pixels_of_its_transform(photos, name):
-    file, resize, colours = OPEN_CLIP[name]
-    steps = [resize, CenterCrop(64), ToTensor(), Normalize(colours["image_mean"], colours["image_std"])]
+    file, resize, colors = OPEN_CLIP[name]
+    steps = [resize, CenterCrop(64), ToTensor(), Normalize(colors["image_mean"], colors["image_std"])]
     processor = BACKENDS["pil"](**open_clip_image_processor_options(file, 64))
     assert_same_pixels(processor, photos, [Compose(steps)(photo) for photo in photos])
 
 
-def test_open_clip_file_that_cannot_be_honoured_is_refused_by_name():
+def test_open_clip_file_that_cannot_be_honored_is_refused_by_name():
     with pytest.raises(ValueError, match="resize_mode='longest' has no counterpart"):
         open_clip_image_processor_options({"resize_mode": "longest"}, 64)
 
@@ -414,7 +414,7 @@ def test_lone_file_is_understood_by_what_is_given(tmp_path):
     assert (processor.crop_size, processor.image_mean[0]) == ({"height": 64, "width": 64}, 0.485)
 
 
-def test_lone_file_of_grey_images_gets_one_channel(tmp_path):
+def test_lone_file_of_gray_images_gets_one_channel(tmp_path):
     torch.save(drawn("vit_base_patch16_224", in_chans=1).state_dict(), tmp_path / "vit.pth")
     assert load_image_processor(tmp_path / "vit.pth").num_channels == 1
 
@@ -486,11 +486,11 @@ def test_another_image_size_keeps_the_share_that_is_cropped(options, image_size,
 
 def test_another_number_of_channels_takes_the_mean_or_repeats():
     options = image_processor_options(PUBLISHED["facebook/dinov2-base"], model_type="dinov2")
-    grey, five = (resize_image_processor(options, num_channels=number) for number in (1, 5))
-    assert (grey["image_mean"], grey["image_std"]) == ([pytest.approx(0.449)], [pytest.approx(0.226)])
+    gray, five = (resize_image_processor(options, num_channels=number) for number in (1, 5))
+    assert (gray["image_mean"], gray["image_std"]) == ([pytest.approx(0.449)], [pytest.approx(0.226)])
     assert five["image_mean"] == [0.485, 0.456, 0.406, 0.485, 0.456]
     assert resize_image_processor(options, num_channels=3) == options
-    pixels = BACKENDS["pil"](**grey)(Image.new("RGB", (300, 300)), return_tensors="pt").pixel_values
+    pixels = BACKENDS["pil"](**gray)(Image.new("RGB", (300, 300)), return_tensors="pt").pixel_values
     assert pixels.shape == (1, 1, 224, 224)
     assert resize_image_processor({**HALF, "image_mean": 0.5}, num_channels=1)["image_mean"] == 0.5
 

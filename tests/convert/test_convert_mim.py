@@ -1,4 +1,4 @@
-"""Decoders of MAE and of transformers' masked image modelling, opened by ours: outputs, gradients, what matters."""
+"""Decoders of MAE and of transformers' masked image modeling, opened by ours: outputs, gradients, what matters."""
 
 import argparse
 import re
@@ -83,7 +83,7 @@ def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
     file, (images, noise) = tmp_path / "model.safetensors", draw_images(torch.float64)
     before, _ = run(HfViTForMaskedImageModeling.from_pretrained(tmp_path), kind, images, noise)
     tensors = load_file(file)
-    # A constant added to all keys is cancelled by the softmax.
+    # A constant added to all keys is canceled by the softmax.
     for key in (key for key in tensors if not key.endswith("key.bias")):
         save_file({**tensors, key: 1.1 * tensors[key]}, file)
         after, _ = run(HfViTForMaskedImageModeling.from_pretrained(tmp_path), kind, images, noise)

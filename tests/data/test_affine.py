@@ -15,13 +15,13 @@ ROWS, COLUMNS = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexi
 PLACES = torch.stack([COLUMNS, ROWS, 0 * ROWS + 200]).to(torch.uint8)
 
 
-def test_a_box_of_the_crops_proportions_spans_its_pixel_centres() -> None:
+def test_a_box_of_the_crops_proportions_spans_its_pixel_centers() -> None:
     matrix = crop_matrix(torch.tensor([10.0, 20.0, 40.0, 60.0]), (64, 48), 1.0)
     moved = apply_matrix(torch.tensor([[10.0, 20.0], [40.0, 60.0], [25.0, 40.0]]), matrix)
     assert torch.allclose(moved, torch.tensor([[0.0, 0.0], [47.0, 63.0], [23.5, 31.5]]))
 
 
-def test_other_boxes_grow_around_their_centre() -> None:
+def test_other_boxes_grow_around_their_center() -> None:
     for box in ([10.0, 35.0, 40.0, 45.0], [20.0, 20.0, 30.0, 60.0]):  # too flat and too narrow for the same crop
         matrix = crop_matrix(torch.tensor(box), (64, 48), padding=1.25)
         corners = apply_matrix(torch.tensor([[0.0, 0.0], [47.0, 63.0]]), invert_matrix(matrix))

@@ -32,7 +32,7 @@ def test_without_any_change_images_are_only_resized() -> None:
 def test_crops_differ_and_keep_at_least_their_share() -> None:
     spreads = [int(image.max()) - int(image.min()) for image in draws(min_crop_scale=0.3)]
     assert len(set(spreads)) > 20
-    # rows span almost all grey levels: a crop of 30 % of the area, at most 4/3 as wide as high, has 40 % of the rows
+    # rows span almost all gray levels: a crop of 30 % of the area, at most 4/3 as wide as high, has 40 % of the rows
     assert min(spreads) > 255 * 0.4
     assert max(spreads) < 256
 
@@ -59,17 +59,17 @@ def test_padded_crops_are_windows_of_the_mirrored_image() -> None:
     assert len(set(places)) > 20
 
 
-def test_3augment_takes_colours_away_solarizes_or_blurs() -> None:
+def test_3augment_takes_colors_away_solarizes_or_blurs() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     transform = image_classification_augmentation((16, 16), **{**OFF, "auto_augment": "3augment"})
     torch.manual_seed(0)
     images = [transform(Image.fromarray(pixels)) for _ in range(90)]
     solarized = torch.from_numpy(np.where(pixels >= 128, 255 - pixels, pixels)).permute(2, 0, 1)
     kinds = [
-        "grey" if bool((image[0] == image[1]).all()) else "solarized" if image.equal(solarized) else "blurred"
+        "gray" if bool((image[0] == image[1]).all()) else "solarized" if image.equal(solarized) else "blurred"
         for image in images
     ]
-    assert all(20 < kinds.count(kind) < 40 for kind in ("grey", "solarized", "blurred"))
+    assert all(20 < kinds.count(kind) < 40 for kind in ("gray", "solarized", "blurred"))
     blurred = [image.float() for image, kind in zip(images, kinds, strict=True) if kind == "blurred"]
     assert len({float(image.std()) for image in blurred}) > 10  # as wide as is drawn
     assert min(float(image.std()) for image in blurred) < 0.4 * float(pixels.std())
@@ -88,7 +88,7 @@ def test_randaugment_does_as_much_and_as_often_as_is_said() -> None:
     assert 1.5 * changes[1, 3] < changes[1, 25] < changes[4, 25]
 
 
-def test_colour_jitter_changes_brightness_as_far_as_is_said() -> None:
+def test_color_jitter_changes_brightness_as_far_as_is_said() -> None:
     plain = float(draws()[0].float().mean())
     for strength in (0.1, 0.4):
         means = draws(color_jitter=strength).float().mean(dim=(1, 2, 3))
@@ -104,7 +104,7 @@ def test_erasing_blanks_a_rectangle() -> None:
     assert 0.02 * 32 * 48 * 0.8 < changed.sum() <= rows * columns < 0.4 * 32 * 48
 
 
-def test_colours_are_converted_as_by_the_image_processor() -> None:
+def test_colors_are_converted_as_by_the_image_processor() -> None:
     transform = image_classification_augmentation((8, 8), **OFF)
     assert transform(Image.new("RGBA", (9, 9), (0, 0, 0, 0))).unique().tolist() == [255]  # clear is white
     assert transform(Image.new("I;16", (9, 9), 32768)).unique().tolist() == [128]
@@ -112,23 +112,21 @@ def test_colours_are_converted_as_by_the_image_processor() -> None:
 
 
 def test_float_images_are_rounded_rather_than_clamped_to_one() -> None:
-    grey = np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.float32)
-    for values in (grey, grey / 255):
+    gray = np.linspace(0, 255, 60 * 80).reshape(60, 80).astype(np.float32)
+    for values in (gray, gray / 255):
         transform = image_classification_augmentation(
             (60, 80), num_channels=1, **{**OFF, "auto_augment": "randaugment"}
         )
         torch.manual_seed(0)
         image = transform(Image.fromarray(values))
         torch.manual_seed(0)
-        assert image.equal(transform(Image.fromarray(grey.round().astype(np.uint8))))
+        assert image.equal(transform(Image.fromarray(gray.round().astype(np.uint8))))
 
 
-def test_images_of_other_channels_may_be_moved_but_not_recoloured() -> None:
+def test_images_of_other_channels_may_be_moved_but_not_recolored() -> None:
     image = Image.new("RGBA", (9, 9))
     assert image_classification_augmentation((8, 8), num_channels=4, auto_augment="affine")(image).shape == (4, 8, 8)
-    with pytest.raises(
-        ValueError, match=r"'randaugment' changes colours, .*num_channels=4 .*Set auto_augment to none"
-    ):
+    with pytest.raises(ValueError, match=r"'randaugment' changes colors, .*num_channels=4 .*Set auto_augment to none"):
         image_classification_augmentation((8, 8), num_channels=4, auto_augment="randaugment")
 
 

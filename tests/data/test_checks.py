@@ -71,22 +71,22 @@ def test_images_too_large_to_be_safe_are_unreadable(monkeypatch):
 
 def odd_images() -> dict[str, bytes]:
     """Encoded images of all sorts that decoders disagree about."""
-    colour, grey = picture(0, (12, 8)), picture(1, (12, 8)).convert("L")
-    alpha = colour.copy()
-    alpha.putalpha(grey)
+    color, gray = picture(0, (12, 8)), picture(1, (12, 8)).convert("L")
+    alpha = color.copy()
+    alpha.putalpha(gray)
     turned = PILImage.Exif()
     turned[0x0112] = 6
     animated = BytesIO()
-    colour.quantize(8).save(animated, "GIF", save_all=True, append_images=[grey.quantize(8)])
+    color.quantize(8).save(animated, "GIF", save_all=True, append_images=[gray.quantize(8)])
     exif = BytesIO()
-    colour.save(exif, "JPEG", exif=turned)
+    color.save(exif, "JPEG", exif=turned)
     deep = PILImage.fromarray(np.linspace(0, 65535, 96).reshape(8, 12).astype(np.uint16))
     return {
         "16 bits": encoded(deep),
         "alpha": encoded(alpha),
-        "CMYK": encoded(colour.convert("CMYK"), "JPEG"),
-        "palette": encoded(colour.quantize(8)),
-        "1 bit": encoded(grey.convert("1")),
+        "CMYK": encoded(color.convert("CMYK"), "JPEG"),
+        "palette": encoded(color.quantize(8)),
+        "1 bit": encoded(gray.convert("1")),
         "animated": animated.getvalue(),
         "turned": exif.getvalue(),
     }
@@ -149,7 +149,7 @@ def test_no_class_of_train_and_no_split_is_skipped_as_a_whole():
     assert kept["test"]["label"][:] == [1, 1]
 
 
-def labelled(*counts: int) -> Dataset:
+def labeled(*counts: int) -> Dataset:
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     return Dataset.from_dict(
         {"label": labels}, Features({"label": ClassLabel(names=[f"class {index}" for index in range(len(counts))])})
@@ -157,20 +157,20 @@ def labelled(*counts: int) -> Dataset:
 
 
 def test_another_seed_holds_out_other_images():
-    train = labelled(50, 50).add_column("number", list(range(100)))
+    train = labeled(50, 50).add_column("number", list(range(100)))
     held_out = [hold_out(train, 0.2, seed)["test"]["number"][:] for seed in (0, 0, 1)]
     assert held_out[0] == held_out[1] != held_out[2]
     assert Counter(hold_out(train, 0.2, seed=1)["test"]["label"]) == {0: 10, 1: 10}
 
 
 def test_classes_without_an_image_do_not_matter_to_holding_out():
-    assert len(hold_out(labelled(10, 0, 10))["test"]) == 2
+    assert len(hold_out(labeled(10, 0, 10))["test"]) == 2
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 5])
 def test_a_share_must_be_a_share(fraction):
     with pytest.raises(ValueError, match=f"train_val_split={fraction} of the images cannot be held out"):
-        hold_out(labelled(10, 10), fraction)
+        hold_out(labeled(10, 10), fraction)
 
 
 @pytest.mark.parametrize(
@@ -187,4 +187,4 @@ def test_a_share_must_be_a_share(fraction):
 )
 def test_classes_too_small_to_be_split_are_refused(counts, fraction, message):
     with pytest.raises(ValueError, match=message):
-        hold_out(labelled(*counts), fraction)
+        hold_out(labeled(*counts), fraction)

@@ -53,7 +53,7 @@ def test_labels_stay_with_their_pixels(options: dict[str, Any], places: Tensor, 
         is_inside = labels != 255
         assert is_inside.float().mean() > 0.2
         distance = (image[channel].long() - labels)[is_inside].abs()
-        # neighbours differ by up to two at the smallest scale; along edges that are turned, the frame is mixed in
+        # neighbors differ by up to two at the smallest scale; along edges that are turned, the frame is mixed in
         enough = 0.96 if "max_rotation" in options else 0.999
         assert (distance <= 2).float().mean() > enough
         assert ((image == 128).all(dim=0) | is_inside).float().mean() > enough
@@ -170,7 +170,7 @@ def test_crops_of_one_class_are_drawn_anew() -> None:
         assert (example["segmentation_map"] == number).all()
 
 
-def test_colours_change_on_the_image_alone() -> None:
+def test_colors_change_on_the_image_alone() -> None:
     [plain] = draws({"segmentation_map": COLUMNS}, count=1)
     found = draws({"segmentation_map": COLUMNS}, count=60, photometric=0.5)
     assert 15 < sum(bool((example["image"] != plain["image"]).any()) for example in found) < 45

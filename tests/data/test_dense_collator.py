@@ -57,7 +57,7 @@ def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> Non
     )
     assert not {"targets", "files"} & batch.keys()
     for number, width in enumerate(WIDTHS):
-        places = ((2 * torch.arange(16) + 1) * width // 32).expand(16, 16) // 8  # under the centres of new pixels
+        places = ((2 * torch.arange(16) + 1) * width // 32).expand(16, 16) // 8  # under the centers of new pixels
         if kind is UNIVERSAL:
             assert batch["mask_labels"][number].dtype == torch.float32
             assert batch["class_labels"][number].tolist() == list(range(width // 8))
@@ -69,7 +69,7 @@ def test_batches_are_what_the_processor_makes(kind: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.parametrize("kind", [SEMANTIC, UNIVERSAL, DEPTH], ids=["semantic", "universal", "depth"])
-def test_augmented_examples_are_only_normalised(kind: list[dict[str, Any]]) -> None:
+def test_augmented_examples_are_only_normalized(kind: list[dict[str, Any]]) -> None:
     augmented = [dense_augmentation((24, 32))(example) for example in kind]
     batch = DensePredictionCollator(PROCESSOR)(augmented)
     assert batch["pixel_values"].shape == (2, 3, 24, 32)

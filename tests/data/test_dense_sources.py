@@ -22,7 +22,7 @@ from hf_vit.data import (
 from ..helpers.datasets import (
     SHAPE,
     class_map,
-    depth_in_millimetres,
+    depth_in_millimeters,
     encoded,
     picture,
     write_coco,
@@ -88,7 +88,7 @@ def test_folders_give_images_masks_files_and_names(tmp_path):
         ("test/img/night/a b", "test/mask/night/a b", ["test"]),
     ],
 )
-def test_layouts_are_recognised(tmp_path, images, masks, splits):
+def test_layouts_are_recognized(tmp_path, images, masks, splits):
     write_pictures(tmp_path, *(f"{images}/{number}.0.jpg" for number in range(2)))
     write_masks(tmp_path, *(f"{masks}/{number}.0.png" for number in range(2)))
     (tmp_path / images / "Thumbs.db").touch()
@@ -138,7 +138,7 @@ def test_a_split_without_masks_is_left_out(tmp_path, caplog):
     assert "as they lack a folder of images or of masks: 'test'" in caplog.text
 
 
-def test_a_palette_beside_the_splits_reads_colours(tmp_path):
+def test_a_palette_beside_the_splits_reads_colors(tmp_path):
     write_pictures(tmp_path, "images/0.jpg")
     colors = np.array([[9, 8, 7], [0, 0, 255], [128, 0, 0]], np.uint8)
     labels = np.random.default_rng(0).integers(0, 3, SHAPE)
@@ -156,11 +156,11 @@ def test_depth_lies_beside_masks(tmp_path, folder, suffix):
         (tmp_path / split / folder).mkdir()
         for number in range(count):
             file = tmp_path / split / folder / f"{number}{suffix}"
-            depth = depth_in_millimetres(number)
+            depth = depth_in_millimeters(number)
             np.save(file, depth / 1000) if suffix == ".npy" else write_image(file, depth)
     data = load_depth_estimation(str(tmp_path))
     assert list(data.splits["train"].features) == ["image", "depth", "file"]
-    expected = torch.from_numpy(depth_in_millimetres(1).astype(np.float32) / 1000)
+    expected = torch.from_numpy(depth_in_millimeters(1).astype(np.float32) / 1000)
     assert torch.allclose(data.examples("validation")[1]["depth_map"], expected)
 
 

@@ -31,7 +31,7 @@ def test_masks_of_numbers_are_read_as_they_are(mode: str) -> None:
     dtype = {"I;16": np.uint16, "I": np.int32}.get(mode, np.uint8)
     image = PILImage.fromarray(numbers.astype(dtype))
     if mode == "P":
-        image.putpalette([9, 9, 9] * 256)  # colours that tell nothing apart
+        image.putpalette([9, 9, 9] * 256)  # colors that tell nothing apart
     assert image.mode == mode
     file = "TIFF" if mode == "I" else "PNG"
     assert read_mask(encoded(image, file), CLASSES).tolist() == numbers.tolist()
@@ -42,7 +42,7 @@ def test_masks_of_one_bit_are_of_two_classes() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
-def test_colours_are_looked_up_in_the_palette(mode: str) -> None:
+def test_colors_are_looked_up_in_the_palette(mode: str) -> None:
     colors = np.array([[[0, 0, 0], [128, 64, 0], [0, 0, 255]], [[1, 2, 3], [1, 2, 4], [0, 0, 0]]], np.uint8)
     assert mask_of(PILImage.fromarray(colors).convert(mode)).tolist() == [[255, 0, 1], [2, 2, 255]]
 
@@ -59,7 +59,7 @@ def test_reduced_labels_count_from_one() -> None:
         (np.array([[0, 7, 3]], np.uint8), r"^mask has the labels 3, 7, which are outside the class list \(255 is for"),
         (np.array([[0, 700]], np.uint16), r"has the labels 700, which"),
         (np.array([[-1, 0]], np.int32), r"values from -1 to 0\. Class numbers lie in 0\.\.254"),
-        (np.array([[[0, 0, 0], [9, 8, 7]]], np.uint8), r"has the colours \(9, 8, 7\), which are not in the palette"),
+        (np.array([[[0, 0, 0], [9, 8, 7]]], np.uint8), r"has the colors \(9, 8, 7\), which are not in the palette"),
         (np.array([[0.5]], np.float32), "has the mode F. Masks have class numbers in one band"),
     ],
 )
@@ -68,9 +68,9 @@ def test_what_is_of_no_class_is_named(pixels: np.ndarray, message: str) -> None:
         read_mask(encoded(PILImage.fromarray(pixels), "TIFF"), CLASSES)
 
 
-def test_colours_without_a_palette_ask_for_one() -> None:
+def test_colors_without_a_palette_ask_for_one() -> None:
     with pytest.raises(
-        ValueError, match=r"has colours \(mode RGB\) and no palette says what they mean\. Put a file pal"
+        ValueError, match=r"has colors \(mode RGB\) and no palette says what they mean\. Put a file pal"
     ):
         mask_of(PILImage.new("RGB", (2, 2)), ClassList(NAMES))
 
@@ -95,11 +95,11 @@ def test_files_of_classes_are_found(tmp_path: Path, name: str, text: str) -> Non
     assert choose(tmp_path / "elsewhere", classes_file=str(tmp_path / name)) == choose(tmp_path)
 
 
-def test_given_names_say_the_order_and_a_palette_the_colours(tmp_path: Path) -> None:
+def test_given_names_say_the_order_and_a_palette_the_colors(tmp_path: Path) -> None:
     (tmp_path / "palette.txt").write_text("traffic light 1 2 3\nsky 4 5 6")
     names = ["sky", "traffic light"]
     assert choose(tmp_path, class_names=names) == ClassList(tuple(names), (((1, 2, 3), 1), ((4, 5, 6), 0)))
-    with pytest.raises(ValueError, match=r"colours for 'traffic light', but the classes are 'sky', 'car'\. Spell"):
+    with pytest.raises(ValueError, match=r"colors for 'traffic light', but the classes are 'sky', 'car'\. Spell"):
         choose(tmp_path, class_names=["sky", "car"])
 
 
@@ -119,8 +119,8 @@ def test_given_names_say_the_order_and_a_palette_the_colours(tmp_path: Path) -> 
             r"numbers its classes 1, 2, but 2 classes go from 0 to 1\. Where",
         ),
         ("id2label.json", '["sky"]', "is no JSON object of class numbers and names"),
-        ("palette.txt", "sky 0 0 1\nroad 0 1", "has the line 'road 0 1' among colours"),
-        ("palette.txt", "sky 0 0 1\nroad 0 0 1", r"gives the colour \(0, 0, 1\) to 'sky' and to 'road'"),
+        ("palette.txt", "sky 0 0 1\nroad 0 1", "has the line 'road 0 1' among colors"),
+        ("palette.txt", "sky 0 0 1\nroad 0 0 1", r"gives the color \(0, 0, 1\) to 'sky' and to 'road'"),
     ],
 )
 def test_bad_files_of_classes_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -129,7 +129,7 @@ def test_bad_files_of_classes_are_refused(tmp_path: Path, name: str, text: str, 
         choose(tmp_path)
 
 
-METRES = np.array([[0.5, 2.25, 0], [40.0, 0, 0]], np.float32)
+METERS = np.array([[0.5, 2.25, 0], [40.0, 0, 0]], np.float32)
 
 
 def depth_of(file: Path, array: np.ndarray, **options: float) -> torch.Tensor:
@@ -146,25 +146,25 @@ def depth_of(file: Path, array: np.ndarray, **options: float) -> torch.Tensor:
     ("name", "dtype", "scale"),
     [("a.png", np.uint16, 1000), ("a.tif", np.uint16, 256), ("a.tif", np.int32, 1000), ("a.npy", np.int64, 256)],
 )
-def test_whole_numbers_are_scaled_to_metres(tmp_path: Path, name: str, dtype: type, scale: float) -> None:
-    units = (METRES * scale).astype(dtype)
-    assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METRES))
+def test_whole_numbers_are_scaled_to_meters(tmp_path: Path, name: str, dtype: type, scale: float) -> None:
+    units = (METERS * scale).astype(dtype)
+    assert torch.equal(depth_of(tmp_path / name, units, depth_scale=scale), torch.from_numpy(METERS))
     # sixteen bits, of which those of an image would lose eight
     assert depth_of(tmp_path / name, np.array([[40001]], dtype), depth_scale=1).item() == 40001
 
 
 def test_a_scale_that_is_given_counts_for_floats_too(tmp_path: Path) -> None:
-    found = depth_of(tmp_path / "a.npy", 256 * METRES, depth_scale=256)
-    assert torch.equal(found, torch.from_numpy(METRES))
+    found = depth_of(tmp_path / "a.npy", 256 * METERS, depth_scale=256)
+    assert torch.equal(found, torch.from_numpy(METERS))
 
 
 @pytest.mark.parametrize("name", ["a.tif", "a.npy"])
-def test_floats_are_metres_and_what_is_no_depth_is_zero(tmp_path: Path, name: str) -> None:
-    wild = METRES.copy()
+def test_floats_are_meters_and_what_is_no_depth_is_zero(tmp_path: Path, name: str) -> None:
+    wild = METERS.copy()
     wild[0, 2], wild[1, 1], wild[1, 2] = np.nan, np.inf, -3
-    assert torch.equal(depth_of(tmp_path / name, wild), torch.from_numpy(METRES))
+    assert torch.equal(depth_of(tmp_path / name, wild), torch.from_numpy(METERS))
     if name == "a.npy":
-        assert torch.equal(depth_of(tmp_path / name, wild[None].astype(">f8")), torch.from_numpy(METRES))
+        assert torch.equal(depth_of(tmp_path / name, wild[None].astype(">f8")), torch.from_numpy(METERS))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_floats_are_metres_and_what_is_no_depth_is_zero(tmp_path: Path, name: st
     [
         ("a.png", np.ones((2, 2), np.uint8), "has the mode L, but depth has one band of 16-bit or 32-bit numbers"),
         ("a.png", np.ones((2, 2, 3), np.uint8), "has the mode RGB, but depth"),
-        ("a.npy", np.ones((2, 2), np.uint8), r"is an array \(2, 2\) of uint8\. Depth is \(H, W\), floats in metres"),
+        ("a.npy", np.ones((2, 2), np.uint8), r"is an array \(2, 2\) of uint8\. Depth is \(H, W\), floats in meters"),
         ("a.npy", np.ones((2, 2, 3)), r"is an array \(2, 2, 3\) of float64"),
     ],
 )

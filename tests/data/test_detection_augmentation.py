@@ -26,7 +26,7 @@ BOXES = torch.tensor([[20.0, 30.0, 90.0, 110.0], [130.0, 60.0, 230.0, 100.0]])
 
 
 def paint() -> Tensor:
-    """One object is red, the other one green, their centres are blue too."""
+    """One object is red, the other one green, their centers are blue too."""
     image = torch.zeros(3, 180, 240, dtype=torch.uint8)
     for channel, (x1, y1, x2, y2) in enumerate(BOXES.int().tolist()):
         image[channel, y1:y2, x1:x2] = 255
@@ -63,7 +63,7 @@ def test_boxes_stay_around_their_objects(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", CHANGES)
-def test_objects_stay_as_long_as_their_centre_does(options: dict[str, Any]) -> None:
+def test_objects_stay_as_long_as_their_center_does(options: dict[str, Any]) -> None:
     for example in draws(**options):
         for number in (0, 1):
             is_seen = (example["image"][2] > 160) & (example["image"][number] > 160)
@@ -146,7 +146,7 @@ def test_crops_around_objects_enlarge_them_and_leave_one() -> None:
     assert areas.mean() > 2 * (70 * 80 * 128 * 96 / (240 * 180))
 
 
-def test_colours_change_on_the_image_alone() -> None:
+def test_colors_change_on_the_image_alone() -> None:
     [plain] = draws(1)
     found = draws(60, photometric=0.5)
     assert 15 < sum(bool((example["image"] != plain["image"]).any()) for example in found) < 45

@@ -46,7 +46,7 @@ def augmented(count: int, seed: int = 0) -> AugmentedDataset:
     return AugmentedDataset([DETECTION[0]] * count, detection_augmentation((32, 40)), seed, column=None)
 
 
-def check_normalised(labels: dict[str, Tensor], boxes: Tensor, height: int, width: int) -> None:
+def check_normalized(labels: dict[str, Tensor], boxes: Tensor, height: int, width: int) -> None:
     shares = boxes / torch.tensor([width, height, width, height])
     expected = torch.cat(((shares[:, :2] + shares[:, 2:]) / 2, shares[:, 2:] - shares[:, :2]), dim=1)
     assert torch.allclose(labels["boxes"], expected, atol=1e-6)
@@ -58,7 +58,7 @@ def test_images_are_processed_and_crowds_are_scored_but_not_learned() -> None:
     images = [example["image"] for example in DETECTION]
     assert torch.equal(batch["pixel_values"], PROCESSOR(images, return_tensors="pt").pixel_values)
     assert [labels["class_labels"].tolist() for labels in batch["labels"]] == [[0, 3], []]
-    check_normalised(batch["labels"][0], DETECTION[0]["boxes"][:2], 30, 40)
+    check_normalized(batch["labels"][0], DETECTION[0]["boxes"][:2], 30, 40)
     assert batch["labels"][1]["boxes"].shape == (0, 4)
     assert batch["files"] == ["40.jpg", "24.jpg"]
     for target, example in zip(batch["targets"], DETECTION, strict=True):
@@ -66,14 +66,14 @@ def test_images_are_processed_and_crowds_are_scored_but_not_learned() -> None:
     assert not {"targets", "files"} & ObjectDetectionCollator(PROCESSOR)(DETECTION).keys()
 
 
-def test_augmented_images_are_only_normalised() -> None:
+def test_augmented_images_are_only_normalized() -> None:
     dataset = augmented(2)
     batch = ObjectDetectionCollator(PROCESSOR)([dataset[0], dataset[1]])
     restored = (batch["pixel_values"] * 127.5 + 127.5).round().to(torch.uint8)
     for index in range(2):
         assert torch.equal(restored[index], dataset[index]["image"])
         assert torch.equal(batch["labels"][index]["class_labels"], dataset[index]["class_labels"])
-        check_normalised(batch["labels"][index], dataset[index]["boxes"], 32, 40)
+        check_normalized(batch["labels"][index], dataset[index]["boxes"], 32, 40)
 
 
 def test_images_of_several_sizes_are_padded_and_boxes_stay_shares_of_their_image() -> None:
@@ -81,7 +81,7 @@ def test_images_of_several_sizes_are_padded_and_boxes_stay_shares_of_their_image
     batch = ObjectDetectionCollator(padding)([objects(24, 0, 1), objects(40, 0, 1)])
     assert batch["pixel_values"].shape == (2, 3, 30, 40)
     assert batch["patch_attention_mask"].shape == (2, 15, 20)
-    check_normalised(batch["labels"][0], objects(24, 0, 1)["boxes"][:1], 30, 24)
+    check_normalized(batch["labels"][0], objects(24, 0, 1)["boxes"][:1], 30, 24)
 
 
 def test_every_batch_has_one_of_the_sizes_and_the_same_labels() -> None:
@@ -145,7 +145,7 @@ def test_objects_are_cut_out_of_images_as_by_an_augmentation_that_changes_nothin
         assert target == {name: example[name] for name in ("keypoints", "box", "area", "image_id")}
 
 
-def test_crops_are_only_normalised() -> None:
+def test_crops_are_only_normalized() -> None:
     transform = keypoint_augmentation((32, 24))
     examples = [transform(example) for example in POSES]
     batch = KeypointDetectionCollator(CROPPING)(examples)

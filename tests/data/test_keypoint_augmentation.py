@@ -29,7 +29,7 @@ CHANGES: list[dict[str, Any]] = [
     {"scale_range": (0.65, 1.35), "max_rotation": 40.0, "max_shift": 0.2},
 ]
 BOX = torch.tensor([60.0, 30.0, 180.0, 150.0])
-# Left, right, middle, and one that is not labelled
+# Left, right, middle, and one that is not labeled
 KEYPOINTS = torch.tensor([[80.0, 50.5, 2.0], [160.25, 60.0, 1.0], [120.0, 130.0, 2.0], [0.0, 0.0, 0.0]])
 PAIRS = ((0, 1),)
 
@@ -58,7 +58,7 @@ def draws(count: int = 30, example: dict[str, Any] = EXAMPLE, **options: Any) ->
     return [transform(example) for _ in range(count)]
 
 
-def centre(blot: Tensor) -> Tensor:
+def center(blot: Tensor) -> Tensor:
     """Mean place (x, y) of a blot (h, w)."""
     rows, columns = torch.meshgrid(*(torch.arange(float(length)) for length in blot.shape), indexing="ij")
     return torch.stack(((columns * blot).sum(), (rows * blot).sum())) / blot.sum()
@@ -82,7 +82,7 @@ def test_keypoints_stay_on_their_pixels_and_mirror_images_swap_pairs(options: di
             assert visibility == KEYPOINTS[channel, 2]
             assert image[channel, round(y), round(x)] > 200
             if min(x, y, SIZE[1] - x, SIZE[0] - y) > 16:  # all of the blot is inside
-                assert (centre(image[channel].float()) - torch.tensor([x, y])).abs().max() < 0.25
+                assert (center(image[channel].float()) - torch.tensor([x, y])).abs().max() < 0.25
                 checked += 1
     assert checked > 10
 
@@ -105,7 +105,7 @@ def test_what_is_no_longer_true_is_left_out() -> None:
     assert example.keys() == {"image", "keypoints", "file", "image_id"}
 
 
-def test_no_labelled_keypoint_is_fine() -> None:
+def test_no_labeled_keypoint_is_fine() -> None:
     [example] = draws(1, {**EXAMPLE, "keypoints": torch.zeros(4, 3)}, horizontal_flip=1.0)
     assert not example["keypoints"].any()
 
@@ -147,7 +147,7 @@ def test_half_of_the_examples_are_mirrored() -> None:
     assert 18 < sum(found) < 42
 
 
-def test_colours_change_on_the_image_alone() -> None:
+def test_colors_change_on_the_image_alone() -> None:
     [plain] = draws(1)
     found = draws(60, photometric=0.5)
     assert 15 < sum(bool((example["image"] != plain["image"]).any()) for example in found) < 45

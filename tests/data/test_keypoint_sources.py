@@ -21,7 +21,7 @@ from ..helpers.object_files import write_json
 NAMES = ("nose", "left_ear", "right_ear")
 CATEGORY = {"id": 5, "name": "pet", "keypoints": list(NAMES), "skeleton": [[1, 2], [1, 3]]}
 WIDTH, HEIGHT = SIZE = (40, 30)
-# The first image has two objects and one that nobody has labelled, the second has one.
+# The first image has two objects and one that nobody has labeled, the second has one.
 FIRST = [12, 8, 2, 20, 6, 1, 0, 0, 0]
 SECOND = [1, 2, 2, 3, 4, 2, 39, 29, 2]
 THIRD = [0, 0, 2, 5, 5.5, 2, 7, 7, 2]
@@ -78,7 +78,7 @@ def triples(values: list[float]) -> list[list[float]]:
         ("annotations/person_keypoints_val2017.json", "val2017", "validation"),
     ],
 )
-def test_objects_of_coco_with_a_labelled_keypoint_are_one_example_each(tmp_path, caplog, file, images, split) -> None:
+def test_objects_of_coco_with_a_labeled_keypoint_are_one_example_each(tmp_path, caplog, file, images, split) -> None:
     data = load(write_coco(tmp_path, file, images))
     assert (list(data.splits), data.names) == ([split], NAMES)
     assert (data.flip_pairs, data.skeleton, data.oks_sigmas) == (((1, 2),), ((0, 1), (0, 2)), None)
@@ -87,7 +87,7 @@ def test_objects_of_coco_with_a_labelled_keypoint_are_one_example_each(tmp_path,
         ("a.png", triples(FIRST), [10, 5, 25, 15], 99),
         ("a.png", triples(SECOND), [0, 2, 40, 30], 1120),
     ]
-    assert "1 of 4 objects have no labelled keypoint; they are left out" in caplog.text
+    assert "1 of 4 objects have no labeled keypoint; they are left out" in caplog.text
     example = data.examples(split)[1]
     assert (example["keypoints"].dtype, example["box"].dtype, example["image"].size) == (
         torch.float32,
@@ -121,7 +121,7 @@ def test_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> N
     toy = {"id": 9, "image_id": 3, "category_id": 6, "bbox": [0, 0, 40, 30]}
     assert len(load(write_coco(tmp_path, annotations=[*ANNOTATIONS, crowd, toy])).splits["train"]) == 3
     assert "1 annotations of categories without keypoints" in caplog.text
-    assert "2 of 5 objects have no labelled keypoint" in caplog.text
+    assert "2 of 5 objects have no labeled keypoint" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_annotations_without_keypoints_are_left_out(tmp_path: Path, caplog) -> N
             r"1 keypoints are no numbers x, y.*\n  keypoint 1 of annotation 1",
         ),
         ({"keypoints": [12, 8, 3, *FIRST[3:]]}, r"1 keypoints are no numbers.*\n  .*: \[12\.0, 8\.0, 3\.0\]"),
-        ({"keypoints": [42, 8, 2, *FIRST[3:]]}, r"1 labelled keypoints lie outside.*\n  keypoint 1 of .*\n.*Repair"),
+        ({"keypoints": [42, 8, 2, *FIRST[3:]]}, r"1 labeled keypoints lie outside.*\n  keypoint 1 of .*\n.*Repair"),
         ({"bbox": [10, 5, 40, 10]}, "1 of 3 boxes have no area, or reach out of their image"),
         ({"bbox": [10, 5, 0, 10]}, "1 of 3 boxes have no area, or reach out of their image"),
         ({"id": 2}, "1 ids of annotations in .* occur more than once"),
@@ -146,11 +146,11 @@ def test_bad_annotations_are_named(tmp_path: Path, changes: dict[str, Any], mess
         load(with_annotation(tmp_path, **changes))
 
 
-def test_what_is_outside_counts_as_not_labelled_where_that_is_asked(tmp_path: Path, caplog) -> None:
+def test_what_is_outside_counts_as_not_labeled_where_that_is_asked(tmp_path: Path, caplog) -> None:
     source = with_annotation(tmp_path, keypoints=[12, 8, 2, 20, 60, 1, 0, 0, 0], bbox=[10, 5, 40, 10])
     _, keypoints, box, area = table(load(source, box_errors="clip"))[1]
     assert (keypoints, box, area) == (triples([12, 8, 2, 0, 0, 0, 0, 0, 0]), [10, 5, 40, 15], 99)
-    assert "1 keypoints lie outside of their image and count as not labelled" in caplog.text
+    assert "1 keypoints lie outside of their image and count as not labeled" in caplog.text
     assert [row[1] for row in table(load(source, box_errors="drop"))] == [triples(THIRD), triples(SECOND)]
 
 
@@ -163,7 +163,7 @@ def test_files_without_keypoints_or_with_those_of_two_kinds_are_refused(tmp_path
         load(write_coco(tmp_path, categories=[{**CATEGORY, "skeleton": [[1, 4]]}]))
     with pytest.raises(ValueError, match="Several keypoints are called 'nose'"):
         load(write_coco(tmp_path, categories=[{**CATEGORY, "keypoints": ["nose", "nose", "ear"]}]))
-    with pytest.raises(ValueError, match="has no object with a labelled keypoint in train"):
+    with pytest.raises(ValueError, match="has no object with a labeled keypoint in train"):
         load(write_coco(tmp_path, annotations=ANNOTATIONS[2:3]))
     write_coco(tmp_path)
     write_coco(tmp_path, "val/annotations.json", "val/images", categories=[{**CATEGORY, "keypoints": ["a", "b", "c"]}])
@@ -246,7 +246,7 @@ def test_tables_may_have_boxes_and_splits(tmp_path: Path, columns: list[str], ce
         (
             ["x1", "y1"],
             ("images/a.png", 41, 2),
-            r"1 labelled keypoints lie outside.*\n  keypoint 1 of .*csv, row 1: \[41",
+            r"1 labeled keypoints lie outside.*\n  keypoint 1 of .*csv, row 1: \[41",
         ),
         (
             ["x1", "y1"],

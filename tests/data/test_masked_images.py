@@ -20,7 +20,7 @@ from hf_vit.data import (
     TargetDataset,
     cropped_example_augmentation,
     draw_mask_seed,
-    load_unlabelled_images,
+    load_unlabeled_images,
     masked_image_target,
     stream_images,
 )
@@ -46,7 +46,7 @@ def collator(config: HfViTConfig, **options: Any) -> MaskedImageModelingCollator
 
 
 def listed(photos: Path) -> TargetDataset:
-    return TargetDataset(load_unlabelled_images([str(photos)])["train"], masked_image_target)
+    return TargetDataset(load_unlabeled_images([str(photos)])["train"], masked_image_target)
 
 
 def streamed(photos: Path, transform: Callable[[Any], Any], **options: Any) -> AugmentedStream:
@@ -137,7 +137,7 @@ def test_a_stream_that_is_too_short_to_be_shared_is_refused(tmp_path: Path) -> N
     [(11, [6, 5]), (11, [4, 4, 3]), (2, [6, 5]), (2, [3, 5, 3]), (1, [6, 5]), (1, [4, 4, 3])],
 )
 def test_processes_share_every_epoch_of_a_stream(photos: Path, num_shards: int, counts: list[int]) -> None:
-    rows = load_unlabelled_images([str(photos)])["train"].cast_column("image", Image(decode=False))
+    rows = load_unlabeled_images([str(photos)])["train"].cast_column("image", Image(decode=False))
     epochs: list[list[str]] = [[], []]
     drawn = []
     for process, count in enumerate(counts):

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict, IterableDataset
 from PIL import Image
 
-from hf_vit.data import first_images, load_unlabelled_images, stream_images
+from hf_vit.data import first_images, load_unlabeled_images, stream_images
 from hf_vit.data.loaders.unlabeled_images import select_image_and_class
 from hf_vit.data.targets import encoded_bytes
 
@@ -43,7 +43,7 @@ def pixels_of(rows: Dataset) -> list[bytes]:
 def test_images_are_found_at_any_depth_and_need_no_classes(tmp_path: Path) -> None:
     write_pictures(tmp_path, "a.png", "trips/rome/1.jpg", "trips/rome/old/2.PNG", "cats/3.webp", ".hidden/4.png")
     (tmp_path / "trips" / "notes.txt").touch()
-    splits = load_unlabelled_images([str(tmp_path)])
+    splits = load_unlabeled_images([str(tmp_path)])
     assert files_of(splits, tmp_path) == {
         "train": ["a.png", "cats/3.webp", "trips/rome/1.jpg", "trips/rome/old/2.PNG"]
     }
@@ -54,7 +54,7 @@ def test_images_are_found_at_any_depth_and_need_no_classes(tmp_path: Path) -> No
 def test_folders_of_classes_and_splits_are_known_as_such(tmp_path: Path) -> None:
     write_class_folders(tmp_path, ["dog", "cat"])
     write_pictures(tmp_path, "test/unknown.png")
-    splits = load_unlabelled_images([str(tmp_path)])
+    splits = load_unlabeled_images([str(tmp_path)])
     assert list(splits) == ["train", "test"]
     assert splits["train"]["class_number"][:] == [0] * 4 + [1] * 4  # in the order of the alphabet
     assert splits["test"]["class_number"][:] == [0, 0, 1, 1, -1]
@@ -63,7 +63,7 @@ def test_folders_of_classes_and_splits_are_known_as_such(tmp_path: Path) -> None
 @pytest.mark.parametrize(("write", "targets"), [(write_mask_folders, "masks"), (write_depth_folders, "depths")])
 def test_targets_beside_images_are_left_out(write: Any, targets: str, tmp_path: Path) -> None:
     write(tmp_path)
-    splits = load_unlabelled_images([str(tmp_path)])
+    splits = load_unlabeled_images([str(tmp_path)])
     assert files_of(splits, tmp_path) == {
         "train": [f"train/images/{number}.jpg" for number in range(4)],
         "validation": [f"val/images/{number}.jpg" for number in range(2)],
@@ -72,7 +72,7 @@ def test_targets_beside_images_are_left_out(write: Any, targets: str, tmp_path: 
     other = tmp_path / "other"
     for kind, suffix in (("images", "jpg"), (targets, "png")):
         write_pictures(other, *(f"{kind}/{split}/1.{suffix}" for split in ("train", "test")))
-    assert files_of(load_unlabelled_images([str(other)]), other) == {
+    assert files_of(load_unlabeled_images([str(other)]), other) == {
         "train": ["images/train/1.jpg"],
         "test": ["images/test/1.jpg"],
     }
@@ -84,16 +84,16 @@ def test_layouts_of_classifiers_tell_their_classes(tmp_path: Path) -> None:
     write_idx(tmp_path / "idx", "train", [3, 1, 3])
     write_pictures(tmp_path, "1.png", "2.png")
     (tmp_path / "table.csv").write_text("path,label\n1.png,dog\n2.png,cat\n")
-    (tmp_path / "unlabelled").mkdir()
-    dataset_of([1, 0]).remove_columns("label").to_parquet(tmp_path / "unlabelled" / "train.parquet")
+    (tmp_path / "unlabeled").mkdir()
+    dataset_of([1, 0]).remove_columns("label").to_parquet(tmp_path / "unlabeled" / "train.parquet")
     for name, expected in {
         "parquet.parquet": [1, 0, -1],
         "saved": [1, 0, 1],
         "idx": [1, 0, 1],
         "table.csv": [1, 0],
-        "unlabelled": None,
+        "unlabeled": None,
     }.items():
-        train = load_unlabelled_images([str(tmp_path / name)])["train"]
+        train = load_unlabeled_images([str(tmp_path / name)])["train"]
         assert (train["class_number"][:] if "class_number" in train.column_names else None) == expected
 
 
@@ -102,12 +102,12 @@ def test_several_data_sets_are_one_pool(tmp_path: Path) -> None:
     write_mask_folders(tmp_path / "streets")
     dataset_of([0, 1, 1]).to_parquet(tmp_path / "more.parquet")
     sources = [str(tmp_path / name) for name in ("animals", "streets", "more.parquet")]
-    splits = load_unlabelled_images(sources)
+    splits = load_unlabeled_images(sources)
     assert {name: len(split) for name, split in splits.items()} == {"train": 8 + 4 + 3, "validation": 2, "test": 4}
     assert splits["train"].column_names == ["image", "file", "number"]  # no class of one is a class of another
     assert splits["train"]["number"][:] == list(range(15))
     assert pixels_of(splits["train"]) == sorted(
-        image for source in sources for image in pixels_of(load_unlabelled_images([source])["train"])
+        image for source in sources for image in pixels_of(load_unlabeled_images([source])["train"])
     )
 
 
@@ -123,7 +123,7 @@ def test_several_data_sets_are_one_pool(tmp_path: Path) -> None:
 def test_what_is_no_data_is_named(sources: list[str], options: dict[str, str], message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").touch()
-    for load in (load_unlabelled_images, stream_images):
+    for load in (load_unlabeled_images, stream_images):
         with pytest.raises((ValueError, OSError), match=message):
             load([str(tmp_path / source) for source in sources], **options)
 
@@ -137,7 +137,7 @@ def test_a_stream_has_the_images_that_a_list_has(tmp_path: Path) -> None:
         (["animals", "more.parquet"], None),
     ):
         places = [str(tmp_path / source) for source in sources]
-        listed, stream = load_unlabelled_images(places), stream_images(places)
+        listed, stream = load_unlabeled_images(places), stream_images(places)
         assert list(stream) == list(listed)
         first = first_images(stream, dict.fromkeys(stream, 100))
         for name, rows in first.items():
@@ -163,7 +163,7 @@ def test_labels_of_a_stream_may_be_words_or_missing_as_in_a_list(tmp_path: Path)
     for name, labels in (("words", ["b", "a", "", None, "b"]), ("numbers", [3, None, 10, -1, 3])):
         dataset_of(labels).to_parquet(tmp_path / f"{name}.parquet")
         first = first_images(stream_images([str(tmp_path / f"{name}.parquet")]), {"train": 5})["train"]
-        listed = load_unlabelled_images([str(tmp_path / f"{name}.parquet")])["train"]
+        listed = load_unlabeled_images([str(tmp_path / f"{name}.parquet")])["train"]
         assert first["class_number"][:] == listed["class_number"][:]
         assert first["class_number"][:].count(-1) == 2
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from hf_vit.data import load_image_classification, load_unlabelled_images, stream_image_classification, stream_images
+from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification, stream_images
 from hf_vit.data.formats.tar_shards import find_tars
 
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
@@ -110,13 +110,13 @@ def test_class_names_that_are_not_those_of_the_data_are_refused(
 
 def test_images_without_labels_come_from_tar_files_too(tmp_path: Path) -> None:
     write_tars(tmp_path / "words", WORDS, "txt")
-    listed = load_unlabelled_images([str(tmp_path / "words")])
+    listed = load_unlabeled_images([str(tmp_path / "words")])
     streamed = stream_images([str(tmp_path / "words")])
     assert {name: len(rows) for name, rows in listed.items()} == {"train": 5, "validation": 2}
     assert listed["train"].features["class_number"].names == ["cat", "dog", "fox"]
     assert sorted(row["class_number"] for row in streamed["train"]) == sorted(WORDS["train"])
     write_tar(tmp_path / "only.tar", {"1": encoded(picture(0))}, {"1": {"width": 8}}, "json")
-    assert load_unlabelled_images([str(tmp_path / "only.tar")])["train"].column_names == ["image", "file", "number"]
+    assert load_unlabeled_images([str(tmp_path / "only.tar")])["train"].column_names == ["image", "file", "number"]
     assert len(list(stream_images([str(tmp_path / "only.tar")])["train"])) == 1
     with pytest.raises(ValueError, match="no column of a usual name"):
         load_image_classification(str(tmp_path / "only.tar"))

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
 
-from hf_vit.evaluation import classify_by_neighbours, retrieval_average_precision
+from hf_vit.evaluation import classify_by_neighbors, retrieval_average_precision
 from hf_vit.evaluation.linear_probe import classify, held_out_rows, probe
 from hf_vit.features import evaluate_features, open_train_and_test
 
 from ..helpers.datasets import write_pictures
 from ..helpers.features import extract_to, rows_of, save_encoder
-from ..helpers.pretraining import write_colours
+from ..helpers.pretraining import write_colors
 from ..scripts.test_demo import load_script
 
 
@@ -77,9 +77,9 @@ def test_the_probe_does_not_depend_on_units() -> None:
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workplace")
-    write_colours(folder / "colours")
+    write_colors(folder / "colors")
     save_encoder(folder / "encoder")
-    extract_to(folder / "encoder", folder / "colours", folder / "features", features=["patches", "mean", "pixels"])
+    extract_to(folder / "encoder", folder / "colors", folder / "features", features=["patches", "mean", "pixels"])
     return folder
 
 
@@ -95,16 +95,16 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     tensors = [torch.tensor(table["pixels"].to_pylist()) for table in (features, known)]
     numbers = {"blue": 0, "green": 1, "red": 2}
     truth, classes = (torch.tensor([numbers[label.as_py()] for label in t["label"]]) for t in (features, known))
-    accuracy = (classify_by_neighbours(*tensors, classes) == truth).double().mean()
+    accuracy = (classify_by_neighbors(*tensors, classes) == truth).double().mean()
     assert scores["pixels"]["knn_accuracy"] == float(accuracy)
-    assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8  # colours are easy
+    assert min(scores["pixels"][name] for name in ("linear_probe_accuracy", "retrieval_map")) > 0.8  # colors are easy
     assert printed[0] == "21 test images of 3 classes beside 36 of train"
     assert printed[3].split()[:2] == ["pixels", f"{float(accuracy):.2%}"]
 
 
 def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
-        extract_to(workplace / "encoder", workplace / "colours" / split, tmp_path / split, features=["mean", "pixels"])
+        extract_to(workplace / "encoder", workplace / "colors" / split, tmp_path / split, features=["mean", "pixels"])
     apart = evaluate_features(*open_train_and_test([tmp_path / "train", tmp_path / "test"]))
     together = evaluate_features(*open_train_and_test([workplace / "features"]))
     for feature in ("mean", "pixels"):
@@ -113,8 +113,8 @@ def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Pa
 
 
 def without_a_file(folder: Path, encoder: Path) -> list[Path]:
-    write_colours(folder / "colours")
-    extract_to(encoder, folder / "colours", folder / "features")
+    write_colors(folder / "colors")
+    extract_to(encoder, folder / "colors", folder / "features")
     (folder / "features" / "test-00001-of-00003.parquet").unlink()
     return [folder / "features"]
 

@@ -18,7 +18,7 @@ from hf_vit import HfViTImageProcessor, HfViTModel
 from ..helpers.datasets import dataset_of, picture, truncate, write_image, write_pictures
 from ..helpers.features import arguments_of, command_line, content_of, extract_to, rows_of, save_encoder
 from ..helpers.fresh import run_script, run_with_package, start_script
-from ..helpers.pretraining import NUM_TRAIN, write_colours
+from ..helpers.pretraining import NUM_TRAIN, write_colors
 from ..scripts.test_demo import load_script
 
 
@@ -38,14 +38,14 @@ def _one_thread() -> Iterator[None]:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, a model, and its features."""
     folder = tmp_path_factory.mktemp("workplace")
-    write_colours(folder / "colours")
+    write_colors(folder / "colors")
     save_encoder(folder / "encoder")
-    extract_to(folder / "encoder", folder / "colours", folder / "features", features=ALL)
+    extract_to(folder / "encoder", folder / "colors", folder / "features", features=ALL)
     return folder
 
 
 def test_features_are_what_the_model_says_of_each_image(workplace: Path) -> None:
-    files = sorted((workplace / "colours" / "train").rglob("*.png"))
+    files = sorted((workplace / "colors" / "train").rglob("*.png"))
     rows = rows_of(workplace / "features", "train").to_pylist()
     assert [row["file"] for row in rows] == [str(file) for file in files]
     assert [row["label"] for row in rows] == ["blue"] * NUM_TRAIN + ["green"] * NUM_TRAIN + ["red"] * NUM_TRAIN
@@ -72,7 +72,7 @@ def test_files_open_as_a_data_set(workplace: Path, tmp_path: Path) -> None:
 
 def test_half_precision_is_the_same_rounded(workplace: Path, tmp_path: Path) -> None:
     names = ["mean", "patches"]
-    half = extract_to(workplace / "encoder", workplace / "colours", tmp_path / "half", features=names, dtype="float16")
+    half = extract_to(workplace / "encoder", workplace / "colors", tmp_path / "half", features=names, dtype="float16")
     rounded, exact = rows_of(half, "test"), rows_of(workplace / "features", "test")
     assert rounded.column_names == ["file", "label", "mean", "patches", "grid"]
     for name in names:
@@ -82,8 +82,8 @@ def test_half_precision_is_the_same_rounded(workplace: Path, tmp_path: Path) -> 
 
 
 def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path: Path) -> None:
-    output_dir, photo = tmp_path / "features", workplace / "colours" / "train" / "red" / "3.png"
-    command = command_line(arguments_of(workplace / "encoder", workplace / "colours", output_dir, features=ALL))
+    output_dir, photo = tmp_path / "features", workplace / "colors" / "train" / "red" / "3.png"
+    command = command_line(arguments_of(workplace / "encoder", workplace / "colors", output_dir, features=ALL))
     hidden = photo.rename(tmp_path / "hidden.png")
     os.mkfifo(photo)  # where the extraction waits for ever
     process = start_script("extract_features", tmp_path, *command)
@@ -98,13 +98,13 @@ def test_a_killed_extraction_goes_on_to_the_same_files(workplace: Path, tmp_path
     hidden.rename(photo)
     before = {file.name: file.stat().st_mtime_ns for file in output_dir.glob("*.parquet")}
     assert sorted(before) == [f"train-0000{number}-of-00004.parquet" for number in range(2)]
-    extract_to(workplace / "encoder", workplace / "colours", output_dir, features=ALL)
+    extract_to(workplace / "encoder", workplace / "colors", output_dir, features=ALL)
     assert content_of(output_dir) == content_of(workplace / "features")
     assert {name: (output_dir / name).stat().st_mtime_ns for name in before} == before  # not done again
 
 
 def test_two_processes_write_the_files_of_one(workplace: Path, tmp_path: Path) -> None:
-    command = command_line(arguments_of("encoder", "colours", tmp_path / "features", features=ALL))
+    command = command_line(arguments_of("encoder", "colors", tmp_path / "features", features=ALL))
     finished = run_script("extract_features", workplace, *command, processes=2)
     assert finished.returncode == 0, finished.stderr
     said = [line for line in finished.stdout.splitlines() if "Gloo" not in line]
@@ -184,15 +184,15 @@ def test_images_that_cannot_be_read_are_named_or_left_out(tmp_path: Path, caplog
 
 
 def test_a_folder_holds_features_of_one_kind(workplace: Path, tmp_path: Path) -> None:
-    places = workplace / "colours", workplace / "features"
+    places = workplace / "colors", workplace / "features"
     with pytest.raises(ValueError, match=r"other settings \(features: .*; dtype: float32 then, float16 now\)"):
         extract_to(workplace / "encoder", *places, dtype="float16")
-    with pytest.raises(ValueError, match=r"features of .*/encoder on .*/colours, made with .* \(weights: \w+ then"):
+    with pytest.raises(ValueError, match=r"features of .*/encoder on .*/colors, made with .* \(weights: \w+ then"):
         extract_to(save_encoder(tmp_path / "other", seed=1), *places, features=ALL)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").touch()
     with pytest.raises(ValueError, match=r"notes holds 'notes\.txt', which are no features"):
-        extract_to(workplace / "encoder", workplace / "colours", tmp_path / "notes")
+        extract_to(workplace / "encoder", workplace / "colors", tmp_path / "notes")
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_a_folder_holds_features_of_one_kind(workplace: Path, tmp_path: Path) ->
         ({"dtype": "int8"}, "dtype='int8' is not known. Choose float32 or float16"),
         ({"rows_per_shard": 0}, "rows_per_shard=0 must be at least 1"),
         ({"model_name_or_path": "no/such/folder"}, "No model can be read from 'no/such/folder'"),
-        ({"dataset_name": "colours,"}, "has a comma with no name"),
+        ({"dataset_name": "colors,"}, "has a comma with no name"),
     ],
 )
 def test_what_cannot_be_extracted_is_said(
     options: dict[str, object], message: str, workplace: Path, tmp_path: Path
 ) -> None:
     save_encoder(tmp_path / "bare", use_cls_token=False, pooling="mean")
-    arguments = {**arguments_of(tmp_path / "bare", workplace / "colours", tmp_path / "features"), **options}
+    arguments = {**arguments_of(tmp_path / "bare", workplace / "colors", tmp_path / "features"), **options}
     with pytest.raises(SystemExit, match=message):
         load_script("extract_features").main(command_line(arguments))

@@ -15,7 +15,7 @@ from hf_vit.evaluation.keypoints import default_oks_sigmas
 from ..helpers.objects import KEYPOINTS, OKS_SIGMAS, pose
 
 
-# The face of someone 100 wide and 64 high, of whom the chin is not labelled
+# The face of someone 100 wide and 64 high, of whom the chin is not labeled
 FACE = ["left_eye", "right_eye", "nose", "chin"]
 POINTS = np.array([[0.0, 0, 2], [60, 0, 2], [30, 30, 1], [0, 0, 0]])
 
@@ -116,7 +116,7 @@ def test_sigmas_of_people_are_those_of_coco() -> None:
 
 def test_keypoint_scores_equal_hand_computed_ones() -> None:
     metric = KeypointMetric(FACE)
-    # The labelled points are 60 wide, so up to 12 pixels are right; the root of the box's area is 80.
+    # The labeled points are 60 wide, so up to 12 pixels are right; the root of the box's area is 80.
     scores = score(metric, (found((12, 0), (0, 13), (3, 4), (99, 99)), truth()))
     assert scores["pck"] == pytest.approx(2 / 3)
     assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / 80)
@@ -136,7 +136,7 @@ def test_two_keypoints_can_be_the_length() -> None:
     assert scores["nme"] == pytest.approx((12 + 13 + 5) / 3 / length)  # the other object has no nose
 
 
-def test_every_labelled_keypoint_counts_alike() -> None:
+def test_every_labeled_keypoint_counts_alike() -> None:
     one_off, eyes_alone = found((15, 0)), POINTS * [[1], [1], [0], [0]]
     scores = score(KeypointMetric(FACE), (one_off, truth()), (found(of=eyes_alone), truth(eyes_alone)))
     assert scores["pck"] == pytest.approx(4 / 5)

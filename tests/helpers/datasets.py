@@ -13,7 +13,7 @@ from PIL import Image as PILImage
 
 
 def picture(number: int, size: tuple[int, int] = (8, 6)) -> PILImage.Image:
-    """A small colour image that is another for every number."""
+    """A small color image that is another for every number."""
     pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     return PILImage.fromarray(pixels)
 
@@ -130,19 +130,19 @@ def write_mask_folders(folder: Path, names: Iterable[str] = ("sky", "road", "car
     return folder
 
 
-def depth_in_millimetres(number: int) -> np.ndarray:
-    """Random depth of 0.5 to 10 metres, of the size of a `picture`; the first pixel has none."""
+def depth_in_millimeters(number: int) -> np.ndarray:
+    """Random depth of 0.5 to 10 meters, of the size of a `picture`; the first pixel has none."""
     depth = np.random.default_rng(number).integers(500, 10000, SHAPE).astype(np.uint16)
     depth[0, 0] = 0
     return depth
 
 
 def write_depth_folders(folder: Path) -> Path:
-    """Writes four images with 16-bit depth in millimetres to train/ and two to val/; returns `folder`."""
+    """Writes four images with 16-bit depth in millimeters to train/ and two to val/; returns `folder`."""
     for split, count in (("train", 4), ("val", 2)):
         write_pictures(folder, *(f"{split}/images/{number}.jpg" for number in range(count)))
         for number in range(count):
-            write_image(folder / split / "depths" / f"{number}.png", depth_in_millimetres(number))
+            write_image(folder / split / "depths" / f"{number}.png", depth_in_millimeters(number))
     return folder
 
 

@@ -78,7 +78,7 @@ def instance_image(number: int) -> Image:
 
 
 def depth_image(number: int) -> Image:
-    """Depth of 0.5 to 12 metres with invalid pixels; image 4 has no valid one."""
+    """Depth of 0.5 to 12 meters with invalid pixels; image 4 has no valid one."""
     generator = np.random.default_rng(number)
     target = generator.uniform(0.5, 12, size(number))
     prediction = target * generator.uniform(0.7, 1.5, size(number))

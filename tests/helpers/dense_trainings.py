@@ -1,4 +1,4 @@
-"""Trainings of tasks with a scorer on a few drawn images, by the scripts and by the Trainer."""
+"""Trainings of tasks with a evaluator on a few drawn images, by the scripts and by the Trainer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -12,22 +12,22 @@ from PIL import Image
 from hf_vit import HfViTForObjectDetection
 from hf_vit.training import (
     DepthEstimation,
+    EvaluatorTrainer,
     KeypointDetection,
     ObjectDetection,
-    ScoringTrainer,
     SemanticSegmentation,
     UniversalSegmentation,
     parse_arguments,
     run,
 )
-from hf_vit.training.scoring_trainer import TargetCollator
+from hf_vit.training.evaluator_trainer import TargetCollator
 from hf_vit.training.tasks.scored import ScoredTask
 
 from .references import draw_weights
 
 
 NAMES = ["floor", "cat", "dog"]
-COLOURS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
+COLORS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
 TASKS: dict[str, type[ScoredTask]] = {
     "semantic_segmentation": SemanticSegmentation,
     "universal_segmentation": UniversalSegmentation,
@@ -73,7 +73,7 @@ OF_TASK = {
 def write_scenes(folder: Path) -> Path:
     """Writes images of several sizes of an animal on a floor, with masks and depths; returns `folder`.
 
-    The animal is a box of its colour, 2 metres away; the floor goes from 2 to 6 metres. A border has no truth.
+    The animal is a box of its color, 2 meters away; the floor goes from 2 to 6 meters. A border has no truth.
     """
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("val", NUM_VALIDATION)):
@@ -87,7 +87,7 @@ def write_scenes(folder: Path) -> Path:
             mask[animal] = 1 + number % 2
             depth = np.tile(np.linspace(6000, 2000, height).astype(np.uint16)[:, None], (1, width))
             depth[animal] = 2000
-            noisy = COLOURS[mask] + generator.normal(0, 10, (height, width, 3))
+            noisy = COLORS[mask] + generator.normal(0, 10, (height, width, 3))
             mask[:, 0], depth[:, 0] = 255, 0
             for kind, pixels in (("images", noisy.clip(0, 255).astype(np.uint8)), ("masks", mask), ("depths", depth)):
                 Image.fromarray(pixels).save(folder / split / kind / f"{number}.png")
@@ -113,7 +113,7 @@ def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, f
     return scores
 
 
-def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> ScoringTrainer:
+def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
     """The trainer of a script, in float64, with weights that are always the same and not the zeros of fresh ones."""
     task_class = ALL_TASKS[task]
     made = task_class(*parse_arguments(task_class.argument_types, arguments_of(task, data, output_dir, *options)))
@@ -147,9 +147,9 @@ class Float64Collator:
         return {**batch, "pixel_values": batch["pixel_values"].double()}
 
 
-def scores_of(trainer: ScoringTrainer) -> dict[str, float]:
+def scores_of(trainer: EvaluatorTrainer) -> dict[str, float]:
     """What an evaluation says, but for its speed."""
-    names = ("loss", *trainer.scorer.metric.score_names)
+    names = ("loss", *trainer.evaluator.metric.score_names)
     found = trainer.evaluate()
     return {name: found[f"eval_{name}"] for name in names}
 

@@ -18,9 +18,9 @@ from hf_vit.training import ImageTextContrast, ImageTextTrainer, parse_arguments
 from .references import draw_weights
 
 
-COLOURS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220), "white": (240, 240, 240)}
-PAIRS = list(product(COLOURS, repeat=2))
-NUM_LABELLED = 3  # images of each colour
+COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220), "white": (240, 240, 240)}
+PAIRS = list(product(COLORS, repeat=2))
+NUM_LABELED = 3  # images of each color
 CONFIG = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -48,7 +48,7 @@ def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
         (folder / split / "images").mkdir(parents=True)
         rows = []
         for number, (left, right) in enumerate(PAIRS[:count]):
-            pixels = np.repeat([COLOURS[left], COLOURS[right]], 12, axis=0) + generator.normal(0, 15, (18, 24, 3))
+            pixels = np.repeat([COLORS[left], COLORS[right]], 12, axis=0) + generator.normal(0, 15, (18, 24, 3))
             name = f"images/{number}.png"
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / split / name)
             captions = captions_of(left, right)
@@ -60,13 +60,13 @@ def write_captions(folder: Path, sizes: tuple[int, int] = (16, 11)) -> Path:
     return folder
 
 
-def write_labelled(folder: Path) -> Path:
-    """Writes images of one colour to test/<colour>/, and those of another kind to train/."""
-    for number, (name, colour) in enumerate(COLOURS.items()):
-        for split, count in (("train", 1), ("test", NUM_LABELLED)):
+def write_labeled(folder: Path) -> Path:
+    """Writes images of one color to test/<color>/, and those of another kind to train/."""
+    for number, (name, color) in enumerate(COLORS.items()):
+        for split, count in (("train", 1), ("test", NUM_LABELED)):
             (folder / split / name).mkdir(parents=True)
             for place in range(count):
-                pixels = np.random.default_rng([number, place]).normal(colour, 15, (20, 20, 3))
+                pixels = np.random.default_rng([number, place]).normal(color, 15, (20, 20, 3))
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / split / name / f"{place}.png")
     return folder
 
@@ -109,7 +109,7 @@ class Float64Collator:
 def scores_of(trainer: ImageTextTrainer) -> dict[str, float]:
     """What an evaluation says, but for its speed."""
     found = trainer.evaluate()
-    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.scorer.metric.score_names)}
+    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 
 
 def train_as_one(data: Path, folder: Path, batch_size: int) -> dict[str, tuple[list[float], Tensor, dict[str, float]]]:

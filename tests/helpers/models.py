@@ -158,7 +158,7 @@ class TrainingCase:
     accumulates: bool = True
 
 
-def labelled(make_labels: Callable[[Generator, int, int], Tensor]) -> MakeBatch:
+def labeled(make_labels: Callable[[Generator, int, int], Tensor]) -> MakeBatch:
     """Images with `make_labels(generator, batch, num_labels)` as targets."""
 
     def make_batch(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
@@ -201,7 +201,7 @@ def depth_maps(generator: Generator, batch: int, num_labels: int) -> Tensor:
 
 
 def keypoints(generator: Generator, batch: int, num_labels: int) -> Tensor:
-    """Some are not labelled, and some are beyond the image; of the last image none counts."""
+    """Some are not labeled, and some are beyond the image; of the last image none counts."""
     places = 40 * torch.rand(batch, num_labels, 2, generator=generator) - 4
     visibility = torch.randint(3, (batch, num_labels, 1), generator=generator)
     visibility[-1] = 0
@@ -312,32 +312,32 @@ BERT = {
 SIMMIM = {"use_mask_token": True, "masked_image_modeling_config": {"objective": "simmim"}}
 # Every class that trains, with every kind of target it takes.
 TRAINING_CASES = {
-    "class_numbers": TrainingCase(HfViTForImageClassification, labelled(class_numbers)),
+    "class_numbers": TrainingCase(HfViTForImageClassification, labeled(class_numbers)),
     "soft_labels": TrainingCase(
-        HfViTForImageClassification, labelled(soft_labels), {"problem_type": "single_label_classification"}
+        HfViTForImageClassification, labeled(soft_labels), {"problem_type": "single_label_classification"}
     ),
     "several_labels": TrainingCase(
-        HfViTForImageClassification, labelled(several_labels), {"problem_type": "multi_label_classification"}
+        HfViTForImageClassification, labeled(several_labels), {"problem_type": "multi_label_classification"}
     ),
-    "regression": TrainingCase(HfViTForImageClassification, labelled(values), {"problem_type": "regression"}),
+    "regression": TrainingCase(HfViTForImageClassification, labeled(values), {"problem_type": "regression"}),
     "distillation_token": TrainingCase(
-        HfViTForImageClassification, labelled(class_numbers), {"use_distillation_token": True}
+        HfViTForImageClassification, labeled(class_numbers), {"use_distillation_token": True}
     ),
     "semantic": TrainingCase(
         HfViTForSemanticSegmentation,
-        padded(labelled(semantic_maps)),
+        padded(labeled(semantic_maps)),
         {"segmentation_config": {"head": "simple", "dice_weight": 1.0, "use_auxiliary_head": True}, **ROTARY},
     ),
     "batch_norm": TrainingCase(
         HfViTForSemanticSegmentation,
-        padded(labelled(semantic_maps)),
+        padded(labeled(semantic_maps)),
         {"segmentation_config": {"head": "linear"}, **ROTARY},
         accumulates=False,
     ),
-    "metric_depth": TrainingCase(HfViTForDepthEstimation, labelled(depth_maps)),
+    "metric_depth": TrainingCase(HfViTForDepthEstimation, labeled(depth_maps)),
     "relative_depth": TrainingCase(
         HfViTForDepthEstimation,
-        padded(labelled(depth_maps)),
+        padded(labeled(depth_maps)),
         {"depth_config": {"head": "conv", "depth_estimation_type": "relative"}, **ROTARY},
     ),
     "queries": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": QUERIES, **ROTARY}),
@@ -359,11 +359,11 @@ TRAINING_CASES = {
     ),
     "keypoints": TrainingCase(
         HfViTForKeypointDetection,
-        padded(labelled(keypoints)),
+        padded(labeled(keypoints)),
         {"keypoint_config": {"head": "simple", "keypoint_weights": (1, 2, 0.5, 1, 1)}, **ROTARY},
     ),
     "keypoints_batch_norm": TrainingCase(
-        HfViTForKeypointDetection, padded(labelled(keypoints)), ROTARY, accumulates=False
+        HfViTForKeypointDetection, padded(labeled(keypoints)), ROTARY, accumulates=False
     ),
     "mae": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), ROTARY),
     "simmim": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), {**SIMMIM, **ROTARY}),

@@ -12,7 +12,7 @@ from PIL import Image
 CLASSES = ["brick", "leaf"]
 POINTS = ["top", "left_foot", "right_foot"]
 NUM_TRAIN, NUM_VALIDATION = 8, 5
-COLOURS = np.array([(220, 60, 40), (40, 160, 60)])
+COLORS = np.array([(220, 60, 40), (40, 160, 60)])
 DOTS = np.array([(230, 40, 40), (40, 220, 40), (40, 60, 230)])
 Draw = Callable[[np.random.Generator, np.ndarray, int], list[dict[str, Any]]]
 
@@ -45,7 +45,7 @@ def draw_boxes(generator: np.random.Generator, pixels: np.ndarray, number: int) 
             left, top = 2 + 21 * side + int(generator.integers(3)), int(generator.integers(2, 14))
             width, height = 14 + int(generator.integers(4)), 18 + int(generator.integers(6))
             label = int(generator.integers(2))
-            pixels[top : top + height, left : left + width] = COLOURS[label]
+            pixels[top : top + height, left : left + width] = COLORS[label]
             box = [left, top, width, height]
             found.append({"category_id": label + 1, "bbox": box, "area": width * height})
     if number == 3:
@@ -60,19 +60,19 @@ def draw_figures(generator: np.random.Generator, pixels: np.ndarray, number: int
         left, top = 1 + 22 * side, int(generator.integers(2, 8))
         places = [(left + 9, top + 3), (left + 3, top + 25), (left + 16, top + 25)]
         places = [(x + int(generator.integers(-2, 3)), y + int(generator.integers(-2, 3))) for x, y in places]
-        for (x, y), colour in zip(places, DOTS, strict=True):
-            pixels[y - 2 : y + 3, x - 2 : x + 3] = colour
+        for (x, y), color in zip(places, DOTS, strict=True):
+            pixels[y - 2 : y + 3, x - 2 : x + 3] = color
         triples = [[x, y, 2] for x, y in places]
         if number == 4:
             triples[0] = [0, 0, 0]
-        labelled = [triple for triple in triples if triple[2]]
+        labeled = [triple for triple in triples if triple[2]]
         found.append(
             {
                 "category_id": 1,
                 "bbox": [left, top, 20, 30],
                 "area": 600,
                 "keypoints": [value for triple in triples for value in triple],
-                "num_keypoints": len(labelled),
+                "num_keypoints": len(labeled),
             }
         )
     return found

@@ -38,12 +38,12 @@ def detection_image(number: int) -> Image:
 
 
 def pose(number: int) -> Image:
-    """An object of which some keypoints are not labelled, and what was found; there are two in an image."""
+    """An object of which some keypoints are not labeled, and what was found; there are two in an image."""
     generator = np.random.default_rng(number)
     box = random_boxes(generator, 1)[0]
     sides = box[2:] - box[:2]
     points = box[:2] + sides * generator.random((len(KEYPOINTS), 2))
-    visibility = generator.integers(0, 3, len(KEYPOINTS)) * (number != 4)  # of this one nothing is labelled
+    visibility = generator.integers(0, 3, len(KEYPOINTS)) * (number != 4)  # of this one nothing is labeled
     error = generator.normal(0, 0.06, points.shape) * sides
     prediction = {"keypoints": points + error, "scores": generator.random(len(KEYPOINTS)).round(1)}
     return prediction, {

@@ -9,13 +9,13 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit.data import TargetDataset
-from hf_vit.training import MaskedImageModeling, NeighbourTrainer, parse_arguments, run
+from hf_vit.training import MaskedImageModeling, NeighborTrainer, parse_arguments, run
 
 from .references import draw_weights
 
 
-COLOURS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220)}
-NUM_TRAIN, NUM_TEST = 12, 7  # of each colour, of which no batch of 2, 4 or 8 is filled by all
+COLORS = {"red": (220, 60, 40), "green": (60, 200, 60), "blue": (40, 60, 220)}
+NUM_TRAIN, NUM_TEST = 12, 7  # of each color, of which no batch of 2, 4 or 8 is filled by all
 CONFIG = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -35,15 +35,15 @@ A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 BATCH = ["--per_device_train_batch_size", "8"]
 
 
-def write_colours(folder: Path) -> Path:
-    """Writes images of several sizes, each of a noisy colour with a white corner, to <split>/<colour>/."""
+def write_colors(folder: Path) -> Path:
+    """Writes images of several sizes, each of a noisy color with a white corner, to <split>/<color>/."""
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):
-        for name, colour in COLOURS.items():
+        for name, color in COLORS.items():
             (folder / split / name).mkdir(parents=True)
             for number in range(count):
                 size = 18 + 3 * (number % 3), 20 + 5 * (number % 4)
-                pixels = np.array(colour) + generator.normal(0, 25, (*size, 3))
+                pixels = np.array(color) + generator.normal(0, 25, (*size, 3))
                 pixels[:6, :6] = 255
                 Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / split / name / f"{number}.png")
     return folder
@@ -72,17 +72,17 @@ def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModelin
     return task
 
 
-def make_trainer(data: Path, output_dir: Path, *options: str) -> NeighbourTrainer:
+def make_trainer(data: Path, output_dir: Path, *options: str) -> NeighborTrainer:
     """The trainer of a command line, with weights that are always the same and say something."""
     trainer = make_task(data, output_dir, *options).make_trainer()
     draw_weights(trainer.model)
     return trainer
 
 
-def scores_of(trainer: NeighbourTrainer, images: TargetDataset | None = None) -> dict[str, float]:
+def scores_of(trainer: NeighborTrainer, images: TargetDataset | None = None) -> dict[str, float]:
     """What an evaluation says of images, by default the validation images, but for its speed."""
     found = trainer.evaluate(images)
-    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.scorer.metric.score_names)}
+    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 
 
 def train_all_ways(

@@ -21,7 +21,7 @@ SHAPE: dict[str, Any] = {
 # How the names of transformers' and timm's plain ViTs read in ours, one substitution after the other.
 RENAMES = (
     (r"^(vit|deit|dinov2|dinov2_with_registers)\.", ""),
-    # decoders of masked image modelling
+    # decoders of masked image modeling
     (r"^decoder\.decoder_pos_embed", "masked_image_modeling_head.mae.position_embeddings"),
     (r"^decoder\.decoder_embed\.", "masked_image_modeling_head.mae.embedding."),
     (r"^decoder\.decoder_pred\.", "masked_image_modeling_head.mae.predictor."),

@@ -1,4 +1,4 @@
-"""A small training with what regularises it, for the tests of several files."""
+"""A small training with what regularizes it, for the tests of several files."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from hf_vit.training import (
     AugmentationArguments,
     HfViTTrainer,
     HfViTTrainingArguments,
-    RegularisationArguments,
+    RegularizationArguments,
     make_trainer,
 )
 
@@ -22,14 +22,14 @@ from .references import draw_weights
 NUM_TRAIN, NUM_TEST = 44, 10
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 # Without mixtures, whose partners are of one batch, a step does not depend on how it is split.
-SPLITTABLE = RegularisationArguments(classification_loss="bce")
-EVERYTHING = RegularisationArguments(
+SPLITTABLE = RegularizationArguments(classification_loss="bce")
+EVERYTHING = RegularizationArguments(
     mixup_alpha=0.8, cutmix_alpha=1.0, mixing_off_share=0.2, classification_loss="bce", token_drop_rate=0.25
 )
 
 
-def regularised_trainer(
-    folder: Path, batch_size: int, regularisation: RegularisationArguments = SPLITTABLE, **options: Any
+def regularized_trainer(
+    folder: Path, batch_size: int, regularization: RegularizationArguments = SPLITTABLE, **options: Any
 ) -> HfViTTrainer:
     """A trainer, as the script makes it, of a small model on a few digits, each of which a step has twice."""
     digits = load_digits_dataset()
@@ -55,18 +55,18 @@ def regularised_trainer(
         min_crop_scale=1.0, horizontal_flip=0.0, auto_augment="affine", random_erasing=0.0
     )
     processor = HfViTImageProcessor.for_model(config)
-    return make_trainer(model, processor, splits, augmentation, args, regularisation=regularisation)
+    return make_trainer(model, processor, splits, augmentation, args, regularization=regularization)
 
 
-def train_regularised(
+def train_regularized(
     folder: Path,
     batch_size: int,
-    regularisation: RegularisationArguments = SPLITTABLE,
+    regularization: RegularizationArguments = SPLITTABLE,
     checkpoint: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Trains, from a checkpoint on if one is given; returns the losses, the weights and how many tokens blocks saw."""
-    trainer = regularised_trainer(folder, batch_size, regularisation, **options)
+    trainer = regularized_trainer(folder, batch_size, regularization, **options)
     lengths: list[tuple[bool, int]] = []
     trainer.model.model.register_forward_hook(
         lambda model, _, outputs: lengths.append((model.training, outputs.last_hidden_state.shape[1]))

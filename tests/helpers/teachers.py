@@ -39,7 +39,7 @@ DISTILLED_CASES = [
     ("keypoints", "features"),
 ]
 TEACHER_LOSSES = ("hard_loss", "soft_loss", "patch_feature_loss", "cls_feature_loss")
-# Of another width, patch size and grid than that of the students, and of other colours.
+# Of another width, patch size and grid than that of the students, and of other colors.
 TEACHER_CONFIG = {"hidden_size": 16, "num_hidden_layers": 1, "image_size": 36, "patch_size": 6}
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 SQUARE = {"size": {"height": 48, "width": 48}}

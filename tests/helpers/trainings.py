@@ -31,7 +31,7 @@ from .image_text_trainings import train_as_one
 from .models import TRAINING_CASES, small_config
 from .pretraining import train_all_ways
 from .references import draw_weights
-from .regularization import train_regularised
+from .regularization import train_regularized
 from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
 
 
@@ -229,7 +229,7 @@ class AtManySizes(HfViTTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         change = MultiScaleSizes(((16, 16), (28, 28), (36, 36)))
-        super().__init__(*args, batch_changes=[change], **kwargs)
+        super().__init__(*args, batch_transforms=[change], **kwargs)
 
 
 def averaging_trainer(folder: Path, trainer_class: type[HfViTTrainer] = HfViTTrainer, **options: Any) -> HfViTTrainer:
@@ -323,7 +323,7 @@ def compare_processes(folder: Path) -> None:
             for split in splits(name, 2)
         },
         **train_twice(folder),
-        "regularised": train_regularised(folder, GLOBAL_BATCH // 2),
+        "regularized": train_regularized(folder, GLOBAL_BATCH // 2),
         "many_sizes": train_augmented(folder / "many_sizes", GLOBAL_BATCH // 2, trainer_class=AtManySizes),
         "adapter": train_adapter(folder / "adapter", GLOBAL_BATCH // 2),
         "metrics": {batch_size: evaluate(folder, batch_size) for batch_size in EVAL_BATCHES[2]},
@@ -483,7 +483,7 @@ def train_to_the_end(folder: Path, *workers: str) -> None:
 STOP_STEP = 4  # in the second epoch, which has 3 steps in two processes
 
 
-class SignalledProcess(HfViTTrainer):
+class SignaledProcess(HfViTTrainer):
     """Its last process alone gets SIGTERM in the middle of the second epoch."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -507,7 +507,7 @@ def stop_one_of_two(folder: Path) -> None:
     Then trains for long.
     """
     results: dict[str, Any] = {}
-    for name, trainer_class in (("stopped", SignalledProcess), ("spoiled", SpoiledProcess)):
+    for name, trainer_class in (("stopped", SignaledProcess), ("spoiled", SpoiledProcess)):
         try:
             resumable_trainer(folder / name, 0, trainer_class).train()
         except (Preempted, NotFiniteError) as stop:

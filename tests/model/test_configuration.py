@@ -305,7 +305,7 @@ def test_unknown_options_and_wrong_types_are_named(field: str) -> None:
         ("depth_config", {"min_depth": 0}, "min_depth=0 must be positive"),
         ("depth_config", {"loss": "ssi"}, "needs depth_estimation_type='relative'"),
         ("depth_config", {"loss": "l1", "depth_estimation_type": "relative"}, "Set loss='ssi'"),
-        ("depth_config", {"head": "linear", "max_depth": None}, "need a max_depth in metres"),
+        ("depth_config", {"head": "linear", "max_depth": None}, "need a max_depth in meters"),
         ("depth_config", {"silog_lambda": 1.5}, "silog_lambda=1.5 must lie"),
         ("depth_config", {"gradient_loss_weight": -1}, "gradient_loss_weight=-1"),
         ("keypoint_config", {"skeleton": [[0, -1]]}, r"skeleton has \[0, -1\]"),

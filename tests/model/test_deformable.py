@@ -1,4 +1,4 @@
-"""The deformable decoder: sampling beside a loop, padding, groups of queries, initialisation."""
+"""The deformable decoder: sampling beside a loop, padding, groups of queries, initialization."""
 
 import math
 from pathlib import Path
@@ -15,8 +15,8 @@ from hf_vit.model.deformable_decoder import (
     HfViTDeformableDecoder,
     Pyramid,
     deformable_attention,
-    places_of_objects,
-    places_to_start,
+    proposals_of_objects,
+    select_proposals,
 )
 from hf_vit.model.layers import HfViTBatchNorm2d
 from hf_vit.model.task_configurations import HfViTDetectionConfig
@@ -75,7 +75,7 @@ def draw_sampling(grids: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor, T
 
 
 def read_point(values: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Bilinear value (d,) of a map (d, h, w) at x, y from 0 to 1; centres of cells count, beyond them is zero."""
+    """Bilinear value (d,) of a map (d, h, w) at x, y from 0 to 1; centers of cells count, beyond them is zero."""
     height, width = values.shape[1:]
     column, row = x * width - 0.5, y * height - 0.5
     left, top = math.floor(column.detach()), math.floor(row.detach())
@@ -180,13 +180,13 @@ def test_place_of_an_object_is_that_of_the_box_most_like_its_own() -> None:
     boxes = torch.tensor([[0.3, 0.3, 0.35, 0.35], [0.6, 0.6, 0.1, 0.1]])
     labels = [{"boxes": boxes}, {"boxes": boxes[1:]}]
     # The third place of the second image is nearest to its object, but of no use; an image may have no object.
-    assert places_of_objects(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
-    assert not places_of_objects(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
+    assert proposals_of_objects(anchors, is_valid, labels).tolist() == [[False, True, True], [True, False, False]]
+    assert not proposals_of_objects(anchors[:1], is_valid[:1], [{"boxes": boxes[:0]}]).any()
 
 
 def test_training_starts_a_query_of_each_group_at_the_place_of_an_unlikely_object() -> None:
     decoder, levels = build(scale_factors=(1,)), levels_of(build(), 2, (3, 5))
-    features, anchors, _ = places_to_start(Pyramid.of(decoder.projector(levels, None)), 4)
+    features, anchors, _ = select_proposals(Pyramid.of(decoder.projector(levels, None)), 4)
     heads = decoder.proposal_heads
     logits = [head.class_head(head.norm(head.linear(features))) for head in heads]  # (2, 15, 5) each
     unlikely = logits[0].amax(dim=2).argmin(dim=1)
@@ -291,7 +291,7 @@ def test_every_weight_gets_a_gradient(norm: str) -> None:
     assert without == [*upsampled, *(f"blocks.{block}.attention.key.bias" for block in range(2))]
 
 
-def test_initialisation_is_that_of_the_design() -> None:
+def test_initialization_is_that_of_the_design() -> None:
     config = small_config(detection_config={**OPTIONS, "num_points": 3}, initializer_range=0.03)
     torch.manual_seed(0)
     for model in (

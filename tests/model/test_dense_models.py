@@ -265,7 +265,7 @@ def test_every_weight_gets_a_gradient_and_moves(head: str, is_drawn: bool) -> No
 
 
 @all_heads
-def test_initialisation_covers_every_weight_of_a_head(head: str, tmp_path: Path) -> None:
+def test_initialization_covers_every_weight_of_a_head(head: str, tmp_path: Path) -> None:
     model_class, options = HEADS[head]
     config = small_config(**options, initializer_range=0.05)
     HfViTModel(config).save_pretrained(tmp_path)
@@ -274,11 +274,11 @@ def test_initialisation_covers_every_weight_of_a_head(head: str, tmp_path: Path)
         children = {name: child for name, child in model.named_children() if name != "model"}
         assert children
         for name, module in ((name, m) for child in children.values() for name, m in child.named_modules()):
-            check_initialisation(name, module)
+            check_initialization(name, module)
 
 
 @torch.no_grad()
-def check_initialisation(name: str, module: nn.Module) -> None:
+def check_initialization(name: str, module: nn.Module) -> None:
     own = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
     bias = own.pop("bias", torch.zeros(1))
     is_relative = isinstance(module, HfViTDepthPredictor) and module.initial_bias
@@ -419,7 +419,7 @@ def test_universal_model_overfits_things_and_stuff() -> None:
         ("conv", {"labels": torch.full((2, 32, 32), 5)}, "Label 5 is out of range: the model has 5 classes, 0 to 4"),
         ("conv", {"labels": torch.full((2, 32, 32), -1)}, "Label -1 is out of range"),
         ("dpt_metric", {"labels": torch.ones(2, 32, 32).long()}, "must be floats .* not torch.int64"),
-        ("dpt_metric", {"labels": torch.ones(2, 1, 32, 32)}, r"in metres with batch 2, not .* \(2, 1, 32, 32\)"),
+        ("dpt_metric", {"labels": torch.ones(2, 1, 32, 32)}, r"in meters with batch 2, not .* \(2, 1, 32, 32\)"),
         ("universal", {"class_labels": None}, r"an entry for each of the 2 images, not \[2, None\]"),
         ("universal", {"mask_labels": None}, r"not \[None, 2\]"),
         ("universal", {"mask_labels": [torch.zeros(1, 8, 8)]}, r"not \[1, 2\]"),

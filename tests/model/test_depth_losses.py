@@ -72,8 +72,8 @@ def lower_median(values: np.ndarray) -> float:
 
 
 def normalized(values: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    centred = values - lower_median(values[valid])
-    return centred / np.abs(centred[valid]).mean()
+    centerd = values - lower_median(values[valid])
+    return centerd / np.abs(centerd[valid]).mean()
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])

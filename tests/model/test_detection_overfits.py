@@ -29,7 +29,7 @@ DECODERS: dict[str, dict[str, Any]] = {
 
 
 def painted(count: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
-    """Images of coloured rectangles, the class of each its colour, one of the images empty."""
+    """Images of colored rectangles, the class of each its color, one of the images empty."""
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.zeros(count, 3, 64, 64), []
     for index in range(count):

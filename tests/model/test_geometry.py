@@ -26,7 +26,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "as many patches, laid out otherwise": {"image_size": (16, 64)},
     "smaller patches": {"patch_size": 4},
     "same grid": {"image_size": 64, "patch_size": 16},
-    "grey": {"num_channels": 1},
+    "gray": {"num_channels": 1},
     "many channels": {"num_channels": 5, "channel_mode": "mean"},
     "registers": {"num_register_tokens": 3},
     "no CLS": {"use_cls_token": False, "pooling": "mean"},
@@ -81,7 +81,7 @@ def test_equal_channels_are_answered_to_as_before(old: int, new: int, mode: Any)
     kernels = torch.randn(5, old, 4, 4, generator=torch.Generator().manual_seed(0))
     changed = change_input_channels(kernels, new, mode)
     assert changed.shape == (5, new, 4, 4)
-    assert_close(changed.sum(1), kernels.sum(1), 1e-6, "answer to a grey image")
+    assert_close(changed.sum(1), kernels.sum(1), 1e-6, "answer to a gray image")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -69,7 +69,7 @@ def test_heatmaps_are_gaussians_around_the_place_between_pixels() -> None:
                 assert heatmap[row, column] == pytest.approx(np.exp(-square / (2 * 1.5**2)), rel=1e-12)
 
 
-def test_keypoints_that_are_not_labelled_or_out_of_reach_do_not_count() -> None:
+def test_keypoints_that_are_not_labeled_or_out_of_reach_do_not_count() -> None:
     keypoints = torch.tensor([[[3.0, 3, 0], [-7, 5, 2], [-5, 5, 2], [5, 22, 1], [5, 20, 1], [torch.nan, 0, 0]]])
     heatmaps, counts = encode_keypoints(keypoints, (16, 16), (16, 16), 2.0)
     assert counts.tolist() == [[False, False, True, False, True, False]]

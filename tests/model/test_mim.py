@@ -1,4 +1,4 @@
-"""Masked image modelling: beside transformers, and what every model keeps to, under masks that stay the same."""
+"""Masked image modeling: beside transformers, and what every model keeps to, under masks that stay the same."""
 
 import copy
 import json
@@ -545,7 +545,7 @@ def test_overfits_one_batch(objective: str) -> None:
 
 @pytest.mark.parametrize("opens", [False, True], ids=["built", "opened"])
 @torch.no_grad()
-def test_initialisation_is_that_of_mae(opens: bool, tmp_path: Path) -> None:
+def test_initialization_is_that_of_mae(opens: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = fresh("mae", "sincos", hidden_size=64, initializer_range=0.05, options={"decoder_hidden_size": 64})
     if opens:
@@ -569,7 +569,7 @@ def test_initialisation_is_that_of_mae(opens: bool, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_initialisation_of_simmim_is_that_of_vit() -> None:
+def test_initialization_of_simmim_is_that_of_vit() -> None:
     torch.manual_seed(0)
     model = fresh("simmim", hidden_size=64, initializer_range=0.05)
     for module in model.model.encoder.modules():

@@ -1,4 +1,4 @@
-"""Masks of masked image modelling: how many patches, which ones, by which numbers; patches as pixels and back."""
+"""Masks of masked image modeling: how many patches, which ones, by which numbers; patches as pixels and back."""
 
 import pytest
 import torch

@@ -199,7 +199,7 @@ def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
     assert isinstance(AutoModelForImageClassification.from_pretrained(tmp_path), HfViTForImageClassification)
     assert isinstance(AutoBackbone.from_config(model.config), HfViTBackbone)
     assert isinstance(AutoImageProcessor.from_pretrained(tmp_path), HfViTImageProcessor)
-    photos = [Image.new("RGB", (40, 30), colour) for colour in ("red", "green", "blue")]
+    photos = [Image.new("RGB", (40, 30), color) for color in ("red", "green", "blue")]
     classify = pipeline("image-classification", model=str(tmp_path), top_k=1)
     inputs = classify.image_processor(photos, return_tensors="pt")
     expected = [model.config.id2label[int(i)] for i in model(**inputs).logits.argmax(1)]
@@ -207,10 +207,10 @@ def test_auto_classes_give_ours_once_imported(tmp_path: Path) -> None:
 
 
 @all_variants
-def test_initialisation_covers_every_weight(variant: str) -> None:
+def test_initialization_covers_every_weight(variant: str) -> None:
     config = small_config(variant, hidden_size=64, initializer_range=0.05)
     built = HfViTForImageClassification(config)
-    # As the library loads: built without memory, then initialised for what the checkpoint lacks, which is everything.
+    # As the library loads: built without memory, then initialized for what the checkpoint lacks, which is everything.
     loaded = HfViTForImageClassification.from_pretrained(None, config=config, state_dict={})
     for model in (built, loaded):
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -251,7 +251,7 @@ def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> N
     assert plain.attentions is None
 
 
-def test_last_hidden_state_is_the_normalised_last_one() -> None:
+def test_last_hidden_state_is_the_normalized_last_one() -> None:
     model = build()
     outputs = model(pixels(model.config), output_hidden_states=True)
     assert torch.equal(model.norm(outputs.hidden_states[-1]), outputs.last_hidden_state)
@@ -655,7 +655,7 @@ def test_every_weight_gets_a_gradient_and_moves(model_class: type[Any], variant:
 
 
 @all_variants
-def test_overfits_one_batch_from_its_own_initialisation(variant: str) -> None:
+def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
     torch.manual_seed(0)
     model = HfViTForImageClassification(small_config(variant, drop_path_rate=0.0)).train()
     images, labels = pixels(model.config, batch=5), torch.arange(5)

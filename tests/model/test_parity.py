@@ -344,7 +344,7 @@ def timm_norm_after_pooling() -> Parity:
 
 
 def half_rotation(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights that turn neighbours (0, 1), (2, 3), … as weights that turn (0, d/2), (1, d/2 + 1), …."""
+    """Weights that turn neighbors (0, 1), (2, 3), … as weights that turn (0, d/2), (1, d/2 + 1), …."""
     rearranged = dict(tensors)
     for name, tensor in tensors.items():
         if name.endswith(".qkv.weight"):

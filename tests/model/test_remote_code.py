@@ -141,7 +141,7 @@ def test_hub_name_opens_without_the_package(folder: Path, tmp_path: Path) -> Non
 
 
 def test_every_saved_object_carries_the_code_and_the_whole_map(folder: Path, tmp_path: Path) -> None:
-    travelling = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
+    traveling = {path.name for path in PACKAGE.glob("*.py")} - {"__init__.py"}
     savers = {
         "config": small_config(),
         "model": HfViTModel(small_config()),
@@ -149,8 +149,8 @@ def test_every_saved_object_carries_the_code_and_the_whole_map(folder: Path, tmp
     }
     for name, saver in savers.items():
         saver.save_pretrained(tmp_path / name)
-        assert {path.name for path in (tmp_path / name).glob("*.py")} == travelling
-        for file in travelling:
+        assert {path.name for path in (tmp_path / name).glob("*.py")} == traveling
+        for file in traveling:
             assert (tmp_path / name / file).read_text() == (PACKAGE / file).read_text()
     for name in ("config", "model"):
         assert json.loads((tmp_path / name / "config.json").read_text())["auto_map"] == AUTO_MAP
@@ -281,7 +281,7 @@ for subtask in (None, "panoptic", "instance", "semantic"):
 
 estimate = pipeline("depth-estimation", model=f"{folder}/depth", **remote)
 for found in (estimate(photo), estimate([photo_name] * 3, batch_size=2)[2]):
-    torch.testing.assert_close(found["predicted_depth"], saved["metres"])
+    torch.testing.assert_close(found["predicted_depth"], saved["meters"])
     assert found["depth"].size == (50, 40)
 for name in saved["decoders"]:
     detect = pipeline("object-detection", model=f"{folder}/{name}", threshold=0.0, **remote)
@@ -305,9 +305,9 @@ def test_models_of_every_task_open_without_the_package_in_the_stock_pipelines(fo
             saved[name] = model(saved["images"])[0]
             if name == "depth":
                 outputs = model(**processor(Image.open(photo), return_tensors="pt"))
-                metres = processor.post_process_depth_estimation(outputs, [(40, 50)])[0]["predicted_depth"]
-                assert 0 <= metres.min() < 5 < metres.max() <= 10
-                saved["metres"] = metres
+                meters = processor.post_process_depth_estimation(outputs, [(40, 50)])[0]["predicted_depth"]
+                assert 0 <= meters.min() < 5 < meters.max() <= 10
+                saved["meters"] = meters
             if name in DECODERS:
                 outputs = model(**processor(Image.open(photo), return_tensors="pt"))
                 found = processor.post_process_object_detection(outputs, 0.0, [(40, 50)])[0]

@@ -1,4 +1,4 @@
-"""What the image processors take: kinds of input, colours, and errors that name the item."""
+"""What the image processors take: kinds of input, colors, and errors that name the item."""
 
 import base64
 import threading
@@ -54,7 +54,7 @@ def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, 
     assert outputs.shape == (len(kinds), 3, 224, 224)
     assert outputs.dtype == torch.float32
     assert outputs.is_contiguous()
-    # floats are resized without rounding to grey levels, so within half of one
+    # floats are resized without rounding to gray levels, so within half of one
     assert (outputs[-2] - outputs[0]).abs().max() < 2.5 / 127.5
     same = torch.cat((outputs[:-2], outputs[-1:]))
     assert torch.equal(same, outputs[:1].expand_as(same))
@@ -105,12 +105,12 @@ def test_images_are_left_as_they_were(backend):
 
 
 def test_types_of_number(backend):
-    grey = noise(6, 7)
+    gray = noise(6, 7)
     options = {"num_channels": 1}
     for dtype in (np.int16, np.int32, np.uint32, np.uint64, np.float16, np.float64):
-        assert torch.equal(read(backend, grey.astype(dtype), **options), as_chw(grey)), dtype
-    assert torch.equal(read(backend, torch.tensor(grey).bfloat16(), **options), as_chw(grey))
-    assert read(backend, grey > 99, **options).unique().tolist() == [0, 255]
+        assert torch.equal(read(backend, gray.astype(dtype), **options), as_chw(gray)), dtype
+    assert torch.equal(read(backend, torch.tensor(gray).bfloat16(), **options), as_chw(gray))
+    assert read(backend, gray > 99, **options).unique().tolist() == [0, 255]
     wide = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     expected = as_chw(np.round(wide / 257))
     assert torch.equal(read(backend, wide, **options), expected)
@@ -193,7 +193,7 @@ def test_luma_is_exactly_pils_for_arrays_and_tensors_too(backend):
 
 
 def every_alpha():
-    """Every grey with every alpha, as (256, 256, 4)."""
+    """Every gray with every alpha, as (256, 256, 4)."""
     value, alpha = np.meshgrid(*[np.arange(256, dtype=np.uint8)] * 2)
     return np.stack([value, 255 - value, value // 2, alpha], axis=-1)
 
@@ -216,7 +216,7 @@ def test_alpha_is_put_on_white_as_pil_does(backend, num_channels):
 
 
 def half_transparent(mode):
-    """Two pixels: a transparent one of grey 7, and a solid one of grey 40 (where the mode has it)."""
+    """Two pixels: a transparent one of gray 7, and a solid one of gray 40 (where the mode has it)."""
     if mode in ("LA", "La", "RGBa"):
         image = PIL.Image.new("LA", (2, 1), (7, 0))
         image.putpixel((1, 0), (40, 255))
@@ -244,13 +244,13 @@ def test_every_way_to_store_transparency_shows_white(backend, mode):
 
 
 def test_channels_that_the_model_takes_are_kept(backend):
-    rgba, grey_alpha = noise(5, 6, 4), noise(5, 6, 2)
+    rgba, gray_alpha = noise(5, 6, 4), noise(5, 6, 2)
     assert torch.equal(read(backend, PIL.Image.fromarray(rgba), num_channels=4), as_chw(rgba))
-    assert torch.equal(read(backend, PIL.Image.fromarray(grey_alpha, "LA"), num_channels=2), as_chw(grey_alpha))
+    assert torch.equal(read(backend, PIL.Image.fromarray(gray_alpha, "LA"), num_channels=2), as_chw(gray_alpha))
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
-def test_16_bit_grey_is_scaled_to_8_bits(backend, tmp_path, mode):
+def test_16_bit_gray_is_scaled_to_8_bits(backend, tmp_path, mode):
     wide = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     if mode == "I":
         image = PIL.Image.fromarray(wide.astype(np.int32))
@@ -270,16 +270,16 @@ def test_float_mode_is_scaled_by_its_range(backend, high, factor):
 
 
 def test_do_convert_rgb(backend):
-    rgb, grey = noise(5, 6, 3), noise(5, 6)
+    rgb, gray = noise(5, 6, 3), noise(5, 6)
     cmyk = PIL.Image.fromarray(noise(5, 6, 4), "CMYK")
-    assert torch.equal(read(backend, grey, do_convert_rgb=True), as_chw(grey).expand(3, -1, -1))
+    assert torch.equal(read(backend, gray, do_convert_rgb=True), as_chw(gray).expand(3, -1, -1))
     assert torch.equal(read(backend, rgb, do_convert_rgb=False), as_chw(rgb))
     assert torch.equal(read(backend, cmyk, do_convert_rgb=False, num_channels=4), as_chw(np.array(cmyk)))
     hsv = PIL.Image.fromarray(rgb).convert("HSV")
     assert torch.equal(read(backend, hsv, do_convert_rgb=False), as_chw(np.array(hsv)))
     palette = PIL.Image.fromarray(rgb).convert("P")
     assert torch.equal(read(backend, palette, do_convert_rgb=False), as_chw(np.array(palette.convert("RGB"))))
-    for image in (grey, PIL.Image.fromarray(grey), noise(5, 6, 4)):
+    for image in (gray, PIL.Image.fromarray(gray), noise(5, 6, 4)):
         with pytest.raises(ValueError, match=r"images\[0\] has . channels, but num_channels=3. do_convert_rgb=False"):
             read(backend, [image], do_convert_rgb=False)
     with pytest.raises(ValueError, match="do_convert_rgb=True makes 3 channels, but num_channels=1"):

@@ -27,7 +27,7 @@ def photo():
 
 
 def test_defaults_give_what_the_library_gives(photo):
-    images = [photo, noise(250, 260, 3)]  # enlarged ones may be a grey level apart
+    images = [photo, noise(250, 260, 3)]  # enlarged ones may be a gray level apart
     ours, theirs = (
         processor()(images, return_tensors="pt").pixel_values for processor in (HfViTImageProcessor, ViTImageProcessor)
     )
@@ -42,7 +42,7 @@ def test_defaults_give_what_the_library_gives(photo):
 @pytest.mark.parametrize("size", [(224, 224), (100, 333), (31, 17), (512, 512), (900, 700), (428, 641)])
 @pytest.mark.parametrize("resample", FILTERS)
 @pytest.mark.parametrize("subject", ["photo", "noise"])
-def test_backends_agree_to_one_grey_level(photo, size, resample, subject):
+def test_backends_agree_to_one_gray_level(photo, size, resample, subject):
     image = photo if subject == "photo" else noise(311, 333, 3)
     options = {"size": size, "resample": resample, "do_rescale": False, "do_normalize": False}
     first, second = (processor(**options)(image, return_tensors="pt").pixel_values for processor in BACKENDS.values())
@@ -90,7 +90,7 @@ def test_floats_outside_the_unit_range_resize_like_floats_inside(backend):
     torch.testing.assert_close(large, small * 1024)
 
 
-def test_nearest_takes_the_pixel_under_each_centre_in_both_backends(photo):
+def test_nearest_takes_the_pixel_under_each_center_in_both_backends(photo):
     options = {"size": (300, 224), "resample": Resampling.NEAREST, "do_rescale": False, "do_normalize": False}
     first, second = (processor(**options)(photo, return_tensors="pt").pixel_values for processor in BACKENDS.values())
     rows = [int((row + 0.5) * 427 / 300) for row in range(300)]
@@ -110,7 +110,7 @@ def test_grouping_by_shape_changes_nothing():
 
 
 @pytest.mark.parametrize("rounding", ["down", "half_to_even"])
-def test_centre_crop_starts_where_the_library_or_torchvision_starts_it(rounding):
+def test_center_crop_starts_where_the_library_or_torchvision_starts_it(rounding):
     library = ViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False, do_center_crop=True)
     for height in range(3, 22):
         image = torch.from_numpy(noise(3, height, 12))

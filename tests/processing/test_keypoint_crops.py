@@ -35,7 +35,7 @@ def as_coco(boxes):
 
 
 def keypoints(count, seed=0):
-    """Three keypoints of each object, the second not labelled."""
+    """Three keypoints of each object, the second not labeled."""
     points = np.random.default_rng(seed).uniform(0, 200, (count, 3, 3)).astype(np.float32)
     points[..., 2] = [2, 0, 1]
     points[:, 1] = 0
@@ -159,7 +159,7 @@ def test_sure_keypoints_alone_are_returned_on_request(backend):
         assert torch.equal(sure[name], every[name][1:3])
 
 
-def test_keypoints_outside_of_the_crop_count_as_not_labelled(backend):
+def test_keypoints_outside_of_the_crop_count_as_not_labeled(backend):
     """As in training, for the losses of both to be of the same points."""
     points = [[10, 20, 2], [40.2, 60, 1], [40.5, 60, 2], [25, 19, 2], [25, 40, 0]]
     given = {"object_boxes": [[[10, 20, 40, 60]]], "keypoints": [[points]], "return_tensors": "pt"}

@@ -36,13 +36,13 @@ def read(file: Path) -> dict:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_training_beats_the_trivial_predictor_and_its_card_says_so(task: str, workplace: Path) -> None:
+def test_a_training_beats_the_naive_baseline_and_its_card_says_so(task: str, workplace: Path) -> None:
     folder, name = workplace / task, MAIN_SCORE[task]
     score = read(folder / "validation_scores.json")[name]
     text = (folder / "README.md").read_text()
-    ours, trivial = re.search(rf"\| {name} \| \*\*(.*)\*\* \| (.*) \|", text).groups()
+    ours, baseline = re.search(rf"\| {name} \| \*\*(.*)\*\* \| (.*) \|", text).groups()
     assert float(ours) == pytest.approx(score, abs=1e-4)
-    assert (float(ours) < float(trivial)) if task == "depth_estimation" else (float(ours) > float(trivial))
+    assert (float(ours) < float(baseline)) if task == "depth_estimation" else (float(ours) > float(baseline))
     card = ModelCard.load(folder / "README.md")
     pipeline = "depth-estimation" if task == "depth_estimation" else "image-segmentation"
     assert (card.data.pipeline_tag, card.data.eval_results[0].dataset_split) == (pipeline, "validation")

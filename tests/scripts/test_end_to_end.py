@@ -22,7 +22,7 @@ from ..helpers.hub import TOKEN, Failure, serve
 from ..helpers.processes import ROOT
 
 
-COLOURS = {"blue": (30, 40, 200), "green": (40, 180, 50), "red": (200, 40, 30)}
+COLORS = {"blue": (30, 40, 200), "green": (40, 180, 50), "red": (200, 40, 30)}
 RECIPE = """
 preset: tiny
 config_overrides: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32,
@@ -42,13 +42,13 @@ use_cpu: true
 
 
 def write_photos(folder: Path, count: int, seed: int) -> None:
-    """Writes noisy images of three colours, of several sizes, as train/<class>/<image>."""
+    """Writes noisy images of three colors, of several sizes, as train/<class>/<image>."""
     generator = np.random.default_rng(seed)
-    for name, colour in COLOURS.items():
+    for name, color in COLORS.items():
         (folder / name).mkdir(parents=True)
         for index in range(count):
             size = (*generator.integers(16, 40, 2), 3)
-            pixels = np.clip(np.array(colour) + generator.normal(0, 40, size), 0, 255).astype(np.uint8)
+            pixels = np.clip(np.array(color) + generator.normal(0, 40, size), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{index}.png")
 
 
@@ -212,7 +212,7 @@ def test_two_nodes_train_as_one_process_with_the_same_global_batch(workplace: Pa
 
 
 def test_predictions_agree_with_the_evaluation(whole: Path, workplace: Path) -> None:
-    finished = run_script("predict", workplace, "whole", "photos/test", "--picture", "labelled.png")
+    finished = run_script("predict", workplace, "whole", "photos/test", "--picture", "labeled.png")
     assert finished.returncode == 0, finished.stderr
     answers = {line["file"]: line for line in map(json.loads, finished.stdout.splitlines())}
     lines = [json.loads(line) for line in (whole / "test_predictions.jsonl").read_text().splitlines()]
@@ -235,16 +235,16 @@ for name in ("blue", "green", "red"):
 
 
 def test_it_goes_up_and_opens_elsewhere(resumed: Path, workplace: Path, tmp_path: Path) -> None:
-    listed = run_script("push_to_hub", workplace, "resumed", "user/colours", "--dry_run")
+    listed = run_script("push_to_hub", workplace, "resumed", "user/colors", "--dry_run")
     assert listed.returncode == 0, listed.stderr
     assert "Nothing was uploaded" in listed.stdout
     with serve(tmp_path / "hub") as hub:
-        pushed = run_script("push_to_hub", workplace, "resumed", "user/colours", **hub.client)
+        pushed = run_script("push_to_hub", workplace, "resumed", "user/colors", **hub.client)
         assert pushed.returncode == 0, pushed.stderr
         photos = str(workplace / "photos" / "test")
-        opened = run_without_package(OPEN, tmp_path / "elsewhere", "user/colours", photos, **hub.client)
-    card = hub.find("user/colours").files["README.md"].decode()
-    assert 'model="user/colours"' in card
+        opened = run_without_package(OPEN, tmp_path / "elsewhere", "user/colors", photos, **hub.client)
+    card = hub.find("user/colors").files["README.md"].decode()
+    assert 'model="user/colors"' in card
     assert "path/to/this/folder" not in card
     assert 'model="path/to/this/folder"' in (resumed / "README.md").read_text()
     answers = dict(line.split() for line in opened.stdout.splitlines())

@@ -48,12 +48,12 @@ def flat(scores: dict) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("task", OBJECT_TASKS)
-def test_a_training_beats_the_trivial_predictor_and_its_card_says_so(task: str, workplace: Path) -> None:
+def test_a_training_beats_the_naive_baseline_and_its_card_says_so(task: str, workplace: Path) -> None:
     folder, name = workplace / task, MAIN_SCORE[task]
     text = (folder / "README.md").read_text()
-    ours, trivial = re.search(rf"\| {name} \| \*\*(.*)\*\* \| (.*) \|", text).groups()
+    ours, baseline = re.search(rf"\| {name} \| \*\*(.*)\*\* \| (.*) \|", text).groups()
     assert float(ours) == pytest.approx(read(folder)[name], abs=1e-4)
-    assert float(ours) > float(trivial)
+    assert float(ours) > float(baseline)
     card = ModelCard.load(folder / "README.md")
     assert card.data.pipeline_tag == task.replace("_", "-")
     pictures = re.findall(r"!\[.*\]\((.*)\)", text)

@@ -32,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_images(folder: Path, number: int) -> list[str]:
-    """Writes images of different colours, and returns their paths in order."""
+    """Writes images of different colors, and returns their paths in order."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{index}.png" for index in range(number)]
     for index, file in enumerate(files):
@@ -56,7 +56,7 @@ def test_script_needs_only_the_standard_library_transformers_pil_and_numpy() -> 
 
 
 def test_json_lines_and_a_picture(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files, picture = write_images(tmp_path / "images", 10), tmp_path / "new" / "labelled.png"
+    files, picture = write_images(tmp_path / "images", 10), tmp_path / "new" / "labeled.png"
     arguments = ["--top_k", "2", "--batch_size", "4", "--picture", str(picture)]
     predict.main([str(saved), files[7], str(tmp_path / "images"), *arguments])
     lines = lines_of(capsys.readouterr().out)
@@ -76,7 +76,7 @@ def test_json_lines_and_a_picture(saved: Path, tmp_path: Path, capsys: pytest.Ca
 def test_bad_files_are_named_and_the_others_predicted(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, picture = tmp_path / "images", tmp_path / "labelled.png"
+    folder, picture = tmp_path / "images", tmp_path / "labeled.png"
     files = write_images(folder, 6)
     predict.main([str(saved), str(folder), "--batch_size", "2"])
     expected = lines_of(capsys.readouterr().out)
@@ -103,9 +103,9 @@ def test_bad_files_are_named_and_the_others_predicted(
 def test_bad_files_alone_end_in_their_names(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(SystemExit, match=r"1 of 1 files cannot be read as images\."):
-        predict.main([str(saved), str(tmp_path), "--picture", str(tmp_path / "labelled.jpg")])
+        predict.main([str(saved), str(tmp_path), "--picture", str(tmp_path / "labeled.jpg")])
     assert "broken.png cannot be read as an image" in capsys.readouterr().err
-    assert not (tmp_path / "labelled.jpg").exists()
+    assert not (tmp_path / "labeled.jpg").exists()
 
 
 def test_find_images_searches_folders_in_order_and_leaves_other_files(tmp_path: Path) -> None:
@@ -123,16 +123,16 @@ def test_open_image_turns_photos_upright(tmp_path: Path) -> None:
 
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
-COLOURS = np.stack([RAMP, RAMP.T, 255 - RAMP, RAMP[::-1]], axis=-1)
+COLORS = np.stack([RAMP, RAMP.T, 255 - RAMP, RAMP[::-1]], axis=-1)
 WIDE = (np.arange(256) * 257 + 60).clip(0, 65535).astype(np.uint16).reshape(16, 16)
 IMAGES: dict[str, tuple[str, Callable[[], Image.Image]]] = {
     "1": ("png", lambda: Image.fromarray(RAMP).convert("1")),
     "L": ("png", lambda: Image.fromarray(RAMP)),
-    "LA": ("png", lambda: Image.fromarray(COLOURS).convert("LA")),
-    "P": ("png", lambda: Image.fromarray(COLOURS[..., :3]).quantize(16)),
-    "RGB": ("png", lambda: Image.fromarray(COLOURS[..., :3])),
-    "RGBA": ("png", lambda: Image.fromarray(COLOURS)),
-    "CMYK": ("tiff", lambda: Image.merge("CMYK", Image.fromarray(COLOURS).split())),
+    "LA": ("png", lambda: Image.fromarray(COLORS).convert("LA")),
+    "P": ("png", lambda: Image.fromarray(COLORS[..., :3]).quantize(16)),
+    "RGB": ("png", lambda: Image.fromarray(COLORS[..., :3])),
+    "RGBA": ("png", lambda: Image.fromarray(COLORS)),
+    "CMYK": ("tiff", lambda: Image.merge("CMYK", Image.fromarray(COLORS).split())),
     "I;16": ("png", lambda: Image.fromarray(WIDE)),
     "I": ("tiff", lambda: Image.fromarray(WIDE.astype(np.int32))),
     "F": ("tiff", lambda: Image.fromarray(RAMP.astype(np.float32) * 0.99)),

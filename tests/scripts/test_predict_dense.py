@@ -8,7 +8,7 @@ import predict
 import pytest
 import torch
 from PIL import Image
-from prediction.colours import class_colour, depth_colours
+from prediction.colors import class_color, depth_colors
 from prediction.depth import DepthEstimation
 from prediction.inputs import name_outputs
 from prediction.pictures import PANEL_SIZE
@@ -23,7 +23,7 @@ from hf_vit import (
 )
 from hf_vit.data import read_depth
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.visualize import colour_depth, segmentation_palette
+from hf_vit.visualize import color_depth, segmentation_palette
 
 from ..helpers.fresh import ROOT, run_without_package
 from ..helpers.models import small_config
@@ -95,7 +95,7 @@ def post_processed(workplace: Path, model: str, method: str, **options: Any) -> 
 
 
 def shown(mask: Image.Image, number: int) -> tuple[int, int, int]:
-    """The colour in which an indexed mask shows a number."""
+    """The color in which an indexed mask shows a number."""
     return tuple(mask.getpalette()[3 * number : 3 * number + 3])
 
 
@@ -138,7 +138,7 @@ def test_segments(subtask: str, workplace: Path, tmp_path: Path, capsys: pytest.
                 assert segment["area"] == pixels.sum()
                 assert segment["box"] == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
                 assert np.array_equal(numbers == segment["id"], pixels)
-                assert shown(mask, segment["id"]) == class_colour(info[number]["label_id"])
+                assert shown(mask, segment["id"]) == class_color(info[number]["label_id"])
             assert np.array_equal(numbers == 255, result["segmentation"] == -1)
 
 
@@ -157,7 +157,7 @@ def test_metric_depth(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFix
     lines = run(workplace, "depth", tmp_path, capsys)
     results = post_processed(workplace, "depth", "post_process_depth_estimation")
     for line, expected in zip(lines, (result["predicted_depth"].numpy() for result in results), strict=True):
-        assert line["unit"] == "metres"
+        assert line["unit"] == "meters"
         assert [line[name] for name in ("min", "median", "max")] == pytest.approx(
             [expected.min(), np.median(expected), expected.max()], abs=1e-4
         )
@@ -167,14 +167,14 @@ def test_metric_depth(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFix
         assert read_depth(Path(line["written"][1])).numpy() == pytest.approx(expected, abs=6e-4)
 
 
-def test_relative_depth_is_no_millimetres(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_relative_depth_is_no_millimeters(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in run(workplace, "relative", tmp_path, capsys):
         assert line["unit"] == "relative inverse depth"
         assert [Path(file).suffix for file in line["written"]] == [".npy", ".png"]
         assert np.median(np.load(line["written"][0])) == pytest.approx(line["median"], abs=1e-3)
 
 
-def test_depth_beyond_16_bits_is_unknown_in_millimetres(workplace: Path, tmp_path: Path) -> None:
+def test_depth_beyond_16_bits_is_unknown_in_millimeters(workplace: Path, tmp_path: Path) -> None:
     depth = torch.tensor([[65.535, 65.537], [0.0, 1.0]])
     files = DepthEstimation(str(workplace / "depth")).write(
         Image.new("RGB", (2, 2)), {"predicted_depth": depth}, tmp_path / "x"
@@ -214,11 +214,11 @@ def test_files_of_one_name_do_not_overwrite_each_other() -> None:
     assert names == ["1", "1-2", "1-3", "1-2-2", "1-4", "2"]
 
 
-def test_colours_are_those_of_the_pictures_that_a_training_writes() -> None:
-    assert [class_colour(number) for number in range(255)] == [tuple(colour) for colour in segmentation_palette(255)]
+def test_colors_are_those_of_the_pictures_that_a_training_writes() -> None:
+    assert [class_color(number) for number in range(255)] == [tuple(color) for color in segmentation_palette(255)]
     depth = np.linspace(1, 5, 1000)[None]
-    ours = depth_colours((5 - depth) / 4).astype(int)
-    assert np.abs(ours - colour_depth(depth, 1, 5)).max() <= 6
+    ours = depth_colors((5 - depth) / 4).astype(int)
+    assert np.abs(ours - color_depth(depth, 1, 5)).max() <= 6
 
 
 def test_segments_are_laid_over_the_image_with_outlines(workplace: Path) -> None:
@@ -227,7 +227,7 @@ def test_segments_are_laid_over_the_image_with_outlines(workplace: Path) -> None
     answer = [{"label": "dog", "score": 0.9, "mask": mask}]
     for task, edge in ((SemanticSegmentation, None), (PanopticSegmentation, (255, 255, 255))):
         overlay = task(str(workplace / "universal"), 0.5, None).overlay(image, answer)
-        inside = tuple(round(OPACITY * level) for level in class_colour(LABEL2ID["dog"]))
+        inside = tuple(round(OPACITY * level) for level in class_color(LABEL2ID["dog"]))
         assert overlay.getpixel((110, 60)) == pytest.approx(inside, abs=1)
         assert overlay.getpixel((100, 60)) == pytest.approx(edge or inside, abs=1)
         assert overlay.getpixel((99, 60)) == (0, 0, 0)
@@ -237,5 +237,5 @@ def test_segments_are_laid_over_the_image_with_outlines(workplace: Path) -> None
 
 @pytest.mark.parametrize(("model", "nearness"), [("depth", [[0.0, 1.0]]), ("relative", [[1.0, 0.0]])])
 def test_what_is_near_is_bright(model: str, nearness: list[list[float]], workplace: Path) -> None:
-    picture = DepthEstimation(str(workplace / model)).colour(np.array([[1.0, 0.0]]))  # the largest and the least value
-    assert np.array_equal(np.asarray(picture), depth_colours(np.array(nearness)))
+    picture = DepthEstimation(str(workplace / model)).color(np.array([[1.0, 0.0]]))  # the largest and the least value
+    assert np.array_equal(np.asarray(picture), depth_colors(np.array(nearness)))

@@ -9,7 +9,7 @@ import predict
 import pytest
 from PIL import Image
 from prediction.boxes import SIDES
-from prediction.colours import IGNORED, class_colour
+from prediction.colors import IGNORED, class_color
 from prediction.keypoints import KeypointDetection
 from prediction.objects import ObjectDetection
 from transformers import pipeline
@@ -162,12 +162,12 @@ def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
     box = dict(zip(SIDES, (10, 8, 30, 18), strict=True))
     picture = task.draw(BLACK, [{"label": "LABEL_3", "score": 0.5, "box": box}], "caption")
     scale = 400 / BLACK.width
-    colour = class_colour(3)
-    assert picture.getpixel((10 * scale, 15 * scale)) == colour
-    assert picture.getpixel((30 * scale, 12 * scale)) == colour
+    color = class_color(3)
+    assert picture.getpixel((10 * scale, 15 * scale)) == color
+    assert picture.getpixel((30 * scale, 12 * scale)) == color
     assert picture.getpixel((20 * scale, 13 * scale)) == (0, 0, 0)
     above = picture.crop((10 * scale, 8 * scale - 18, 10 * scale + 60, 8 * scale - 1)).getcolors()
-    assert max(above)[1] == colour  # behind the name
+    assert max(above)[1] == color  # behind the name
     assert len(above) > 2
 
 
@@ -183,9 +183,9 @@ def test_keypoints_are_drawn_with_their_skeleton(workplace: Path) -> None:
     picture = task.draw(BLACK, [pose], "caption")
     scale = 400 / BLACK.width
     at = {name: picture.getpixel(((x + 0.5) * scale, (y + 0.5) * scale)) for name, (x, y) in places.items()}
-    assert at["nose"] == pytest.approx(class_colour(0), abs=3)
-    assert at["left eye"] == pytest.approx(class_colour(1), abs=3)
-    assert 0 < sum(at["right eye"]) < sum(class_colour(2)) / 2  # faint: it is not sure
-    assert picture.getpixel((20.5 * scale, 10.5 * scale)) == pytest.approx(class_colour(1), abs=3)  # the line
+    assert at["nose"] == pytest.approx(class_color(0), abs=3)
+    assert at["left eye"] == pytest.approx(class_color(1), abs=3)
+    assert 0 < sum(at["right eye"]) < sum(class_color(2)) / 2  # faint: it is not sure
+    assert picture.getpixel((20.5 * scale, 10.5 * scale)) == pytest.approx(class_color(1), abs=3)  # the line
     assert picture.getpixel((20.5 * scale, 6.5 * scale)) == (0, 0, 0)  # none between the eyes
     assert picture.getpixel((2 * scale, 12 * scale)) == IGNORED

@@ -10,9 +10,9 @@ import torch
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
 from hf_vit.evaluation import DepthMetric
 from hf_vit.model.task_configurations import HfViTDepthConfig
-from hf_vit.training import DepthScorer
+from hf_vit.training import DepthEvaluator
 from hf_vit.training.models import load_model
-from hf_vit.training.publishing.report import score_trivial
+from hf_vit.training.publishing.report import score_naive_baseline
 from hf_vit.training.tasks.depth_estimation import DepthModelArguments, DepthTrainingArguments
 
 from ..helpers.dense_trainings import A_FEW_STEPS, CONFIG, make_trainer, scores_of, train, write_scenes
@@ -27,31 +27,31 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
-def test_the_trivial_predictor_is_the_mean_of_what_is_valid_at_each_pixel() -> None:
+def test_the_naive_baseline_is_the_mean_of_what_is_valid_at_each_pixel() -> None:
     depths = [torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 0.0], [0.0, 4.0]])]
-    _, predict = DepthScorer(None, DepthMetric(max_depth=10.0), HfViTDepthConfig()).trivial(depths)
+    _, predict = DepthEvaluator(None, DepthMetric(max_depth=10.0), HfViTDepthConfig()).naive_baseline(depths)
     mean = torch.tensor([[2.0, 2.0], [2.5, 4.0]]).double()  # of all, where no image has depth
     torch.testing.assert_close(predict(depths[0]), mean)
     assert predict(torch.ones(4, 6)).shape == (4, 6)
     options = HfViTDepthConfig(depth_estimation_type="relative")
-    relative = DepthScorer(None, DepthMetric(max_depth=10.0, alignment="scale_shift"), options)
-    torch.testing.assert_close(relative.trivial(depths)[1](depths[0]), 1 / mean)
+    relative = DepthEvaluator(None, DepthMetric(max_depth=10.0, alignment="scale_shift"), options)
+    torch.testing.assert_close(relative.naive_baseline(depths)[1](depths[0]), 1 / mean)
 
 
-def test_the_trivial_predictor_learns_of_a_few_images_at_most(scenes: Path, tmp_path: Path) -> None:
+def test_the_naive_baseline_learns_of_a_few_images_at_most(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer(TASK, scenes, tmp_path)
     train, scored = trainer.train_dataset.dataset, trainer.eval_dataset
-    whole = score_trivial(trainer, train, scored)
-    name, scores = score_trivial(trainer, train, scored, most=2)
+    whole = score_naive_baseline(trainer, train, scored)
+    name, scores = score_naive_baseline(trainer, train, scored, most=2)
     assert name == f"{whole[0]} (of 2 training images)"
-    assert scores == score_trivial(trainer, train.select([0, len(train) - 1]), scored)[1] != whole[1]
+    assert scores == score_naive_baseline(trainer, train.select([0, len(train) - 1]), scored)[1] != whole[1]
 
 
 def test_crop_caps_and_alignment_are_those_of_the_command_line(scenes: Path, tmp_path: Path) -> None:
     options = ["--eval_crop", "garg", "--eval_alignment", "median", "--min_eval_depth", "1", "--max_eval_depth", "5"]
-    metric = make_trainer(TASK, scenes, tmp_path, *options).scorer.metric
+    metric = make_trainer(TASK, scenes, tmp_path, *options).evaluator.metric
     assert (metric.crop, metric.alignment, metric.min_depth, metric.max_depth) == ("garg", "median", 1, 5)
-    metric = make_trainer(TASK, scenes, tmp_path).scorer.metric
+    metric = make_trainer(TASK, scenes, tmp_path).evaluator.metric
     assert (metric.crop, metric.alignment, metric.max_depth) == (None, None, 10)
 
 
@@ -77,17 +77,17 @@ def test_relative_depth_is_trained_and_scored_after_alignment(scenes: Path, tmp_
     [
         (
             ["--depth_scale", "1"],
-            r"No train image has any truth: their depths go from 2000 to 6000 metres, but only .*"
+            r"No train image has any truth: their depths go from 2000 to 6000 meters, but only .*"
             r" between 0\.001 and 10 count\. Set --depth_scale",
         ),
-        (["--max_eval_depth", "1"], r"depths go from 2 to 6 metres, but only those between 0\.001 and 1 count"),
+        (["--max_eval_depth", "1"], r"depths go from 2 to 6 meters, but only those between 0\.001 and 1 count"),
         (["--depth_scale", "inf"], "depth_scale=inf must be positive and finite"),
         (["--depth_scale", "nan"], "depth_scale=nan must be positive and finite"),
         (["--max_eval_depth", "0"], r"min_depth=0\.001 must be above 0 and below max_depth=0\.0"),
-        (["--eval_alignment", "scale_shift"], "scale_shift fits inverse depth, but the model answers metres"),
+        (["--eval_alignment", "scale_shift"], "scale_shift fits inverse depth, but the model answers meters"),
         (
             ["--eval_alignment", "median", "--config_overrides", json.dumps({**CONFIG, **RELATIVE})],
-            "median scales metres, but the model answers relative",
+            "median scales meters, but the model answers relative",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from ..helpers.fresh import run_without_package
 from ..helpers.image_text_trainings import (
     A_FEW,
     CONFIG,
-    NUM_LABELLED,
+    NUM_LABELED,
     PAIRS,
     TEXT,
     arguments_of,
@@ -30,7 +30,7 @@ from ..helpers.image_text_trainings import (
     train,
     train_as_one,
     write_captions,
-    write_labelled,
+    write_labeled,
 )
 from ..scripts.test_demo import load_script
 
@@ -44,9 +44,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images with captions, images with labels, and a model that has been trained by the script."""
     folder = tmp_path_factory.mktemp("workplace")
     write_captions(folder / "halves")
-    write_labelled(folder / "colours")
+    write_labeled(folder / "colors")
     load_script("train_image_text").main(
-        arguments_of(folder / "halves", folder / "pairs", *STEPS, "--zero_shot_dataset", str(folder / "colours"))
+        arguments_of(folder / "halves", folder / "pairs", *STEPS, "--zero_shot_dataset", str(folder / "colors"))
     )
     return folder
 
@@ -70,8 +70,8 @@ def test_a_training_beats_chance_and_its_card_says_so(workplace: Path) -> None:
     assert "| loss | sigmoid, over all images and texts of a batch of 8 |" in text
     assert "| captions | 44, of which one of each image is drawn in every epoch |" in text
     accuracy = read(folder / "zero_shot_scores.json")["accuracy"]
-    assert f"accuracy {accuracy:.4f} on {4 * NUM_LABELLED} test images of colours (chance 0.2500)" in text
-    assert len((folder / "zero_shot_predictions.jsonl").read_text().splitlines()) == 4 * NUM_LABELLED
+    assert f"accuracy {accuracy:.4f} on {4 * NUM_LABELED} test images of colors (chance 0.2500)" in text
+    assert len((folder / "zero_shot_predictions.jsonl").read_text().splitlines()) == 4 * NUM_LABELED
     pictures = [*re.findall(r"!\[.*\]\((.*)\)", text), "pictures/step-000040.png", "pictures/step-000080.png"]
     assert len(pictures) == 4
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
@@ -128,7 +128,7 @@ def test_the_cards_code_runs_with_the_package(
 
 def test_an_evaluation_gives_the_scores_of_the_training(workplace: Path, tmp_path: Path) -> None:
     options = ["--model_name_or_path", str(workplace / "pairs"), "--dataset_name", str(workplace / "halves")]
-    options += ["--zero_shot_dataset", str(workplace / "colours"), "--use_cpu", "--disable_tqdm", "true"]
+    options += ["--zero_shot_dataset", str(workplace / "colors"), "--use_cpu", "--disable_tqdm", "true"]
     options += ["--per_device_eval_batch_size", "11", "--output_dir", str(tmp_path)]
     load_script("evaluate_image_text").main(options)
     for name in ("validation_scores.json", "zero_shot_scores.json"):
@@ -284,6 +284,6 @@ def test_what_a_saved_model_has_is_not_asked_for_again(workplace: Path, tmp_path
     start = ["--model_name_or_path", str(workplace / "pairs"), "--max_text_length", "9"]
     with pytest.raises(SystemExit, match=r"has its own tokens and weights\. Leave out --max_text_length 9"):
         train(workplace / "halves", tmp_path / "out", *start)
-    colours = ["--zero_shot_dataset", str(workplace / "colours"), "--zero_shot_split", "validation"]
+    colors = ["--zero_shot_dataset", str(workplace / "colors"), "--zero_shot_split", "validation"]
     with pytest.raises(SystemExit, match=r"has no split 'validation'\. Choose train or test"):
-        train(workplace / "halves", tmp_path / "out", *colours)
+        train(workplace / "halves", tmp_path / "out", *colors)

@@ -1,4 +1,4 @@
-"""Training of keypoints: trivial predictor, mirror images in evaluations, whole images."""
+"""Training of keypoints: naive baseline, mirror images in evaluations, whole images."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from hf_vit import HfViTImageProcessor
 from hf_vit.evaluation import KeypointMetric
-from hf_vit.training import KeypointScorer
+from hf_vit.training import KeypointEvaluator
 
 from ..helpers.dense_trainings import make_trainer, scores_of
 from ..helpers.object_trainings import POINTS, write_figures
@@ -23,17 +23,17 @@ def target(box: list[float], keypoints: list[list[float]]) -> dict[str, Any]:
     return {"box": torch.tensor(box), "keypoints": torch.tensor(keypoints)}
 
 
-def test_the_trivial_predictor_is_the_mean_pose_in_the_box() -> None:
+def test_the_naive_baseline_is_the_mean_pose_in_the_box() -> None:
     targets = [
         target([0.0, 0.0, 10.0, 20.0], [[5.0, 0.0, 2.0], [0.0, 10.0, 1.0], [0.0, 0.0, 0.0]]),
         target([10.0, 10.0, 20.0, 20.0], [[11.0, 15.0, 1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
     ]
-    scorer = KeypointScorer(HfViTImageProcessor(), KeypointMetric(POINTS))
-    _, predict = scorer.trivial(targets)
+    evaluator = KeypointEvaluator(HfViTImageProcessor(), KeypointMetric(POINTS))
+    _, predict = evaluator.naive_baseline(targets)
     found = predict(target([100.0, 0.0, 200.0, 10.0], [[0.0, 0.0, 0.0]] * 3))
-    expected = [[130.0, 2.5], [100.0, 5.0], [150.0, 5.0]]  # the last one, which is never labelled, in the middle
+    expected = [[130.0, 2.5], [100.0, 5.0], [150.0, 5.0]]  # the last one, which is never labeled, in the middle
     torch.testing.assert_close(found["keypoints"], torch.tensor(expected).double())
-    assert not scorer.has_truth(target([0.0, 0.0, 1.0, 1.0], [[0.0, 0.0, 0.0]]))
+    assert not evaluator.has_truth(target([0.0, 0.0, 1.0, 1.0], [[0.0, 0.0, 0.0]]))
 
 
 def test_the_flip_test_averages_with_mirror_images(figures: Path, tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
-from hf_vit.evaluation import classify_by_neighbours
+from hf_vit.evaluation import classify_by_neighbors
 from hf_vit.training import parse_arguments
 from hf_vit.training.publishing.record import describe_data
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageTrainingArguments
-from hf_vit.training.unlabeled_images import UnlabelledDataArguments
+from hf_vit.training.unlabeled_images import UnlabeledDataArguments
 
 from ..helpers import distributed
 from ..helpers.fresh import run_without_package
@@ -29,7 +29,7 @@ from ..helpers.pretraining import (
     pretrain,
     scores_of,
     train_all_ways,
-    write_colours,
+    write_colors,
 )
 from ..scripts.test_demo import load_script
 
@@ -40,10 +40,10 @@ STEPS += ["--save_steps", "30", "--learning_rate", "3e-3", "--min_crop_scale", "
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Coloured images, and a model that has been trained on them by the script."""
+    """Colored images, and a model that has been trained on them by the script."""
     folder = tmp_path_factory.mktemp("workplace")
-    write_colours(folder / "colours")
-    load_script("pretrain_masked_image_modeling").main(arguments_of(folder / "colours", folder / "encoder", *STEPS))
+    write_colors(folder / "colors")
+    load_script("pretrain_masked_image_modeling").main(arguments_of(folder / "colors", folder / "encoder", *STEPS))
     return folder
 
 
@@ -51,15 +51,15 @@ def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(workplac
     folder = workplace / "encoder"
     scores = json.loads((folder / "test_scores.json").read_text())
     text, card = (folder / "README.md").read_text(), ModelCard.load(folder / "README.md")
-    ours, trivial = map(float, re.search(r"\| loss \| \*\*(.*)\*\* \| (.*) \|", text).groups())
+    ours, baseline = map(float, re.search(r"\| loss \| \*\*(.*)\*\* \| (.*) \|", text).groups())
     assert ours == pytest.approx(scores["loss"], abs=1e-4)
-    assert ours < trivial
-    neighbours, of_pixels = map(float, re.search(r"\| knn_accuracy \| \*\*(.*)\*\* \| (.*) \|", text).groups())
-    assert neighbours == pytest.approx(scores["knn_accuracy"], abs=1e-4)
-    assert min(neighbours, of_pixels) > 0.9  # colours are easy, and chance is a third
+    assert ours < baseline
+    neighbors, of_pixels = map(float, re.search(r"\| knn_accuracy \| \*\*(.*)\*\* \| (.*) \|", text).groups())
+    assert neighbors == pytest.approx(scores["knn_accuracy"], abs=1e-4)
+    assert min(neighbors, of_pixels) > 0.9  # colors are easy, and chance is a third
     assert (card.data.pipeline_tag, card.data.eval_results[0].dataset_split) == ("image-feature-extraction", "test")
     assert "| masks | 75% of the patches, random |" in text
-    assert "colours: 32 for train, 4 for validation, 21 for test." in text
+    assert "colors: 32 for train, 4 for validation, 21 for test." in text
     pictures = [*re.findall(r"!\[.*\]\((.*)\)", text), "pictures/step-000030.png", "pictures/step-000060.png"]
     assert len(pictures) == 4
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
@@ -67,7 +67,7 @@ def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(workplac
 
 def test_a_training_is_taken_up_where_it_was(workplace: Path, tmp_path: Path) -> None:
     checkpoint = str(workplace / "encoder" / "checkpoint-30")
-    pretrain(workplace / "colours", tmp_path / "resumed", *STEPS, "--resume_from_checkpoint", checkpoint)
+    pretrain(workplace / "colors", tmp_path / "resumed", *STEPS, "--resume_from_checkpoint", checkpoint)
     expected = load_file(workplace / "encoder" / "model.safetensors")
     resumed = load_file(tmp_path / "resumed" / "model.safetensors")
     assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
@@ -89,7 +89,7 @@ for auto in (AutoModel, AutoModelForImageClassification, AutoModelForMaskedImage
 
 
 def test_it_opens_as_every_task_where_the_package_is_not(workplace: Path) -> None:
-    Image.open(workplace / "colours" / "test" / "red" / "0.png").save(workplace / "image.png")
+    Image.open(workplace / "colors" / "test" / "red" / "0.png").save(workplace / "image.png")
     printed = run_without_package(OPENED, workplace).stdout.splitlines()
     norm = float(load_file(workplace / "encoder" / "model.safetensors")["model.norm.weight"].double().sum())
     assert printed[-4:] == [
@@ -103,7 +103,7 @@ def test_it_opens_as_every_task_where_the_package_is_not(workplace: Path) -> Non
 def test_the_cards_code_runs_with_the_package(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Image.open(workplace / "colours" / "test" / "red" / "0.png").save(tmp_path / "image.png")
+    Image.open(workplace / "colors" / "test" / "red" / "0.png").save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     own = re.findall("```python\n(.*?)```", (workplace / "encoder" / "README.md").read_text(), flags=re.DOTALL)[1]
     exec(own.replace("path/to/this/folder", str(workplace / "encoder")), {})
@@ -111,11 +111,11 @@ def test_the_cards_code_runs_with_the_package(
 
 
 def test_a_classifier_is_trained_from_it(workplace: Path, tmp_path: Path) -> None:
-    start = ["--model_name_or_path", str(workplace / "encoder"), "--dataset_name", str(workplace / "colours")]
+    start = ["--model_name_or_path", str(workplace / "encoder"), "--dataset_name", str(workplace / "colors")]
     options = [*SMALL, *A_FEW, "--learning_rate", "0", "--per_device_train_batch_size", "8", "--auto_augment", "none"]
-    load_script("train_image_classification").main([*start, *options, "--output_dir", str(tmp_path / "colours")])
+    load_script("train_image_classification").main([*start, *options, "--output_dir", str(tmp_path / "colors")])
     encoder, classifier = (
-        load_file(folder / "model.safetensors") for folder in (workplace / "encoder", tmp_path / "colours")
+        load_file(folder / "model.safetensors") for folder in (workplace / "encoder", tmp_path / "colors")
     )
     shared = {name for name in encoder if name.startswith("model.")}
     assert shared == {name for name in classifier if name.startswith("model.")}
@@ -124,7 +124,7 @@ def test_a_classifier_is_trained_from_it(workplace: Path, tmp_path: Path) -> Non
 
 
 def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(workplace: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(workplace / "colours", tmp_path, "--train_val_split", "0.4")
+    trainer = make_trainer(workplace / "colors", tmp_path, "--train_val_split", "0.4")
     assert trainer.args.per_device_eval_batch_size == 4
     scores = scores_of(trainer)
     torch.manual_seed(7)
@@ -132,7 +132,7 @@ def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(work
     assert scores_of(trainer) == scores
     trainer.args.per_device_eval_batch_size = 7
     assert scores_of(trainer) == pytest.approx(scores, rel=1e-6)
-    assert scores["knn_accuracy"] > 0.8  # of three colours
+    assert scores["knn_accuracy"] > 0.8  # of three colors
 
 
 def pooled(model: HfViTModel, batch: dict[str, Tensor]) -> Tensor:
@@ -141,7 +141,7 @@ def pooled(model: HfViTModel, batch: dict[str, Tensor]) -> Tensor:
 
 
 def test_scores_are_those_of_the_whole_split_at_once(workplace: Path, tmp_path: Path) -> None:
-    trainer = make_trainer(workplace / "colours", tmp_path, "--train_val_split", "0.4", "--max_knn_samples", "9")
+    trainer = make_trainer(workplace / "colors", tmp_path, "--train_val_split", "0.4", "--max_knn_samples", "9")
     trainer.save_model(tmp_path / "model")
     collator, splits = trainer.data_collator, (trainer.known, trainer.eval_dataset)
     assert len(trainer.known) == 9
@@ -149,7 +149,7 @@ def test_scores_are_those_of_the_whole_split_at_once(workplace: Path, tmp_path: 
     numbers = [[row["class_number"] for row in split.rows] for split in splits]
     model = HfViTForMaskedImageModeling.from_pretrained(tmp_path / "model").eval()
     encoder = HfViTModel.from_pretrained(tmp_path / "model").eval()
-    found = classify_by_neighbours(pooled(encoder, images), pooled(encoder, known), torch.tensor(numbers[0]))
+    found = classify_by_neighbors(pooled(encoder, images), pooled(encoder, known), torch.tensor(numbers[0]))
     with torch.no_grad():
         loss = float(model(**images).loss)
     scores = scores_of(trainer)
@@ -158,7 +158,7 @@ def test_scores_are_those_of_the_whole_split_at_once(workplace: Path, tmp_path: 
 
 
 def test_without_labels_the_loss_is_the_score(workplace: Path, tmp_path: Path) -> None:
-    data = f"{workplace / 'colours' / 'train' / 'red'},{workplace / 'colours' / 'test' / 'red'}"
+    data = f"{workplace / 'colors' / 'train' / 'red'},{workplace / 'colors' / 'test' / 'red'}"
     scores = pretrain(data, tmp_path / "red", *A_FEW, "--objective", "simmim", "--mask_ratio", "0.5")
     assert list(scores) == ["loss"]
     card = (tmp_path / "red" / "README.md").read_text()
@@ -166,40 +166,40 @@ def test_without_labels_the_loss_is_the_score(workplace: Path, tmp_path: Path) -
     assert "| objective | simmim, mean absolute difference of pixels |\n| masks | 50% of the patches, random |" in card
 
 
-def test_no_image_that_is_scored_is_its_own_neighbour(
+def test_no_image_that_is_scored_is_its_own_neighbor(
     workplace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ["--streaming", "true", *A_FEW]
-    images = make_task(workplace / "colours" / "train", tmp_path, *options, "--max_eval_samples", "15").images
+    images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").images
     scored, known = set(images.splits["train"]["file"]), set(images.known["file"])
     assert (len(scored), len(known), len(scored & known)) == (15, 21, 0)
     assert "No accuracy" not in caplog.text
     for without_others in (options, ["--train_val_split", "0"]):
-        images = make_task(workplace / "colours" / "train", tmp_path, *without_others).images
+        images = make_task(workplace / "colors" / "train", tmp_path, *without_others).images
         assert (len(images.splits["train"]), len(images.known)) == (36, 0)
-        assert "No accuracy of nearest neighbours: all 36 training images" in caplog.text
+        assert "No accuracy of nearest neighbors: all 36 training images" in caplog.text
         caplog.clear()
 
 
 def test_of_a_stream_without_labels_no_more_is_read_than_is_used(workplace: Path, tmp_path: Path) -> None:
     options = ["--streaming", "true", *A_FEW, "--max_eval_samples", "2"]
-    images = make_task(workplace / "colours" / "train" / "red", tmp_path, *options).images
+    images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).images
     assert (images.num_train, len(images.splits["train"])) == (8, 2)  # a batch, of 12 images
 
 
 def test_a_stream_is_trained_on_and_a_part_of_it_scored(workplace: Path, tmp_path: Path) -> None:
     options = ["--streaming", "true", *A_FEW, "--max_steps", "10", "--shuffle_buffer_size", "20"]
-    scores = pretrain(workplace / "colours", tmp_path / "stream", *options, "--max_eval_samples", "15")
+    scores = pretrain(workplace / "colors", tmp_path / "stream", *options, "--max_eval_samples", "15")
     assert scores["knn_accuracy"] > 0.8  # chance is a third
     card = (tmp_path / "stream" / "README.md").read_text()
-    assert "On the 15 test images" in card  # of 21 that are sorted by colour
+    assert "On the 15 test images" in card  # of 21 that are sorted by color
     assert "| training images | a stream, each drawn among 20 |" in card
 
 
 def test_a_training_on_a_stream_is_taken_up_where_it_was(workplace: Path, tmp_path: Path) -> None:
     def train(name: str, *options: str) -> dict[str, Tensor]:
         steps = ["--streaming", "true", *A_FEW, "--max_steps", "7", "--save_strategy", "steps", "--save_steps", "5"]
-        pretrain(workplace / "colours", tmp_path / name, *steps, *options)  # an epoch has four and a half
+        pretrain(workplace / "colors", tmp_path / name, *steps, *options)  # an epoch has four and a half
         return load_file(tmp_path / name / "model.safetensors")
 
     whole = train("whole")
@@ -208,8 +208,8 @@ def test_a_training_on_a_stream_is_taken_up_where_it_was(workplace: Path, tmp_pa
 
 
 def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -> None:
-    job = distributed.start("pretrain", tmp_path / "two", workplace / "colours", processes=2)
-    alone = train_all_ways(workplace / "colours", tmp_path / "one", batch_size=8)
+    job = distributed.start("pretrain", tmp_path / "two", workplace / "colors", processes=2)
+    alone = train_all_ways(workplace / "colors", tmp_path / "one", batch_size=8)
     distributed.finish(job, tmp_path / "two")
     processes = [torch.load(tmp_path / "two" / f"process_{rank}.pt") for rank in range(2)]
     _, weights, scores = alone.pop("shards")
@@ -229,10 +229,10 @@ def test_two_processes_train_and_score_as_one(workplace: Path, tmp_path: Path) -
 
 def test_flags_are_options_of_the_objective(workplace: Path, tmp_path: Path) -> None:
     flags = ["--mask_ratio", "0.5", "--mask_type", "blockwise", "--norm_pix_loss", "false"]
-    options = make_trainer(workplace / "colours", tmp_path, *flags).model.options
+    options = make_trainer(workplace / "colors", tmp_path, *flags).model.options
     assert (options.objective, options.mask_ratio, options.mask_type) == ("mae", 0.5, "blockwise")
     assert (options.norm_pix_loss, options.decoder_hidden_size) == (False, 16)
-    model = make_trainer(workplace / "colours", tmp_path, "--objective", "simmim").model
+    model = make_trainer(workplace / "colors", tmp_path, "--objective", "simmim").model
     assert (model.options.objective, model.config.use_mask_token) == ("simmim", True)
 
 
@@ -248,8 +248,8 @@ def test_the_learning_rate_grows_with_the_batch(tmp_path: Path) -> None:
 def test_a_path_may_have_commas(tmp_path: Path) -> None:
     (tmp_path / "here, there").mkdir()
     photos, more = str(tmp_path / "here, there"), str(tmp_path / "more")
-    assert UnlabelledDataArguments(dataset_name=photos).sources == [photos]
-    assert UnlabelledDataArguments(dataset_name=f"{more}, user/images").sources == [more, "user/images"]
+    assert UnlabeledDataArguments(dataset_name=photos).sources == [photos]
+    assert UnlabeledDataArguments(dataset_name=f"{more}, user/images").sources == [more, "user/images"]
     assert describe_data(photos, "unknown", {"test": 5}, "test").name == "here, there"
 
 
@@ -272,4 +272,4 @@ def test_a_path_may_have_commas(tmp_path: Path) -> None:
 )
 def test_mistakes_are_found_before_training(options: list[str], message: str, workplace: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        make_task(workplace / "colours", tmp_path, *options).make_trainer()
+        make_task(workplace / "colors", tmp_path, *options).make_trainer()

@@ -1,4 +1,4 @@
-"""Training of object detection: trivial predictor, sizes of batches, other classes, losses over objects."""
+"""Training of object detection: naive baseline, sizes of batches, other classes, losses over objects."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from hf_vit import HfViTForObjectDetection, HfViTImageProcessor
 from hf_vit.evaluation import DetectionMetric
-from hf_vit.training import DetectionScorer
+from hf_vit.training import DetectionEvaluator
 from hf_vit.training.arguments import ModelArguments
 from hf_vit.training.models import load_model
 
@@ -33,14 +33,14 @@ def target(size: tuple[int, int], boxes: list[list[float]], labels: list[int], c
     }
 
 
-def test_the_trivial_predictor_puts_each_class_where_it_is_on_average() -> None:
+def test_the_naive_baseline_puts_each_class_where_it_is_on_average() -> None:
     targets = [
         target((10, 20), [[0, 0, 10, 10], [4, 0, 20, 10]], [0, 2], [False, False]),
         target((100, 100), [[20, 20, 30, 40], [0, 0, 99, 99]], [0, 1], [False, True]),
         target((7, 7), [], [], []),
     ]
-    scorer = DetectionScorer(HfViTImageProcessor(), DetectionMetric(["a", "b", "c"]), 5)
-    _, predict = scorer.trivial(targets)
+    evaluator = DetectionEvaluator(HfViTImageProcessor(), DetectionMetric(["a", "b", "c"]), 5)
+    _, predict = evaluator.naive_baseline(targets)
     found = predict(target((40, 10), [], [], []))
     assert found["class_labels"].tolist() == [0, 2]  # crowds are none
     torch.testing.assert_close(found["scores"], torch.tensor([2 / 3, 1 / 3]).double())
@@ -49,10 +49,10 @@ def test_the_trivial_predictor_puts_each_class_where_it_is_on_average() -> None:
 
 
 def test_crowds_alone_are_no_truth() -> None:
-    scorer = DetectionScorer(HfViTImageProcessor(), DetectionMetric(["a"]), 5)
+    evaluator = DetectionEvaluator(HfViTImageProcessor(), DetectionMetric(["a"]), 5)
     box = [[0.0, 0.0, 5.0, 5.0]]
-    assert [scorer.has_truth(target((9, 9), box, [0], [crowd])) for crowd in (True, False)] == [False, True]
-    assert not scorer.has_truth(target((9, 9), [], [], []))
+    assert [evaluator.has_truth(target((9, 9), box, [0], [crowd])) for crowd in (True, False)] == [False, True]
+    assert not evaluator.has_truth(target((9, 9), [], [], []))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import Dinov2Config, Dinov2Model
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
-from hf_vit.training import SemanticScorer
+from hf_vit.training import SemanticEvaluator
 from hf_vit.training.models import load_model, whole_image_processor
 from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluationArguments, SemanticModelArguments
 
@@ -110,9 +110,11 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(
 def test_windows_and_copies_are_scored_as_segment_gives_them(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer(TASK, scenes, tmp_path)
     plain = trainer.evaluate()["eval_loss"]
-    trainer.scorer = SemanticScorer(trainer.processing_class, NAMES, SemanticEvaluationArguments(8, [1.0, 0.5], True))
+    trainer.evaluator = SemanticEvaluator(
+        trainer.processing_class, NAMES, SemanticEvaluationArguments(8, [1.0, 0.5], True)
+    )
     found = trainer.evaluate()
-    metric, processor = trainer.scorer.metric, trainer.processing_class
+    metric, processor = trainer.evaluator.metric, trainer.processing_class
     metric.reset()
     for index in range(NUM_VALIDATION):
         example = trainer.eval_dataset[index]

@@ -169,11 +169,11 @@ def test_a_cls_token_in_front_of_joined_patches_is_one() -> None:
 
 
 @pytest.mark.parametrize("processor", [MobileViTImageProcessor(), EfficientNetImageProcessor()])
-def test_a_teacher_whose_colours_are_not_only_scaled_is_refused(
+def test_a_teacher_whose_colors_are_not_only_scaled_is_refused(
     processor: BaseImageProcessor, student: HfViTForImageClassification, tmp_path: Path
 ) -> None:
     processor.save_pretrained(save_teacher("resnet", tmp_path, NAMES))
-    with pytest.raises(ValueError, match=f"The teacher's {type(processor).__name__} makes .* of the colour"):
+    with pytest.raises(ValueError, match=f"The teacher's {type(processor).__name__} makes .* of the color"):
         open_encoder(str(tmp_path), student, HfViTImageProcessor.for_model(student.config))
 
 

@@ -11,7 +11,7 @@ from hf_vit.model.task_classification import classification_loss
 from ..helpers import distributed
 from ..helpers.models import TRAINING_CASES
 from ..helpers.references import assert_close
-from ..helpers.regularization import train_regularised
+from ..helpers.regularization import train_regularized
 from ..helpers.trainings import (
     DTYPES,
     EVAL_BATCHES,
@@ -97,10 +97,10 @@ def test_two_processes_train_on_the_augmented_images_of_one(
 def test_two_processes_learn_soft_labels_of_repeated_augmentations_as_one(
     two_processes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    alone = train_regularised(tmp_path, GLOBAL_BATCH)
+    alone = train_regularized(tmp_path, GLOBAL_BATCH)
     for process in two_processes:
         for part in ("losses", "weights"):
-            assert_close(process["regularised"][part], alone[part], 1e-5, part)
+            assert_close(process["regularized"][part], alone[part], 1e-5, part)
 
 
 def test_two_processes_train_at_the_sizes_of_one(two_processes: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from hf_vit import HfViTForImageClassification, HfViTForKeypointDetection, HfViT
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments
 from hf_vit.training.batch_transforms import (
     REFUSED,
-    BatchChanges,
+    BatchTransforms,
     MultiScaleSizes,
     ProgressiveSizes,
     SizeArguments,
     resize_batch,
-    size_changes,
+    size_transforms,
 )
 from hf_vit.training.publishing.model_card import describe_recipe
 
@@ -35,7 +35,7 @@ class Growing(HfViTTrainer):
     """Trains on images of three sizes, one after the other, and notes that of every batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, batch_changes=[ProgressiveSizes(SIZES)], **kwargs)
+        super().__init__(*args, batch_transforms=[ProgressiveSizes(SIZES)], **kwargs)
         self.heights: list[int] = []
         self.model.register_forward_pre_hook(self._note, with_kwargs=True)
 
@@ -48,7 +48,7 @@ def images(batch: int = 2, height: int = 32, width: int = 32) -> torch.Tensor:
 
 
 def test_sizes_have_equal_shares_of_the_steps() -> None:
-    changes = BatchChanges([ProgressiveSizes(((16, 16), (24, 24), (32, 32)))], seed=0)
+    changes = BatchTransforms([ProgressiveSizes(((16, 16), (24, 24), (32, 32)))], seed=0)
     batch = {"pixel_values": images()}
     heights = [changes(batch, step, 8)["pixel_values"].shape[-1] for step in range(8)]
     assert heights == [16, 16, 16, 24, 24, 24, 32, 32]  # from steps 2 2/3 and 5 1/3 on
@@ -81,7 +81,7 @@ def test_padding_is_resized_with_its_image() -> None:
 def test_a_size_is_drawn_for_every_batch_from_seed_and_step_alone() -> None:
     def draw(seed: int, state: int) -> list[int]:
         torch.manual_seed(state)
-        changes = BatchChanges([MultiScaleSizes(((16, 16), (24, 24), (32, 32)))], seed)
+        changes = BatchTransforms([MultiScaleSizes(((16, 16), (24, 24), (32, 32)))], seed)
         return [changes({"pixel_values": images(1)}, step // 2, 30)["pixel_values"].shape[-1] for step in range(60)]
 
     drawn = draw(0, state=0)
@@ -121,7 +121,7 @@ def test_all_other_models_train_on_images_of_another_size(name: str) -> None:
     case = TRAINING_CASES[name]
     config = small_config(**case.overrides)
     model = build(case.model_class, config).train()
-    (change,) = size_changes(SizeArguments(multi_scale_sizes=[40]), model)
+    (change,) = size_transforms(SizeArguments(multi_scale_sizes=[40]), model)
     batch = change(case.make_batch(config, 2), 0.0)
     assert batch["pixel_values"].shape[-2:] == (40, 40)
     loss = model(**batch).loss
@@ -137,12 +137,12 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])  # of 32 x 48 pixels, patches of 8 x 16
-    assert trainer.batch_changes.changes == [ProgressiveSizes(((16, 32), (24, 32), (32, 48)))]
+    assert trainer.batch_transforms.changes == [ProgressiveSizes(((16, 32), (24, 32), (32, 48)))]
     assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
     trainer = trainer_of(tmp_path, multi_scale_sizes=[24, 32, 40])
-    assert trainer.batch_changes.changes == [MultiScaleSizes(((24, 32), (32, 48), (40, 64)))]
+    assert trainer.batch_transforms.changes == [MultiScaleSizes(((24, 32), (32, 48), (40, 64)))]
     assert describe_recipe(trainer)["image heights"] == "24, 32, 40 pixels, one drawn for each batch"
-    assert trainer_of(tmp_path).batch_changes.changes == []
+    assert trainer_of(tmp_path).batch_transforms.changes == []
 
 
 @pytest.mark.parametrize(
@@ -169,13 +169,13 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, Any], message: str
 )
 def test_models_whose_targets_would_not_fit_are_refused(model_class: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        size_changes(SizeArguments(multi_scale_sizes=[32]), model_class(small_config()))
+        size_transforms(SizeArguments(multi_scale_sizes=[32]), model_class(small_config()))
 
 
 def test_models_of_another_library_are_refused() -> None:
     config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     with pytest.raises(ValueError, match="progressive_sizes needs a model of hf_vit"):
-        size_changes(SizeArguments(progressive_sizes=[32]), ViTModel(config))
+        size_transforms(SizeArguments(progressive_sizes=[32]), ViTModel(config))
 
 
 def test_a_compiled_model_is_traced_twice_for_all_sizes() -> None:

@@ -18,7 +18,7 @@ from hf_vit.training import (
 )
 
 from ..helpers.datasets import write_tar, write_tars
-from ..helpers.pretraining import CONFIG, SMALL, write_colours
+from ..helpers.pretraining import CONFIG, SMALL, write_colors
 from ..helpers.trainings import digits_trainer
 
 
@@ -28,9 +28,9 @@ NAMES = ["blue", "green", "red"]
 
 
 @pytest.fixture(scope="module")
-def colours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def colors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same images in folders and in tar files."""
-    folder = write_colours(tmp_path_factory.mktemp("colours") / "folders")
+    folder = write_colors(tmp_path_factory.mktemp("colors") / "folders")
     for split in ("train", "test"):
         files = sorted((folder / split).glob("*/*.png"))
         for part in range(4):
@@ -53,11 +53,11 @@ def make_task(data: Path, output_dir: Path, *options: str) -> ImageClassificatio
     return task
 
 
-def test_a_classifier_learns_from_tar_files(colours: dict[str, Path], tmp_path: Path) -> None:
+def test_a_classifier_learns_from_tar_files(colors: dict[str, Path], tmp_path: Path) -> None:
     steps = ["--max_steps", "40", "--save_strategy", "no", "--learning_rate", "3e-3"]
-    run(ImageClassification, arguments_of(colours["tars"], tmp_path, *steps), None, say=lambda _: None)
+    run(ImageClassification, arguments_of(colors["tars"], tmp_path, *steps), None, say=lambda _: None)
     scores = json.loads((tmp_path / "test_scores.json").read_text())
-    assert scores["accuracy"] > 0.8  # of three colours
+    assert scores["accuracy"] > 0.8  # of three colors
     card = (tmp_path / "README.md").read_text()
     assert "| training images | a stream, each drawn among 20 |" in card
     (counts,) = re.findall(r"tars: (.*), in 3 classes", card)
@@ -65,10 +65,10 @@ def test_a_classifier_learns_from_tar_files(colours: dict[str, Path], tmp_path: 
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_training_is_taken_up_at_the_same_image(workers: str, colours: dict[str, Path], tmp_path: Path) -> None:
+def test_a_training_is_taken_up_at_the_same_image(workers: str, colors: dict[str, Path], tmp_path: Path) -> None:
     def train(name: str, *options: str) -> dict[str, Any]:
         readers = ["--dataloader_num_workers", workers, *options]
-        task = make_task(colours["tars"], tmp_path / name, *STEPS, *readers)
+        task = make_task(colors["tars"], tmp_path / name, *STEPS, *readers)
         torch.manual_seed(0)
         trainer = task.make_trainer()
         trainer.train(resume_from_checkpoint=task.args.resume_from_checkpoint)
@@ -85,9 +85,9 @@ def test_a_training_is_taken_up_at_the_same_image(workers: str, colours: dict[st
         train("smaller", "--resume_from_checkpoint", checkpoint, "--per_device_train_batch_size", "4")
 
 
-def test_a_folder_is_streamed_and_the_same_images_are_held_out(colours: dict[str, Path], tmp_path: Path) -> None:
-    task = make_task(colours["folders"], tmp_path, "--max_steps", "1", "--save_strategy", "no")
-    listed = make_task(colours["folders"], tmp_path, "--streaming", "false")
+def test_a_folder_is_streamed_and_the_same_images_are_held_out(colors: dict[str, Path], tmp_path: Path) -> None:
+    task = make_task(colors["folders"], tmp_path, "--max_steps", "1", "--save_strategy", "no")
+    listed = make_task(colors["folders"], tmp_path, "--streaming", "false")
     assert task.count_examples() == {"validation": 4, "test": 21}
     assert task.splits["validation"]["file"][:] == listed.splits["validation"]["file"][:]
     trainer = task.make_trainer()
@@ -97,13 +97,13 @@ def test_a_folder_is_streamed_and_the_same_images_are_held_out(colours: dict[str
 
 @pytest.mark.parametrize("kind", ["folders", "tars"])
 def test_the_script_that_scores_takes_the_images_that_were_held_out(
-    kind: str, colours: dict[str, Path], tmp_path: Path
+    kind: str, colors: dict[str, Path], tmp_path: Path
 ) -> None:
     steps = ["--max_steps", "1", "--save_strategy", "no", "--train_val_split", "0.3"]
-    run(ImageClassification, arguments_of(colours[kind], tmp_path / kind, *steps), None, say=lambda _: None)
-    trained = make_task(colours[kind], tmp_path, *steps)
+    run(ImageClassification, arguments_of(colors[kind], tmp_path / kind, *steps), None, say=lambda _: None)
+    trained = make_task(colors[kind], tmp_path, *steps)
     options = ["--split", "validation", "--train_val_split", "0.3", "--output_dir", str(tmp_path / "scores")]
-    places = ["--model_name_or_path", str(tmp_path / kind), "--dataset_name", str(colours[kind]), "--use_cpu"]
+    places = ["--model_name_or_path", str(tmp_path / kind), "--dataset_name", str(colors[kind]), "--use_cpu"]
     evaluation = ImageClassificationEvaluation(
         *parse_arguments(ImageClassificationEvaluation.argument_types, [*places, *options])
     )
@@ -159,7 +159,7 @@ def test_workers_stay_and_scores_are_still_of_the_images_that_are_asked_for(tmp_
     ],
 )
 def test_mistakes_are_found_before_training(
-    options: list[str], message: str, colours: dict[str, Path], tmp_path: Path
+    options: list[str], message: str, colors: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        make_task(colours["tars"], tmp_path, *options)
+        make_task(colors["tars"], tmp_path, *options)

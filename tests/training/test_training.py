@@ -15,14 +15,14 @@ from transformers import TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import (
-    DIGITS_RECORD,
+    DIGITS_INFO,
     AugmentedDataset,
     ImageClassificationCollator,
     hold_out,
     load_digits_dataset,
     small_affine,
 )
-from hf_vit.training import HfViTTrainer, TrainingRecord, write_model_card
+from hf_vit.training import HfViTTrainer, TrainingInfo, write_model_card
 from hf_vit.training.publishing.model_card import describe_hardware
 
 
@@ -143,7 +143,7 @@ def test_collator_takes_other_columns_and_names_those_it_lacks() -> None:
         collate([{"img": image, "label": 7}])
 
 
-def test_collator_only_normalises_tensors_which_augmentation_has_brought_to_size() -> None:
+def test_collator_only_normalizes_tensors_which_augmentation_has_brought_to_size() -> None:
     processor = HfViTImageProcessor(num_channels=1, size={"shortest_edge": 64}, do_center_crop=True, crop_size=56)
     image = torch.arange(28 * 28, dtype=torch.int64).remainder(256).to(torch.uint8).reshape(1, 28, 28)
     batch = ImageClassificationCollator(processor)([{"image": image, "label": 0}] * 2)
@@ -207,12 +207,12 @@ def test_loader_moves_the_augmentation_from_epoch_to_epoch(tmp_path: Path) -> No
     assert seen == [0] * 16 + [1] * 16 + [2] * 16
 
 
-RECORD = TrainingRecord(
+RECORD = TrainingInfo(
     model_name="A model",
     task="image-classification",
     model_class="HfViTForImageClassification",
     num_parameters=205066,
-    data=DIGITS_RECORD,
+    data=DIGITS_INFO,
     metrics={"accuracy": 0.9875, "loss": 0.05},
     baselines={"majority": {"accuracy": 0.1, "loss": 2.3}, "peer": {"accuracy": 0.98, "loss": 0.06}},
     command="python scripts/demo.py --seed 0",
@@ -233,7 +233,7 @@ def test_card_has_metadata_that_the_hub_reads(tmp_path: Path) -> None:
     )
     scores = {result.metric_type: result.metric_value for result in card.data.eval_results}
     assert scores == RECORD.metrics
-    assert {result.dataset_name for result in card.data.eval_results} == {DIGITS_RECORD.name}
+    assert {result.dataset_name for result in card.data.eval_results} == {DIGITS_INFO.name}
 
 
 def test_card_says_what_was_measured_how_and_on_what(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_record_reads_off_the_trainer_what_it_knows(tmp_path: Path) -> None:
     rest = {field.name: getattr(RECORD, field.name) for field in dataclasses.fields(RECORD)}
     for name in ("model_class", "num_parameters", "hardware", "seed", "recipe"):
         del rest[name]
-    record = TrainingRecord.from_trainer(train(tmp_path), recipe={"augmentation": "none"}, **rest)
+    record = TrainingInfo.from_trainer(train(tmp_path), recipe={"augmentation": "none"}, **rest)
     assert record.model_class == "HfViTForImageClassification"
     assert record.num_parameters == sum(p.numel() for p in HfViTForImageClassification(CONFIG).parameters())
     assert record.hardware == describe_hardware(torch.device("cpu"))

@@ -184,11 +184,9 @@ def test_distance_is_the_mean_over_looks_in_pixels() -> None:
     for layer in range(3):
         for head in range(2):
             means = []
-            for looker in range(6):
-                looks = attention.weights[layer, head, 2 + looker, 2:].tolist()
-                steps = [
-                    math.hypot(8 * (looker // 3 - other // 3), 16 * (looker % 3 - other % 3)) for other in range(6)
-                ]
+            for query in range(6):
+                looks = attention.weights[layer, head, 2 + query, 2:].tolist()
+                steps = [math.hypot(8 * (query // 3 - other // 3), 16 * (query % 3 - other % 3)) for other in range(6)]
                 means.append(sum(map(operator.mul, looks, steps)) / sum(looks))
             assert distances[layer, head].item() == pytest.approx(sum(means) / 6, rel=1e-12)
 

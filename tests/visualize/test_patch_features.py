@@ -1,4 +1,4 @@
-"""Colours, similarities, positions and filters agree with scikit-learn and with loops."""
+"""Colors, similarities, positions and filters agree with scikit-learn and with loops."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 from hf_vit import HfViTForDepthEstimation, HfViTModel
-from hf_vit.visualize import feature_colours, patch_features, patch_filters, patch_similarity, position_similarity
+from hf_vit.visualize import feature_colors, patch_features, patch_filters, patch_similarity, position_similarity
 from hf_vit.visualize.features import principal_components
 
 from ..helpers.models import pixels, small_config
@@ -63,38 +63,38 @@ def test_similarity_is_the_cosine_with_each_patch() -> None:
         patch_similarity(features, (0, 4))
 
 
-def test_colours_are_the_principal_components_of_all_images_together() -> None:
+def test_colors_are_the_principal_components_of_all_images_together() -> None:
     features = random_features((3, 4), (5, 2))
     rows = np.concatenate([own.reshape(-1, 6).numpy() for own in features])
     expected = spread(project(rows, 3))
-    first, second = feature_colours(features)
+    first, second = feature_colors(features)
     np.testing.assert_allclose(first, expected[:12].reshape(3, 4, 3), atol=1e-9)
     np.testing.assert_allclose(second, expected[12:].reshape(5, 2, 3), atol=1e-9)
 
 
-def test_the_background_is_where_the_borders_are_and_has_no_part_in_the_colours() -> None:
+def test_the_background_is_where_the_borders_are_and_has_no_part_in_the_colors() -> None:
     features = random_features((6, 8), (4, 5))
     for own in features:
         own[1:-1, 1:-1] += torch.tensor([40.0, 0, -40, 0, 0, 40])
     inside = np.concatenate([own[1:-1, 1:-1].reshape(-1, 6).numpy() for own in features])
     expected = spread(project(inside, 3))
-    first, second = feature_colours(features, 0.5)
+    first, second = feature_colors(features, 0.5)
     for own, shown in ((first, expected[:24].reshape(4, 6, 3)), (second, expected[24:].reshape(2, 3, 3))):
         np.testing.assert_allclose(own[1:-1, 1:-1], shown, atol=1e-9)
         assert int(own.isnan().all(-1).sum()) == own.shape[0] * own.shape[1] - shown.shape[0] * shown.shape[1]
-    mirrored, _ = feature_colours([-own for own in features], 0.5)
+    mirrored, _ = feature_colors([-own for own in features], 0.5)
     assert torch.equal(mirrored.isnan(), first.isnan())
 
 
-def test_too_few_patches_for_three_colours_are_refused() -> None:
+def test_too_few_patches_for_three_colors_are_refused() -> None:
     with pytest.raises(ValueError, match=r"2 patches above foreground_threshold=0\.99, of 6 features, have no 3"):
-        feature_colours(random_features((3, 4)), 0.99)
+        feature_colors(random_features((3, 4)), 0.99)
     with pytest.raises(ValueError, match="3 patches, of 6 features"):
-        feature_colours(random_features((1, 3)))
+        feature_colors(random_features((1, 3)))
 
 
-def test_like_patches_have_one_colour() -> None:
-    assert torch.equal(feature_colours([torch.ones(2, 3, 6)])[0], torch.zeros(2, 3, 3).double())
+def test_like_patches_have_one_color() -> None:
+    assert torch.equal(feature_colors([torch.ones(2, 3, 6)])[0], torch.zeros(2, 3, 3).double())
 
 
 @pytest.mark.parametrize("shape", [(20, 6), (4, 6)])

@@ -1,4 +1,4 @@
-"""Pictures of dense predictions show what they should, in the right colours."""
+"""Pictures of dense predictions show what they should, in the right colors."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ from PIL import Image
 
 from hf_vit.visualize import (
     MAX_ROWS,
-    colour_depth,
+    color_depth,
     draw_class_scores,
     draw_depth,
     draw_panoptic,
@@ -25,7 +25,7 @@ from hf_vit.visualize import (
 )
 
 
-GREY = np.array([128, 128, 128])
+GRAY = np.array([128, 128, 128])
 NAMES = ["sky", "$5_$", "cat", "unseen"]
 PALETTE = segmentation_palette(4)
 BLACK, WIDE = np.zeros((60, 60, 3), np.uint8), np.zeros((40, 80, 3), np.uint8)
@@ -42,27 +42,27 @@ def columns(file: Path, count: int) -> list[np.ndarray]:
         return np.array_split(np.asarray(picture.convert("RGB")), count, axis=1)
 
 
-def holds(part: np.ndarray, colour: np.ndarray) -> bool:
-    return bool((np.abs(part.astype(int) - colour) <= 1).all(axis=-1).mean() > 0.05)
+def holds(part: np.ndarray, color: np.ndarray) -> bool:
+    return bool((np.abs(part.astype(int) - color) <= 1).all(axis=-1).mean() > 0.05)
 
 
-def test_palette_is_fixed_and_its_colours_differ() -> None:
+def test_palette_is_fixed_and_its_colors_differ() -> None:
     palette = segmentation_palette(150)
     assert palette[:3].tolist() == [[0, 114, 178], [230, 159, 0], [0, 158, 115]]
     for num_labels in (0, 1, 6, 20):
         assert np.array_equal(segmentation_palette(num_labels), palette[:num_labels])
     assert len(np.unique(palette, axis=0)) == 150
-    distances = np.linalg.norm(palette[:20, None].astype(float) - [*palette[:20], GREY], axis=-1)
+    distances = np.linalg.norm(palette[:20, None].astype(float) - [*palette[:20], GRAY], axis=-1)
     assert np.sort(distances, axis=1)[:, 1].min() > 50
 
 
 @pytest.mark.parametrize("opacity", [1.0, 0.25])
-def test_overlay_gives_each_class_its_colour_and_shows_the_image_through(opacity: float) -> None:
+def test_overlay_gives_each_class_its_color_and_shows_the_image_through(opacity: float) -> None:
     image = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
     labels = np.arange(54).reshape(6, 9) % 4
     labels[0, :2] = 255, -1
     expected = (1 - opacity) * image + opacity * PALETTE[labels % 4]
-    expected[0, :2] = (1 - opacity) * image[0, :2] + opacity * GREY
+    expected[0, :2] = (1 - opacity) * image[0, :2] + opacity * GRAY
     picture = overlay_segmentation(image, torch.from_numpy(labels), PALETTE, opacity)
     assert picture.dtype == np.uint8
     assert np.abs(picture - expected).max() <= 0.5
@@ -85,8 +85,8 @@ def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(tmp_p
         draw_segmentation([BLACK, WIDE], predictions, targets, NAMES, tmp_path / name)
     image, truth, prediction = columns(tmp_path / "picture.png", 3)
     assert holds(image, np.zeros(3))
-    for part, seen, unseen in ((truth, [PALETTE[1], GREY], PALETTE[2]), (prediction, PALETTE[[2, 0]], PALETTE[1])):
-        assert all(holds(part, 0.7 * colour) for colour in seen)
+    for part, seen, unseen in ((truth, [PALETTE[1], GRAY], PALETTE[2]), (prediction, PALETTE[[2, 0]], PALETTE[1])):
+        assert all(holds(part, 0.7 * color) for color in seen)
         assert not holds(part, 0.7 * unseen)
     assert texts(tmp_path / "picture.svg") == ["image", "truth", "prediction", "sky", "$5_$", "cat", "ignored"]
 
@@ -111,7 +111,7 @@ def boxes(*places: tuple[slice, slice]) -> np.ndarray:
 MASKS = boxes(np.s_[:, :30], np.s_[10:50, 32:58], np.s_[0:2, 40:42])
 
 
-def test_segments_have_their_colour_and_an_outline() -> None:
+def test_segments_have_their_color_and_an_outline() -> None:
     picture = overlay_segments(BLACK, MASKS[:2], [0, 2], PALETTE, opacity=0.5)
     assert np.abs(picture[30, 10] - PALETTE[0] / 2).max() <= 0.5
     assert np.abs(picture[30, 45] - PALETTE[2] / 2).max() <= 0.5
@@ -146,20 +146,20 @@ def test_segments_bear_class_and_score_where_there_is_room(tmp_path: Path) -> No
     assert texts(tmp_path / "empty.svg") == ["image", "prediction"]
 
 
-def test_near_is_bright_and_invalid_is_grey() -> None:
-    colours = colour_depth([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]], lowest=1, highest=3)
-    assert colours.shape == (2, 4, 3)
-    assert colours.dtype == np.uint8
-    brightness = colours[0].astype(int).sum(axis=-1)
+def test_near_is_bright_and_invalid_is_gray() -> None:
+    colors = color_depth([[1.0, 2.0, 3.0, 9.0], [0.0, math.nan, math.inf, -1.0]], lowest=1, highest=3)
+    assert colors.shape == (2, 4, 3)
+    assert colors.dtype == np.uint8
+    brightness = colors[0].astype(int).sum(axis=-1)
     assert brightness[0] > brightness[1] > brightness[2] == brightness[3]
-    assert (colours[1] == GREY).all()
+    assert (colors[1] == GRAY).all()
     with warnings.catch_warnings(action="error"):
-        flat = colour_depth([[2.0, 3.0, 0.0]], 2, 2)[0]  # a flat wall has no span
+        flat = color_depth([[2.0, 3.0, 0.0]], 2, 2)[0]  # a flat wall has no span
     assert (flat[0] == flat[1]).all()
-    assert (flat[2] == GREY).all()
+    assert (flat[2] == GRAY).all()
 
 
-def test_depth_stands_beside_the_truth_in_the_same_colours(tmp_path: Path) -> None:
+def test_depth_stands_beside_the_truth_in_the_same_colors(tmp_path: Path) -> None:
     truth = np.linspace(1, 5, 60)[:, None].repeat(60, axis=1)
     truth[:, 40:] = np.nan
     wrong = np.where(np.arange(60) < 20, 2 * truth, truth)
@@ -175,13 +175,13 @@ def test_depth_stands_beside_the_truth_in_the_same_colours(tmp_path: Path) -> No
         pictures[name] = columns(tmp_path / f"{name}.png", 1)[0]
     written = texts(tmp_path / "right.svg")
     words = [text for text in written if text.isalpha()]
-    assert words == ["image", "truth", "prediction", "metres", "error", "metres"]
+    assert words == ["image", "truth", "prediction", "meters", "error", "meters"]
     assert written.count("share of the truth") == 2
     changed = (pictures["right"] != pictures["wrong"]).any(axis=(0, 2))
     width = len(changed)
     assert not changed[: width * 2 // 5].any()  # image and truth
     assert changed[width // 2 : width * 3 // 5].any()
-    assert holds(pictures["right"][:, : width // 2], GREY)
+    assert holds(pictures["right"][:, : width // 2], GRAY)
     assert holds(pictures["right"][:, -width // 3 :], np.array([0, 0, 4]))  # no error is black
 
 
@@ -190,7 +190,7 @@ def test_depth_without_a_common_scale_or_truth_has_no_error(relative: bool, tmp_
     values = np.linspace(1, 5, 3600).reshape(60, 60)
     draw_depth([BLACK], [values], None, tmp_path / "alone.svg", relative=relative)
     words = [text for text in texts(tmp_path / "alone.svg") if text.isalpha()]
-    assert words == ["image", "prediction", *(["far", "near", "relative"] if relative else ["metres"])]
+    assert words == ["image", "prediction", *(["far", "near", "relative"] if relative else ["meters"])]
     draw_depth([BLACK], [1 / values], [values], tmp_path / "both.png", relative=True)
     truth, prediction = columns(tmp_path / "both.png", 3)[1:]
     assert np.unique(truth.reshape(-1, 3), axis=0).shape[0] > 50
@@ -202,7 +202,7 @@ def test_depth_without_a_valid_pixel_is_drawn(invalid: float, tmp_path: Path) ->
     depth = np.full((60, 60), invalid)
     for relative in (False, True):
         draw_depth([BLACK], [np.zeros((60, 60))], [depth], tmp_path / "picture.png", relative=relative)
-        assert holds(columns(tmp_path / "picture.png", 1)[0], GREY)
+        assert holds(columns(tmp_path / "picture.png", 1)[0], GRAY)
 
 
 @pytest.mark.parametrize(
@@ -248,5 +248,5 @@ def test_a_reconstruction_shows_what_was_seen_as_it_is_and_the_rest_as_predicted
 def test_a_reconstruction_of_several_bands_shows_the_first(tmp_path: Path) -> None:
     image, mask = torch.zeros(4, 16, 16), torch.zeros(2, 2, dtype=torch.bool)
     draw_reconstructions([image], [mask], [image], [0.5] * 4, [0.5] * 4, tmp_path / "bands.png")
-    draw_reconstructions([image[:1]], [mask], [image[:1]], 0.5, 0.5, tmp_path / "grey.png")
-    assert (tmp_path / "bands.png").read_bytes() == (tmp_path / "grey.png").read_bytes()
+    draw_reconstructions([image[:1]], [mask], [image[:1]], 0.5, 0.5, tmp_path / "gray.png")
+    assert (tmp_path / "bands.png").read_bytes() == (tmp_path / "gray.png").read_bytes()

@@ -1,4 +1,4 @@
-"""Pictures of boxes and poses show what they should, where it is and in the right colours."""
+"""Pictures of boxes and poses show what they should, where it is and in the right colors."""
 
 from pathlib import Path
 
@@ -21,22 +21,22 @@ from .test_visualize import columns, texts
 
 NAMES = ["cell", "$5_$", "unseen"]
 PALETTE = segmentation_palette(3)
-GREY = np.full((480, 640, 3), 200, np.uint8)
+GRAY = np.full((480, 640, 3), 200, np.uint8)
 BOXES, LABELS = [[100, 200, 300, 400], [350, 50, 600, 250]], [0, 1]
 
 
-def is_like(picture: Image.Image, x: float, y: float, colour: np.ndarray) -> bool:
-    """Whether a pixel near a place has a colour."""
+def is_like(picture: Image.Image, x: float, y: float, color: np.ndarray) -> bool:
+    """Whether a pixel near a place has a color."""
     part = np.asarray(picture)[round(y) - 3 : round(y) + 4, round(x) - 3 : round(x) + 4].astype(int)
-    return bool((np.abs(part - colour) <= 8).all(axis=-1).any())
+    return bool((np.abs(part - color) <= 8).all(axis=-1).any())
 
 
-def has(picture: Image.Image, colour: np.ndarray) -> bool:
-    return bool((np.abs(np.asarray(picture).astype(int) - colour) <= 8).all(axis=-1).any())
+def has(picture: Image.Image, color: np.ndarray) -> bool:
+    return bool((np.abs(np.asarray(picture).astype(int) - color) <= 8).all(axis=-1).any())
 
 
 @pytest.mark.parametrize("size", [16, 480, 2000])
-def test_boxes_have_their_place_and_colour_in_images_of_any_size(size: int) -> None:
+def test_boxes_have_their_place_and_color_in_images_of_any_size(size: int) -> None:
     image = np.full((size, size, 3), 200, np.uint8)
     picture = draw_boxes(image, np.array([[0.25, 0.25, 0.75, 0.75]]) * size, [1], NAMES)
     side = picture.width
@@ -51,22 +51,22 @@ def test_boxes_have_their_place_and_colour_in_images_of_any_size(size: int) -> N
 
 
 def test_an_image_of_any_kind_and_boxes_on_any_device_are_drawn() -> None:
-    expected = np.asarray(draw_boxes(GREY, BOXES, LABELS, NAMES, [0.5, 0.25]))
+    expected = np.asarray(draw_boxes(GRAY, BOXES, LABELS, NAMES, [0.5, 0.25]))
     same = draw_boxes(
-        Image.fromarray(GREY), torch.tensor(BOXES), torch.tensor(LABELS), NAMES, torch.tensor([0.5, 0.25])
+        Image.fromarray(GRAY), torch.tensor(BOXES), torch.tensor(LABELS), NAMES, torch.tensor([0.5, 0.25])
     )
     assert np.array_equal(same, expected)
-    assert not np.array_equal(draw_boxes(GREY, BOXES, LABELS, NAMES), expected)  # without scores
-    assert np.array_equal(draw_boxes(GREY, [], [], NAMES, []), GREY)
+    assert not np.array_equal(draw_boxes(GRAY, BOXES, LABELS, NAMES), expected)  # without scores
+    assert np.array_equal(draw_boxes(GRAY, [], [], NAMES, []), GRAY)
 
 
 def test_the_surest_box_is_on_top_and_small_ones_are_not_covered() -> None:
     for scores in ([0.9, 0.1], [0.1, 0.9]):
-        picture = draw_boxes(GREY, [BOXES[0]] * 2, [0, 1], NAMES, scores)
+        picture = draw_boxes(GRAY, [BOXES[0]] * 2, [0, 1], NAMES, scores)
         top = int(np.argmax(scores))
         assert is_like(picture, 200, 400, PALETTE[top])
         assert not is_like(picture, 200, 400, PALETTE[1 - top])
-    small = np.asarray(draw_boxes(GREY, [[320, 240, 332, 252]], [0], NAMES))
+    small = np.asarray(draw_boxes(GRAY, [[320, 240, 332, 252]], [0], NAMES))
     assert (small[:236] == 200).all()
     assert (small[257:] == 200).all()
 
@@ -80,67 +80,67 @@ def test_detections_stand_beside_the_truth_without_the_unsure(tmp_path: Path) ->
     }
     nothing = {"boxes": torch.zeros(0, 4), "class_labels": torch.zeros(0, dtype=torch.long), "scores": torch.zeros(0)}
     for name in ("picture.png", "picture.svg"):
-        draw_detections([GREY, GREY], [prediction, nothing], [target, target], NAMES, tmp_path / name)
+        draw_detections([GRAY, GRAY], [prediction, nothing], [target, target], NAMES, tmp_path / name)
     assert texts(tmp_path / "picture.svg") == ["image", "truth", "prediction", *NAMES[:2]]
     with Image.open(tmp_path / "picture.png") as picture:
         image, truth, predicted = np.array_split(np.asarray(picture.convert("RGB"))[: picture.height // 2], 3, axis=1)
     for part, seen in ((image, []), (truth, [0]), (predicted, [1])):
         assert [label for label in range(3) if has(Image.fromarray(part), PALETTE[label])] == seen
-    draw_detections([GREY], [prediction], None, NAMES, tmp_path / "alone.svg", threshold=0.1)
+    draw_detections([GRAY], [prediction], None, NAMES, tmp_path / "alone.svg", threshold=0.1)
     assert texts(tmp_path / "alone.svg") == ["image", "prediction", *NAMES[1:]]
 
 
 POINTS = np.array([[100.0, 100], [300, 100], [200, 300]])
 
 
-def test_keypoints_have_their_place_and_colour_and_lines_join_them() -> None:
-    picture = draw_keypoints(GREY, POINTS, skeleton=[(0, 2)])
-    for point, colour in zip(POINTS, PALETTE, strict=True):
-        assert is_like(picture, *point, colour)
+def test_keypoints_have_their_place_and_color_and_lines_join_them() -> None:
+    picture = draw_keypoints(GRAY, POINTS, skeleton=[(0, 2)])
+    for point, color in zip(POINTS, PALETTE, strict=True):
+        assert is_like(picture, *point, color)
     assert is_like(picture, 150, 200, PALETTE[2])
     assert is_like(picture, 200, 100, np.full(3, 200))
-    tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)  # the centre of the pixel in a corner
+    tiny = draw_keypoints(np.full((20, 20, 3), 200, np.uint8), [[0, 19]] * 2)  # the center of the pixel in a corner
     assert is_like(tiny, 0.5 * 24, 19.5 * 24, PALETTE[1])
 
 
-def test_keypoints_that_are_not_labelled_are_not_drawn() -> None:
-    picture = draw_keypoints(GREY, POINTS, visibility=[2, 1, 0], skeleton=[(0, 2)])
+def test_keypoints_that_are_not_labeled_are_not_drawn() -> None:
+    picture = draw_keypoints(GRAY, POINTS, visibility=[2, 1, 0], skeleton=[(0, 2)])
     assert not has(picture, PALETTE[2])
     assert is_like(picture, 300, 100, np.full(3, 255))
     assert not is_like(picture, 100, 100, np.full(3, 255))
 
 
 def test_keypoints_of_low_score_are_faint() -> None:
-    picture = draw_keypoints(GREY, POINTS, scores=[1, 0.5, 0])
-    assert [has(picture, colour) for colour in PALETTE] == [True, False, False]
+    picture = draw_keypoints(GRAY, POINTS, scores=[1, 0.5, 0])
+    assert [has(picture, color) for color in PALETTE] == [True, False, False]
     assert is_like(picture, *POINTS[2], 0.4 * PALETTE[2] + 0.6 * 200)
 
 
 def test_several_objects_are_drawn_into_one_image() -> None:
-    both = draw_keypoints(GREY, torch.from_numpy(np.stack([POINTS, POINTS + 150])), scores=torch.ones(2, 3))
+    both = draw_keypoints(GRAY, torch.from_numpy(np.stack([POINTS, POINTS + 150])), scores=torch.ones(2, 3))
     for shift in (0, 150):
-        assert all(is_like(both, *(point + shift), colour) for point, colour in zip(POINTS, PALETTE, strict=True))
+        assert all(is_like(both, *(point + shift), color) for point, color in zip(POINTS, PALETTE, strict=True))
 
 
 def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path) -> None:
     points = np.array([[300.0, 200, 2], [320, 200, 2], [310, 220, 0]])
     target = {"keypoints": torch.from_numpy(points), "box": torch.tensor([295, 195, 325, 225])}
     prediction = {"keypoints": points[:, :2], "scores": np.ones(3), "box": [295, 195, 325, 225]}
-    draw_poses([GREY], [prediction], [target], [(0, 1)], tmp_path / "picture.png")
+    draw_poses([GRAY], [prediction], [target], [(0, 1)], tmp_path / "picture.png")
     image, truth, predicted = columns(tmp_path / "picture.png", 3)
     assert not has(Image.fromarray(image), PALETTE[1])
     for part, count in ((truth, 2), (predicted, 3)):
-        assert [has(Image.fromarray(part), colour) for colour in PALETTE] == [number < count for number in range(3)]
+        assert [has(Image.fromarray(part), color) for color in PALETTE] == [number < count for number in range(3)]
         found = (np.abs(part.astype(int) - PALETTE[1]) <= 8).all(axis=-1).any(axis=0)
         assert np.ptp(np.flatnonzero(found)) > 150  # the line is 20 pixels long in the image
-    draw_poses([GREY], [prediction], None, [], tmp_path / "alone.svg")
+    draw_poses([GRAY], [prediction], None, [], tmp_path / "alone.svg")
     assert texts(tmp_path / "alone.svg") == ["image", "prediction"]
 
 
 def test_a_keypoint_far_off_is_in_the_picture(tmp_path: Path) -> None:
     target = {"keypoints": np.array([[300.0, 200, 2]]), "box": [290, 190, 310, 210]}
     prediction = {"keypoints": np.array([[30.0, 30]]), "scores": np.ones(1)}
-    draw_poses([GREY], [prediction], [target], [], tmp_path / "picture.png")
+    draw_poses([GRAY], [prediction], [target], [], tmp_path / "picture.png")
     assert has(Image.fromarray(columns(tmp_path / "picture.png", 3)[2]), PALETTE[0])
 
 

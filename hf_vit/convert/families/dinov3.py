@@ -71,7 +71,7 @@ DINOV3 = Family(
     keys=KEYS,
     configure=configure,
     dropped={r"rope_embeddings\..*": "computed from the configuration"},
-    # DINOv3ViTBackbone normalises the last map in any case, and leaves the prefix out of sequences.
+    # DINOv3ViTBackbone normalizes the last map in any case, and leaves the prefix out of sequences.
     fixed={"apply_layernorm": True, "reshape_hidden_states": True, "return_class_token": False},
     outputs="hidden states, pooled, feature maps",
 )

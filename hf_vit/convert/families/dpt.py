@@ -42,7 +42,7 @@ def configure_encoder(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """DPTConfig; its levels are blocks counted from 0, not normalised."""
+    """DPTConfig; its levels are blocks counted from 0, not normalized."""
     blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
     return {
         **configure_encoder(config, shapes),

@@ -25,7 +25,7 @@ CONVERTED = (
 )
 # The others, and what ours lacks for them.
 REFUSED = {
-    r".*_rpn_\d+": "its blocks normalise after attention and MLP",
+    r".*_rpn_\d+": "its blocks normalize after attention and MLP",
     r".*_18x2_\d+": "its blocks hold two attentions and two MLPs side by side",
     r".*_xp_\d+|vit_d?pwee_.*": "its blocks compute attention and MLP side by side",
     r"vit_d(wee|little)_.*": "its attention is the difference of two",
@@ -50,7 +50,7 @@ FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
         {"rope_coordinates": "scaled_index", "rope_grid_size": 16, "rope_theta": 10000.0},
     ),
 )
-# Their rotary positions turn neighbours, not halves of a head; the second table counts columns first.
+# Their rotary positions turn neighbors, not halves of a head; the second table counts columns first.
 INTERLEAVED = r".*_rope_.*"
 COLUMNS_FIRST = r".*_rope_(ape_)?\d+"
 # Width of a head, or number of heads, where it is not heads of width 64.

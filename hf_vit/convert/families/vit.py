@@ -40,7 +40,7 @@ KEYS: KeyMap = {
     "classifier": "classifier",
 }
 PIXELS = "decoder.0.weight"
-PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modelling"}
+PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:

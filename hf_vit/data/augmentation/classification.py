@@ -7,7 +7,7 @@ from typing import Any
 from PIL.Image import Image
 from torch import Tensor
 
-from .inputs import GREY, check_probabilities, read_uint8
+from .inputs import GRAY, check_probabilities, read_uint8
 
 
 AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine", "3augment")
@@ -25,7 +25,7 @@ def small_affine() -> Callable[[Any], Any]:
 
 
 def three_augment(size: tuple[int, int], num_channels: int) -> Callable[[Any], Any]:
-    """Returns what takes the colours of an image away, solarizes or blurs it, each as often.
+    """Returns what takes the colors of an image away, solarizes or blurs it, each as often.
 
     Source: DeiT III, https://arxiv.org/abs/2204.07118, which calls it 3-Augment.
 
@@ -57,14 +57,14 @@ def image_classification_augmentation(
 
     Args:
         size: Height and width of the result in pixels.
-        num_channels: Number of channels C of the result; colours are converted as the image processor does.
+        num_channels: Number of channels C of the result; colors are converted as the image processor does.
         min_crop_scale: Least share of the image's area that the random resized crop keeps, in (0, 1]
             (https://arxiv.org/abs/1409.4842). 1 resizes the whole image.
         horizontal_flip: Probability of a mirror image, in [0, 1].
         auto_augment: "trivialaugment" (https://arxiv.org/abs/2103.10158), "randaugment"
             (https://arxiv.org/abs/1909.13719), "affine" (see `small_affine`), "3augment" (see `three_augment`) or
             "none".
-        random_erasing: Probability that a rectangle becomes grey, in [0, 1] (https://arxiv.org/abs/1708.04896).
+        random_erasing: Probability that a rectangle becomes gray, in [0, 1] (https://arxiv.org/abs/1708.04896).
         crop_padding: Pixels by which the image, brought to its size, is mirrored beyond its border, to be cropped at
             random: the simple random crop of DeiT III (which keeps proportions before it) with `min_crop_scale` 1.
         randaugment_num_ops: Number of operations of "randaugment".
@@ -76,7 +76,7 @@ def image_classification_augmentation(
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or colours change and C is neither 1 nor 3.
+        ValueError: if a value is out of range, or colors change and C is neither 1 nor 3.
     """
     if not 0 < min_crop_scale <= 1:
         raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 takes the whole image.")
@@ -96,7 +96,7 @@ def image_classification_augmentation(
     if color_jitter:
         steps.append(v2.ColorJitter(color_jitter, color_jitter, color_jitter))
     if random_erasing:
-        steps.append(v2.RandomErasing(random_erasing, value=GREY))
+        steps.append(v2.RandomErasing(random_erasing, value=GRAY))
     return v2.Compose(steps)
 
 
@@ -192,6 +192,6 @@ def _check_auto_augment(auto_augment: str, num_channels: int) -> None:
         raise ValueError(f"auto_augment={auto_augment!r} is unknown. Choose one of {', '.join(AUTO_AUGMENTS)}.")
     if auto_augment not in ("none", "affine") and num_channels not in (1, 3):
         raise ValueError(
-            f"auto_augment={auto_augment!r} changes colours, which images of num_channels={num_channels} have not: it "
+            f"auto_augment={auto_augment!r} changes colors, which images of num_channels={num_channels} have not: it "
             "takes 1 or 3. Set auto_augment to none or affine."
         )

@@ -122,7 +122,7 @@ def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> 
     """Returns where keypoints of an image lie in a crop.
 
     Args:
-        keypoints: (K, 3), x and y in pixels of the image, and visibility, 0 where a keypoint is not labelled.
+        keypoints: (K, 3), x and y in pixels of the image, and visibility, 0 where a keypoint is not labeled.
         matrix: (2, 3), from the image to the crop.
         size: Height and width of the crop in pixels.
 

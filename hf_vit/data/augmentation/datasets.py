@@ -210,7 +210,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
             return {**example, self.column: self.transform(example[self.column])}
 
 
-class RepeatedSampler(torch.utils.data.Sampler[tuple[int, int]]):
+class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
     """Draws so many augmentations of each image of a step (https://arxiv.org/abs/1901.09335).
 
     An epoch is as long as the dataset, and so has but one in so many of its images, others in each epoch, as in DeiT
@@ -244,7 +244,7 @@ class RepeatedSampler(torch.utils.data.Sampler[tuple[int, int]]):
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yields the numbers of an image and of its augmentation, of each step one augmentation of all images first.
 
-        So neighbours, which are mixed, are never the same image.
+        So neighbors, which are mixed, are never the same image.
         """
         seed = derive_seed(self.dataset.seed, int(self.dataset.epoch))
         length = len(self.dataset)

@@ -15,7 +15,7 @@ from ...model.image_targets import IGNORED_LABEL
 from ..targets import without_crowds
 from .crops import draw_crop
 from .inputs import (
-    GREY,
+    GRAY,
     check_photometric,
     check_probabilities,
     check_rotation,
@@ -47,22 +47,22 @@ def dense_augmentation(
     """Returns the augmentation of training examples for segmentation and depth, which also brings them to one size.
 
     An image is scaled at random, and a crop of it, or where it is smaller a frame around it, is taken. Where the image
-    does not reach, it is grey, and its target is 255 (classes), empty (masks) or 0 (depth). Masks without a pixel left
+    does not reach, it is gray, and its target is 255 (classes), empty (masks) or 0 (depth). Masks without a pixel left
     are dropped, and those of crowds. A depth map is divided by the scale: what is twice as large is half as far
     (https://arxiv.org/abs/1406.2283, section 3.4).
 
     Args:
         size: Height h and width w of the result in pixels.
-        num_channels: Number of channels C of the result; colours are converted as the image processor does.
+        num_channels: Number of channels C of the result; colors are converted as the image processor does.
         scale_range: Smallest and largest scale, drawn evenly on a logarithmic axis. At scale 1 the image is as large
             as an image processor makes it.
         keep_aspect_ratio: Whether the image keeps its proportions, and at scale 1 its shorter side is that of the
             result (`{"shortest_edge"}`), or else it is squeezed into the result (`{"height", "width"}`).
-        max_class_share: Largest share of a crop's labelled pixels that one class may have, in (0, 1]; crops are drawn
+        max_class_share: Largest share of a crop's labeled pixels that one class may have, in (0, 1]; crops are drawn
             anew up to ten times (as in mmsegmentation). For class maps only; 1 takes any crop.
         horizontal_flip: Probability of a mirror image, in [0, 1].
         max_rotation: Largest angle of a random rotation in degrees, either way.
-        photometric: Probability that brightness, contrast and, of colours, saturation and hue change, in [0, 1]. The
+        photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1]. The
             target stays as it is.
 
     Returns:
@@ -72,7 +72,7 @@ def dense_augmentation(
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or colours shall change and C is neither 1 nor 3.
+        ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
     """
     check_probabilities(horizontal_flip=horizontal_flip)
     check_scale_range(scale_range)
@@ -109,7 +109,7 @@ class _DenseAugmentation:
             if _largest_share(crop.cut(target)) <= self.max_class_share:
                 break
             crop = draw_crop(image.shape[-2:], self.size, scale, self.keep_aspect_ratio)
-        image = crop.take_image(image, GREY)  # (C, h, w)
+        image = crop.take_image(image, GRAY)  # (C, h, w)
         target = crop.place(resize_nearest(crop.cut(target), *crop.inner), OUTSIDE[name])  # (h, w) or (M, h, w)
         if torch.rand(()) < self.horizontal_flip:
             image, target = image.flip(-1), target.flip(-1)
@@ -136,4 +136,4 @@ def _rotate(image: Tensor, target: Tensor, angle: float, outside: float) -> tupl
 
     # The type of a tensor says how it turns: masks are never interpolated.
     turned = functional.rotate(tv_tensors.Mask(target), angle, fill=outside).as_subclass(Tensor)
-    return functional.rotate(image, angle, InterpolationMode.BILINEAR, fill=GREY), turned
+    return functional.rotate(image, angle, InterpolationMode.BILINEAR, fill=GRAY), turned

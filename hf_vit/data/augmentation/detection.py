@@ -13,7 +13,7 @@ from torch import Tensor
 from ..targets import without_crowds
 from .crops import Crop, draw_crop
 from .inputs import (
-    GREY,
+    GRAY,
     check_photometric,
     check_probabilities,
     check_scale_range,
@@ -40,19 +40,19 @@ def detection_augmentation(
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Returns the augmentation of training examples for object detection, which also brings them to one size.
 
-    An image is scaled at random, and a crop of it, or where it is smaller a grey frame around it, is taken
-    (https://arxiv.org/abs/2012.07177). An object stays if the centre of its box does, clipped to the image; it goes
+    An image is scaled at random, and a crop of it, or where it is smaller a gray frame around it, is taken
+    (https://arxiv.org/abs/2012.07177). An object stays if the center of its box does, clipped to the image; it goes
     too if less than a pixel of its width or height is left, and if it is a crowd. An image may end without any.
 
     Args:
         size: Height h and width w of the result in pixels.
-        num_channels: Number of channels C of the result; colours are converted as the image processor does.
+        num_channels: Number of channels C of the result; colors are converted as the image processor does.
         scale_range: Smallest and largest scale, drawn evenly on a logarithmic axis. At scale 1 the image is as large
             as an image processor makes it.
         iou_crop: Probability that first a part of the image is cut out that an object fills to a drawn share, in
             [0, 1] (SSD, https://arxiv.org/abs/1512.02325, section 2.2). It becomes as large as else the image.
         horizontal_flip: Probability of a mirror image, in [0, 1].
-        photometric: Probability that brightness, contrast and, of colours, saturation and hue change, in [0, 1].
+        photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1].
         keep_aspect_ratio: Whether the image keeps its proportions, and at scale 1 its shorter side is that of the
             result (`{"shortest_edge"}`), or else it is squeezed into the result (`{"height", "width"}`).
 
@@ -64,7 +64,7 @@ def detection_augmentation(
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or colours shall change and C is neither 1 nor 3.
+        ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
     """
     check_probabilities(iou_crop=iou_crop, horizontal_flip=horizontal_flip)
     check_scale_range(scale_range)
@@ -94,7 +94,7 @@ class _DetectionAugmentation:
         if torch.rand(()) < self.iou_crop:
             image, boxes = _iou_crop(image, boxes)
         crop = draw_crop(image.shape[-2:], self.size, draw_scale(self.scale_range), self.keep_aspect_ratio)
-        image = crop.take_image(image, GREY)  # (C, h, w)
+        image = crop.take_image(image, GRAY)  # (C, h, w)
         boxes, is_left = _take_boxes(crop, boxes)
         if torch.rand(()) < self.horizontal_flip:
             image = image.flip(-1)
@@ -107,7 +107,7 @@ class _DetectionAugmentation:
 
 
 def _iou_crop(image: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """Cuts a part out; boxes are not clipped, so that the centre of an object is still that of all of it."""
+    """Cuts a part out; boxes are not clipped, so that the center of an object is still that of all of it."""
     from torchvision import tv_tensors  # here, as all else in the package does without torchvision
     from torchvision.transforms import v2
 
@@ -128,8 +128,8 @@ def _take_boxes(crop: Crop, boxes: Tensor) -> tuple[Tensor, Tensor]:
     for places, span in ((boxes[:, 0::2], crop.columns), (boxes[:, 1::2], crop.rows)):
         moved = span.move(places)  # (N, 2)
         clipped = moved.clamp(span.new_start, span.new_stop)
-        centres = moved.mean(dim=1)
-        is_left &= (centres >= span.new_start) & (centres <= span.new_stop)
+        centers = moved.mean(dim=1)
+        is_left &= (centers >= span.new_start) & (centers <= span.new_stop)
         is_left &= clipped[:, 1] - clipped[:, 0] >= MIN_SIDE
         corners.append(clipped)
     return torch.stack(corners, dim=2).flatten(1), is_left

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...model.image_inputs import read_image
 
 
-GREY = 128  # about zero after normalisation
+GRAY = 128  # about zero after normalization
 
 
 def read_uint8(image: Any, num_channels: int) -> Tensor:
@@ -39,7 +39,7 @@ def check_rotation(max_rotation: float) -> None:
 
 
 def check_photometric(photometric: float, num_channels: int) -> None:
-    """Raises `ValueError` if it is no probability, or there are no colours that could change."""
+    """Raises `ValueError` if it is no probability, or there are no colors that could change."""
     check_probabilities(photometric=photometric)
     if photometric and num_channels not in (1, 3):
         raise ValueError(f"photometric={photometric} changes 1 or 3 channels, not num_channels={num_channels}. Set 0.")
@@ -52,7 +52,7 @@ def check_torchvision() -> None:
 
 
 def distort(image: Tensor) -> Tensor:
-    """Returns an image (C, H, W) uint8 of another brightness, contrast and, of colours, saturation and hue."""
+    """Returns an image (C, H, W) uint8 of another brightness, contrast and, of colors, saturation and hue."""
     from torchvision.transforms import v2  # here, as all else in the package does without torchvision
 
     return v2.ColorJitter(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05)(image)

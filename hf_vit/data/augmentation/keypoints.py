@@ -41,18 +41,18 @@ def keypoint_augmentation(
     """Returns the augmentation of training examples for keypoints, which cuts each object out of its image.
 
     With nothing left to chance, the crop is the one that the image processor makes: bilinear, black outside the image.
-    Keypoints that leave it count as not labelled.
+    Keypoints that leave it count as not labeled.
 
     Args:
         size: Height h and width w of the crop in pixels.
-        num_channels: Number of channels C of the result; colours are converted as the image processor does.
+        num_channels: Number of channels C of the result; colors are converted as the image processor does.
         box_padding: How many times wider and higher than the box a crop is at scale 1.
         scale_range: Smallest and largest scale of the object, drawn evenly on a logarithmic axis.
         max_rotation: Largest angle of a random rotation in degrees, either way.
         max_shift: How far the object is moved at most, either way, as a share of the width and height of the crop.
         horizontal_flip: Probability of a mirror image, in [0, 1].
         flip_pairs: Pairs of keypoints (numbers from 0) that a mirror image swaps, as the left and the right eye.
-        photometric: Probability that brightness, contrast and, of colours, saturation and hue change, in [0, 1].
+        photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1].
 
     Returns:
         A function from an example (an image of any kind and size in `image`, `keypoints` (K, 3), x and y in its pixels
@@ -61,7 +61,7 @@ def keypoint_augmentation(
 
     Raises:
         ImportError: if torchvision is not installed.
-        ValueError: if a value is out of range, or colours shall change and C is neither 1 nor 3.
+        ValueError: if a value is out of range, or colors shall change and C is neither 1 nor 3.
     """
     check_probabilities(horizontal_flip=horizontal_flip)
     check_scale_range(scale_range)
@@ -115,13 +115,13 @@ class _KeypointAugmentation:
         return {**rest, "image": image, "keypoints": keypoints}
 
     def _draw_change(self) -> Tensor:
-        """Returns a turn, scale and shift (3, 3) around the centre of the crop, in its pixels."""
+        """Returns a turn, scale and shift (3, 3) around the center of the crop, in its pixels."""
         scale, angle = draw_scale(self.scale_range), radians(uniform(-self.max_rotation, self.max_rotation))
         height, width = self.size
         shift = [uniform(-self.max_shift, self.max_shift) * length for length in (width, height)]
         linear = scale * torch.tensor([[cos(angle), -sin(angle)], [sin(angle), cos(angle)]], dtype=torch.float64)
-        centre = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
-        offset = centre + torch.tensor(shift, dtype=torch.float64) - linear @ centre
+        center = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
+        offset = center + torch.tensor(shift, dtype=torch.float64) - linear @ center
         return _square(torch.cat((linear, offset[:, None]), dim=1))
 
 

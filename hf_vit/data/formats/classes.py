@@ -14,11 +14,11 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from transformers.utils import logging
 
 from ...model.image_targets import IGNORED_LABEL
-from ..wording import listed
+from ..messages import listed
 
 
-# How palettes call the colour of pixels that are of no class.
-IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "unlabelled", "void"}
+# How palettes call the color of pixels that are of no class.
+IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
 PALETTE_FILES = ("palette.txt", "label_colors.txt", "class_dict.csv")
 Color = tuple[int, int, int]
@@ -30,7 +30,7 @@ class ClassList:
 
     Args:
         names: Name of each class; its place is its number.
-        colors: Pairs of a colour (R, G, B) in masks and the class number it stands for, or 255.
+        colors: Pairs of a color (R, G, B) in masks and the class number it stands for, or 255.
         reduce_labels: Whether indexed masks count classes from 1 and have 0 where there is none.
 
     Raises:
@@ -58,7 +58,7 @@ class ClassList:
 
     @property
     def color_table(self) -> np.ndarray:
-        """Label of each colour 65536 R + 256 G + B, plus one; 0 for colours that mean nothing."""
+        """Label of each color 65536 R + 256 G + B, plus one; 0 for colors that mean nothing."""
         return _color_table(self.colors)
 
 
@@ -121,17 +121,17 @@ def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int
     is_ignored = {name: name.lower() in IGNORED_NAMES and name not in numbers for name in palette.values()}
     if unknown := sorted(name for name in set(palette.values()) if name not in numbers and not is_ignored[name]):
         raise ValueError(
-            f"The palette has colours for {listed(unknown)}, but the classes are {listed(names)}. Spell them the "
-            f"same, or call colours of no class {sorted(IGNORED_NAMES)[0]!r}."
+            f"The palette has colors for {listed(unknown)}, but the classes are {listed(names)}. Spell them the "
+            f"same, or call colors of no class {sorted(IGNORED_NAMES)[0]!r}."
         )
     return {color: numbers.get(name, IGNORED_LABEL) for color, name in palette.items()}
 
 
 def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
-    """Reads a file of classes: names line by line, `id2label` in JSON, or a palette of names and colours.
+    """Reads a file of classes: names line by line, `id2label` in JSON, or a palette of names and colors.
 
     Returns:
-        The names in order, and those of a palette by colour (R, G, B). Several colours may have one name.
+        The names in order, and those of a palette by color (R, G, B). Several colors may have one name.
 
     Raises:
         OSError: if it cannot be read.
@@ -151,13 +151,13 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
         return lines, {}
     if None in colors:
         raise ValueError(
-            f"{file} has the line {lines[colors.index(None)]!r} among colours. A line of a palette reads "
+            f"{file} has the line {lines[colors.index(None)]!r} among colors. A line of a palette reads "
             "'name 255 0 128' or '255 0 128 name'."
         )
     palette: dict[Color, str] = {}
     for name, color in filter(None, colors):
         if palette.setdefault(color, name) != name:
-            raise ValueError(f"{file} gives the colour {color} to {palette[color]!r} and to {name!r}. Change one.")
+            raise ValueError(f"{file} gives the color {color} to {palette[color]!r} and to {name!r}. Change one.")
     return list(dict.fromkeys(name for name in palette.values() if name.lower() not in IGNORED_NAMES)), palette
 
 
@@ -176,7 +176,7 @@ def _read_id2label(file: Path, text: str) -> list[str]:
 
 
 def _name_and_color(line: str) -> tuple[str, Color] | None:
-    """Returns name and colour from "name 255 0 128", "255 0 128 name" or the same with commas; `None` from else."""
+    """Returns name and color from "name 255 0 128", "255 0 128 name" or the same with commas; `None` from else."""
     words = [word for word in re.split(r"[\s,;]+", line) if word]
     for numbers, name in ((words[:3], words[3:]), (words[-3:], words[:-3])):
         if name and len(numbers) == 3 and all(word.isdecimal() and int(word) <= 255 for word in numbers):
@@ -210,7 +210,7 @@ class ClassNumbers:
         Raises:
             ValueError: if it is missing, or of no class, with `file`, what the label is of.
         """
-        if label in UNLABELLED:
+        if label in UNLABELED:
             raise ValueError(f"{file} has no label, but {label!r}. Label it, or leave it out of the data.")
         number = self.numbers.get(str(label).strip())
         if number is None:
@@ -220,7 +220,7 @@ class ClassNumbers:
             )
         return number
 
-    def relabelled(self, split: Dataset) -> Dataset:
+    def relabeled(self, split: Dataset) -> Dataset:
         """Returns a split whose column `label` numbers these classes; its column `file` names the images.
 
         Raises:
@@ -260,7 +260,7 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
 
 def classes_among(labels: Iterable[object]) -> ClassNumbers:
     """Returns the classes that occur, named by their labels, in the order of numbers or else of the alphabet."""
-    found = {str(label).strip() for label in labels if label not in UNLABELLED}
+    found = {str(label).strip() for label in labels if label not in UNLABELED}
     names = sorted(found, key=int if all(name.isdecimal() for name in found) else None)
     return ClassNumbers(tuple(names), {name: number for number, name in enumerate(names)})
 
@@ -271,7 +271,7 @@ def _in_order(names: Sequence[str]) -> ClassNumbers:
 
 logger = logging.get_logger(__name__)
 # How data sets say that an example has no label: -1 on the Hub, an empty cell in a table.
-UNLABELLED = (None, "", -1, "-1")
+UNLABELED = (None, "", -1, "-1")
 INTEGERS = [Value(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
 LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 
@@ -298,7 +298,7 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
         values = split["label"][:]
         if not values:
             raise ValueError(f"The split {name!r} is empty. Fill it or leave it out.")
-        if name != "train" and all(value in UNLABELLED for value in values):
+        if name != "train" and all(value in UNLABELED for value in values):
             logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
         else:
             labels[name] = _names_of(values, split.features["label"], name)
@@ -308,7 +308,7 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
     classes = _classes(splits[first].features["label"], labels[first], first)
     for name, names in labels.items():
         _check_known(names, classes, name, first)
-    return DatasetDict({name: _relabelled(splits[name], names, classes) for name, names in labels.items()})
+    return DatasetDict({name: _relabeled(splits[name], names, classes) for name, names in labels.items()})
 
 
 def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
@@ -319,7 +319,7 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
         names = [known.get(value) for value in values]
         hint = f"They go from 0 to {len(known) - 1}, as there are {len(known)} classes."
     elif feature in LABEL_TYPES:
-        names = [None if value in UNLABELLED else str(value) for value in values]
+        names = [None if value in UNLABELED else str(value) for value in values]
         hint = "Label these examples or leave them out."
     else:
         raise ValueError(
@@ -359,7 +359,7 @@ def _check_known(names: list[str], classes: list[str], split: str, first: str) -
         )
 
 
-def _relabelled(dataset: Dataset, names: list[str], classes: list[str]) -> Dataset:
+def _relabeled(dataset: Dataset, names: list[str], classes: list[str]) -> Dataset:
     feature = ClassLabel(names=classes)
     if dataset.features["label"] == feature:
         return dataset

@@ -17,7 +17,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, List, NamedSplit, Value
 from transformers.utils import logging
 
-from ..wording import MAX_NAMED, in_lines, listed
+from ..messages import MAX_NAMED, in_lines, listed
 from .files import image_sizes, images_at, subfolders
 from .objects import KeypointNames, KeypointTable, ObjectTable, corners, table_of, whole_images
 from .splits import one_per_split, split_named, split_within
@@ -518,7 +518,7 @@ def _of_category(content: Content, number: Any, file: Path) -> Content:
 
 
 def _keypoints(annotations: list[dict[str, Any]], count: int, file: Path) -> np.ndarray:
-    """Returns (N, K, 3) x, y and visibility, unlabelled where an object, as a crowd, has none."""
+    """Returns (N, K, 3) x, y and visibility, unlabeled where an object, as a crowd, has none."""
     none = {"keypoints": [0] * (3 * count)}
     filled = [annotation if annotation.get("keypoints") else annotation | none for annotation in annotations]
     return _numbers(filled, "keypoints", 3 * count, file).reshape(-1, count, 3)

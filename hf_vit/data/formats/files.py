@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit
 
 from ...model.image_inputs import header_size
-from ..wording import MAX_NAMED, in_lines
+from ..messages import MAX_NAMED, in_lines
 
 
 IMAGE_SUFFIXES = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 from transformers.utils import logging
 
-from ..wording import in_lines, listed
+from ..messages import in_lines, listed
 from .files import IMAGE_SUFFIXES, files_below, is_image, subfolders
 from .splits import one_per_split, split_named
 
@@ -32,10 +32,10 @@ def load_image_folder(folder: Path) -> DatasetDict:
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_folders(folder)
-    unlabelled = [name for name, root in roots.items() if name != "train" and _is_unlabelled(root)]
-    if unlabelled:
-        logger.warning("Left out of %s, as their images lie in no class folder: %s.", folder, listed(unlabelled))
-    return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabelled})
+    unlabeled = [name for name, root in roots.items() if name != "train" and _is_unlabeled(root)]
+    if unlabeled:
+        logger.warning("Left out of %s, as their images lie in no class folder: %s.", folder, listed(unlabeled))
+    return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabeled})
 
 
 def has_class_folders(folder: Path) -> bool:
@@ -44,7 +44,7 @@ def has_class_folders(folder: Path) -> bool:
     return len(inside) > 1 or any(split_named(sub.name) for sub in inside)
 
 
-def _is_unlabelled(root: Path) -> bool:
+def _is_unlabeled(root: Path) -> bool:
     return not subfolders(root) and bool(_loose_images(root))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from transformers.utils import logging
 
-from ..wording import listed
+from ..messages import listed
 
 
 logger = logging.get_logger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..wording import MAX_NAMED, in_lines, listed
+from ..messages import MAX_NAMED, in_lines, listed
 from .columns import choose_column
 from .files import image_sizes, images_at
 from .objects import KeypointNames, KeypointTable, corners, table_of, whole_images
@@ -41,7 +41,7 @@ def load_landmarks(
     """Reads tables with a row for each object: the path of its image, relative to the table's folder, and keypoints.
 
     Columns are `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ... An empty cell, or visibility 0, says
-    that a keypoint is not labelled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
+    that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
     height), else it is the image. A column `split` overrides the split that a table's name says.
 
     Args:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
 
-from ..wording import MAX_NAMED, in_lines, listed
+from ..messages import MAX_NAMED, in_lines, listed
 from .columns import USUAL_NAMES, can_hold_images, choose_column
 from .files import image_sizes
 from .objects import (
@@ -304,7 +304,7 @@ def _choose_format(boxes: np.ndarray, sizes: np.ndarray) -> BoxFormat:
     counts = "; ".join(f"{count} of {len(boxes)} as {name!r}" for name, count in num_right.items())
     raise ValueError(
         f"It is not clear how boxes are written. With an area and inside of their images lie {counts}. Set "
-        "bbox_format: 'coco' (x, y, width, height in pixels), 'voc' (x1, y1, x2, y2) or 'yolo' (centre x, y, width, "
+        "bbox_format: 'coco' (x, y, width, height in pixels), 'voc' (x1, y1, x2, y2) or 'yolo' (center x, y, width, "
         "height as shares of the image)."
     )
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from transformers.utils import logging
 
-from ..wording import MAX_NAMED, in_lines, listed
+from ..messages import MAX_NAMED, in_lines, listed
 from .classes import NAME_FILES, read_class_file
 
 
@@ -107,7 +107,7 @@ def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.n
 
     Args:
         boxes: (N, 4) float64, as "coco": x1, y1, width and height in pixels, "voc": x1, y1, x2, y2 in pixels, or
-            "yolo": centre x, y, width and height as shares of the image.
+            "yolo": center x, y, width and height as shares of the image.
         box_format: Which of them.
         sizes: (N, 2) width and height of each box's image in pixels.
     """
@@ -257,7 +257,7 @@ def _check_plausible(tables: Mapping[str, ObjectTable], wrong: Mapping[str, np.n
         raise ValueError(
             f"Of {len(boxes)} boxes {num_wrong} have no area or reach out of their image, and {num_tiny} are no "
             "larger than a pixel: so they are written in another way. COCO has x, y, width, height in pixels, VOC x1, "
-            "y1, x2, y2 in pixels, and YOLO centre x, y, width, height as shares of the image. They were read so:"
+            "y1, x2, y2 in pixels, and YOLO center x, y, width, height as shares of the image. They were read so:"
             f"{in_lines(faults, MAX_NAMED)}"
         )
 
@@ -300,7 +300,7 @@ class KeypointTable:
 
     Args:
         objects: Their images, boxes and areas.
-        keypoints: (N, K, 3) float64, x, y in pixels and visibility: 0 (not labelled; x and y are 0), 1 (hidden) or 2.
+        keypoints: (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled; x and y are 0), 1 (hidden) or 2.
     """
 
     objects: ObjectTable
@@ -311,18 +311,18 @@ class KeypointTable:
         """Returns a table from keypoints (N, K, 3) in the order that objects had before they were sorted.
 
         Raises:
-            ValueError: if a labelled keypoint is not finite, or a visibility is none of 0, 1 and 2.
+            ValueError: if a labeled keypoint is not finite, or a visibility is none of 0, 1 and 2.
         """
         keypoints = keypoints[objects.ids]
         visibility = keypoints[..., 2]
-        is_labelled = visibility > 0
-        wrong = ~np.isin(visibility, (0, 1, 2)) | (is_labelled & ~np.isfinite(keypoints).all(axis=2))
+        is_labeled = visibility > 0
+        wrong = ~np.isin(visibility, (0, 1, 2)) | (is_labeled & ~np.isfinite(keypoints).all(axis=2))
         if faults := _faults(objects, keypoints, wrong):
             raise ValueError(
-                f"{len(faults)} keypoints are no numbers x, y and visibility 0 (not labelled), 1 (hidden) or 2:"
+                f"{len(faults)} keypoints are no numbers x, y and visibility 0 (not labeled), 1 (hidden) or 2:"
                 f"{in_lines(faults, MAX_NAMED)}"
             )
-        return cls(objects, np.where(is_labelled[..., None], keypoints, 0))
+        return cls(objects, np.where(is_labeled[..., None], keypoints, 0))
 
     def select(self, kept: np.ndarray) -> "KeypointTable":
         """Returns a table of some of the objects, (N,) bool."""
@@ -336,21 +336,21 @@ def _faults(objects: ObjectTable, keypoints: np.ndarray, wrong: np.ndarray) -> l
     ]
 
 
-def labelled_only(tables: Mapping[str, KeypointTable]) -> dict[str, KeypointTable]:
-    """Leaves out objects without any labelled keypoint, and says how many."""
+def labeled_only(tables: Mapping[str, KeypointTable]) -> dict[str, KeypointTable]:
+    """Leaves out objects without any labeled keypoint, and says how many."""
     kept = {split: np.any(table.keypoints[..., 2] > 0, axis=1) for split, table in tables.items()}
     if num_dropped := sum(int((~mask).sum()) for mask in kept.values()):
         total = sum(map(len, kept.values()))
-        logger.warning("%d of %d objects have no labelled keypoint; they are left out.", num_dropped, total)
+        logger.warning("%d of %d objects have no labeled keypoint; they are left out.", num_dropped, total)
     return {split: table.select(kept[split]) for split, table in tables.items()}
 
 
 def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: str) -> dict[str, KeypointTable]:
-    """Returns tables whose labelled keypoints lie within their images, but for a pixel.
+    """Returns tables whose labeled keypoints lie within their images, but for a pixel.
 
     Args:
         tables: Objects by split.
-        box_errors: "raise" names those outside in an error, else they count as not labelled.
+        box_errors: "raise" names those outside in an error, else they count as not labeled.
 
     Raises:
         ValueError: if some are outside and `box_errors` is "raise".
@@ -361,11 +361,11 @@ def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: str) -> d
     ]
     if faults and box_errors == "raise":
         raise ValueError(
-            f"{len(faults)} labelled keypoints lie outside of their image:{in_lines(faults, MAX_NAMED)}\nRepair them, "
-            "or set box_errors to 'clip' or 'drop', with which they count as not labelled."
+            f"{len(faults)} labeled keypoints lie outside of their image:{in_lines(faults, MAX_NAMED)}\nRepair them, "
+            "or set box_errors to 'clip' or 'drop', with which they count as not labeled."
         )
     if faults:
-        logger.warning("%d keypoints lie outside of their image and count as not labelled.", len(faults))
+        logger.warning("%d keypoints lie outside of their image and count as not labeled.", len(faults))
     return {
         split: replace(table, keypoints=np.where(outside[split][..., None], 0, table.keypoints))
         for split, table in tables.items()
@@ -375,7 +375,7 @@ def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: str) -> d
 def _outside(table: KeypointTable) -> np.ndarray:
     """Returns (N, K) bool."""
     places, sizes = table.keypoints[..., :2], object_sizes(table.objects)[:, None]
-    # A pixel's centre is at its number, so an image goes from -0.5 to its length - 0.5.
+    # A pixel's center is at its number, so an image goes from -0.5 to its length - 0.5.
     is_outside = ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)
     return is_outside & (table.keypoints[..., 2] > 0)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, load_dataset
 from datasets.exceptions import DatasetGenerationError
 
-from ..wording import listed
+from ..messages import listed
 from .splits import files_by_split, split_within
 
 

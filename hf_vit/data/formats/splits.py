@@ -9,7 +9,7 @@ from typing import TypeVar
 from datasets import Dataset, DatasetDict
 from transformers.utils import logging
 
-from ..wording import listed
+from ..messages import listed
 
 
 logger = logging.get_logger(__name__)

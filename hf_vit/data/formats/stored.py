@@ -16,7 +16,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from ..wording import listed
+from ..messages import listed
 from .parquet import find_parquet, load_parquet
 from .splits import standard_splits
 from .tar_shards import find_tars
@@ -91,7 +91,7 @@ def _explained(source: str) -> Iterator[None]:
         yield
     except (HFValidationError, FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
-            f"There is no file or folder {source!r}. {_neighbours(Path(source).expanduser().absolute())} Nor did the "
+            f"There is no file or folder {source!r}. {_neighbors(Path(source).expanduser().absolute())} Nor did the "
             f"Hub give a dataset of that name: {error}"
         ) from error
 
@@ -143,7 +143,7 @@ def check_revision(path: Path, revision: str | None) -> None:
         )
 
 
-def _neighbours(path: Path) -> str:
+def _neighbors(path: Path) -> str:
     """Says what lies where `path` was looked for."""
     while not path.parent.is_dir():
         path = path.parent

@@ -9,7 +9,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 
-from ..wording import in_lines
+from ..messages import in_lines
 from .columns import choose_column
 from .splits import SPLIT_NAMES, SPLITS, one_per_split, split_named, split_within
 

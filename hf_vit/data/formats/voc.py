@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 from transformers.utils import logging
 
-from ..wording import MAX_NAMED, in_lines, listed
+from ..messages import MAX_NAMED, in_lines, listed
 from .files import files_below, image_sizes, images_at, is_image, subfolders
 from .objects import ObjectTable, numbered_words, table_of
 from .splits import one_per_split, split_named

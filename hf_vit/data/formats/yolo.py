@@ -1,4 +1,4 @@
-"""Boxes in the text files of YOLO: class, centre, width and height as shares of the image. Shapes: N objects."""
+"""Boxes in the text files of YOLO: class, center, width and height as shares of the image. Shapes: N objects."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ..wording import MAX_NAMED, in_lines, listed
+from ..messages import MAX_NAMED, in_lines, listed
 from .files import files_below, image_sizes, images_at, is_image, subfolders
 from .objects import ObjectTable, check_numbers, class_names_beside, corners, table_of, without_class_names
 from .splits import SPLITS, one_per_split, split_named
@@ -185,7 +185,7 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
                     objects.append((number, line_number, *values))
     if faults:
         raise ValueError(
-            f"{len(faults)} lines are no class, centre x, y, width and height, nor class and polygon x, y, ...:"
+            f"{len(faults)} lines are no class, center x, y, width and height, nor class and polygon x, y, ...:"
             f"{in_lines(faults, MAX_NAMED)}"
         )
     return _as_table(paths, split, texts, np.array(objects, float).reshape(-1, 7), num_classes, source)
@@ -219,7 +219,7 @@ def _text_of(image: Path) -> Path:
 
 
 def _read_line(words: list[str]) -> tuple[float, ...] | None:
-    """Returns class, centre x, y, width and height of a line; `None` if it is malformed."""
+    """Returns class, center x, y, width and height of a line; `None` if it is malformed."""
     try:
         label, *values = map(float, words)
     except ValueError:

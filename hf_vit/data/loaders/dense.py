@@ -14,8 +14,8 @@ from ..formats.columns import image_and_target
 from ..formats.files import with_files
 from ..formats.folders import load_pairs
 from ..formats.stored import id2label_on_hub, load_columns
+from ..messages import listed
 from ..targets import depth_target, instances_target, panoptic_target, region_target, semantic_target
-from ..wording import listed
 
 
 def load_semantic_segmentation(
@@ -31,7 +31,7 @@ def load_semantic_segmentation(
 ) -> TargetData:
     """Loads images with a mask each that says the class of every pixel.
 
-    `source` is, recognised by what is there and in this order:
+    `source` is, recognized by what is there and in this order:
 
     - a parquet file, or a folder of them, with two columns of images, as `load_image_classification` takes them;
     - a folder written by `Dataset.save_to_disk`;
@@ -40,12 +40,12 @@ def load_semantic_segmentation(
       `annotations/`;
     - if no such path exists, the name of a dataset on the Hub.
 
-    Masks hold class numbers in one band of 8 or 16 bits (255 where there is no class), or colours in RGB.
+    Masks hold class numbers in one band of 8 or 16 bits (255 where there is no class), or colors in RGB.
 
     Args:
         source: Path, or name on the Hub.
         class_names: Names of the classes. By default those of classes.txt (one a line, the first is class 0) or
-            id2label.json in `source`, or of a palette there, which is needed for colours: palette.txt,
+            id2label.json in `source`, or of a palette there, which is needed for colors: palette.txt,
             label_colors.txt (lines "name 255 0 128" or "255 0 128 name") or class_dict.csv.
         classes_file: One of these files, if it lies elsewhere.
         reduce_labels: Whether masks of numbers count classes from 1 and have 0 where there is none.
@@ -82,7 +82,7 @@ def load_universal_segmentation(
 ) -> TargetData:
     """Loads images with masks of things and of stuff, each of a class.
 
-    `source` is, recognised by what is there and in this order:
+    `source` is, recognized by what is there and in this order:
 
     - a folder in the format of COCO, `annotations/panoptic_train2017.json`, ... or `annotations/instances_...`, or
       with `train/annotations.json`, ..., or such a file. Crowds are not trained on, but excuse what is found in them;
@@ -94,7 +94,7 @@ def load_universal_segmentation(
         thing_names: Those classes of semantic masks that are things. Annotations of COCO say so themselves.
         annotations: "panoptic" or "instances", where `source` has both.
         class_names: As in `load_semantic_segmentation`, like all that follow.
-        classes_file: One of the files of names or colours.
+        classes_file: One of the files of names or colors.
         reduce_labels: Whether masks of numbers count classes from 1.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
@@ -139,8 +139,8 @@ def load_depth_estimation(
 
     Args:
         source: Path, or name on the Hub.
-        depth_scale: Units per metre: 256 for KITTI. Unless given, whole numbers (PNG and TIFF of 16 or 32 bits) are
-            millimetres and floats (TIFF, `.npy`) metres; given, it counts for both.
+        depth_scale: Units per meter: 256 for KITTI. Unless given, whole numbers (PNG and TIFF of 16 or 32 bits) are
+            millimeters and floats (TIFF, `.npy`) meters; given, it counts for both.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images, where that is not clear.
@@ -155,8 +155,8 @@ def load_depth_estimation(
     """
     if depth_scale is not None and not 0 < depth_scale < math.inf:
         raise ValueError(
-            f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a metre, 1000 for "
-            "millimetres."
+            f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a meter, 1000 for "
+            "millimeters."
         )
     columns = (image_column_name, depth_column_name)
     splits = _load_pairs(source, "depth", columns, dataset_config_name, dataset_revision)

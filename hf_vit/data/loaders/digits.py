@@ -4,13 +4,13 @@ import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 
-from ..datasets import DataRecord
+from ..datasets import DatasetInfo
 from ..hold_out import SPLIT_SEED
 
 
 DIGITS = tuple("0123456789")
 NUM_TEST_DIGITS = 360
-DIGITS_RECORD = DataRecord(
+DIGITS_INFO = DatasetInfo(
     name="Optical Recognition of Handwritten Digits (UCI), as in scikit-learn",
     identifier="load_digits",
     license="CC BY 4.0",
@@ -28,7 +28,7 @@ DIGITS_RECORD = DataRecord(
 def load_digits_dataset(image_size: int = 28) -> DatasetDict:
     """Loads the 1797 digits of `sklearn.datasets.load_digits`, 1437 to train and 360 to test.
 
-    The originals are 8x8 pixels of 17 grey levels, light on dark. Every digit has the same share of both splits, which
+    The originals are 8x8 pixels of 17 gray levels, light on dark. Every digit has the same share of both splits, which
     are always the same.
 
     Args:
@@ -48,9 +48,9 @@ def load_digits_dataset(image_size: int = 28) -> DatasetDict:
     except ImportError as error:
         raise ImportError('The digits come with scikit-learn. Install it: pip install "hf-vit[train]".') from error
     digits = load_digits()
-    grey = np.round(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), from 0 to 16
+    gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), from 0 to 16
     size = (image_size, image_size)
-    images = [PILImage.fromarray(image).resize(size, PILImage.Resampling.BICUBIC) for image in grey]
+    images = [PILImage.fromarray(image).resize(size, PILImage.Resampling.BICUBIC) for image in gray]
     dataset = Dataset.from_dict(
         {"image": images, "label": digits.target.tolist()},
         features=Features({"image": Image(), "label": ClassLabel(names=list(DIGITS))}),

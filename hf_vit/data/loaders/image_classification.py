@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from ..formats.classes import (
     LABEL_TYPES,
-    UNLABELLED,
+    UNLABELED,
     ClassNumbers,
     classes_among,
     known_classes,
@@ -60,7 +60,7 @@ def load_image_classification(
 ) -> DatasetDict:
     """Loads images with one label each, whatever the form in which they lie on disk or on the Hub.
 
-    `source` is, recognised by what is there and in this order:
+    `source` is, recognized by what is there and in this order:
 
     - a folder with the idx files of MNIST, Fashion-MNIST, EMNIST, ..., packed or not, also in `MNIST/raw/`; files
       called `emnist-...` hold their images transposed, and are turned upright;
@@ -152,7 +152,7 @@ PEEKED = 10  # rows that tell whether a split on the Hub has labels
 
 
 @dataclass(frozen=True)
-class LabelledStream:
+class LabeledStream:
     """Images and labels of which those to train on come as a stream.
 
     Args:
@@ -200,7 +200,7 @@ def stream_image_classification(
     label_column_name: str | None = None,
     class_names: Sequence[str] = (),
     train_val_split: float = 0.1,
-) -> LabelledStream:
+) -> LabeledStream:
     """Opens images with one label each, the training images as a stream.
 
     Parquet files, tar files and datasets on the Hub are read while they are used. What else
@@ -242,13 +242,13 @@ def stream_image_classification(
     held_out = 0.0 if "validation" in raw else train_val_split
     rows = _as_rows(found.pop("train"), classes)
     if path.exists():
-        return LabelledStream(classes.names, rows, held_out, listed=_listed(path, columns, classes))
-    labelled = {
+        return LabeledStream(classes.names, rows, held_out, listed=_listed(path, columns, classes))
+    labeled = {
         name: _as_rows(stream, classes)
         for name, stream in found.items()
         if _has_labels(name, (row["label"] for row in stream.take(PEEKED)))
     }
-    return LabelledStream(classes.names, rows, held_out, streamed=labelled)
+    return LabeledStream(classes.names, rows, held_out, streamed=labeled)
 
 
 def held_out_of_stream(images: Dataset, source: str, train_val_split: float) -> Dataset:
@@ -273,7 +273,7 @@ def _is_trained_on(row: dict[str, Any], share: float) -> bool:
     return zlib.crc32(content) >= share * 2**32
 
 
-def _from_list(splits: DatasetDict, class_names: Sequence[str], source: str, train_val_split: float) -> LabelledStream:
+def _from_list(splits: DatasetDict, class_names: Sequence[str], source: str, train_val_split: float) -> LabeledStream:
     if "train" not in splits:
         raise ValueError(f"{source} has no training images, only the splits {', '.join(splits)}.")
     feature = splits["train"].features["label"]
@@ -285,7 +285,7 @@ def _from_list(splits: DatasetDict, class_names: Sequence[str], source: str, tra
     # Files are listed class by class, and a buffer would mix few of the classes.
     rows = train.to_iterable_dataset(min(NUM_SHARDS, len(train)))
     others = DatasetDict({name: splits[name] for name in SPLITS if name in splits and name != "train"})
-    return LabelledStream(tuple(feature.names), rows, listed=others)
+    return LabeledStream(tuple(feature.names), rows, listed=others)
 
 
 def _two_columns(
@@ -351,13 +351,13 @@ def _listed(path: Path, columns: tuple[str | None, str | None], classes: ClassNu
     splits = DatasetDict({name: from_tars(split, columns[1]) for name, split in splits.items()})
     reduced = with_files(image_and_label(splits, *columns))
     return DatasetDict(
-        {name: classes.relabelled(split) for name, split in reduced.items() if _has_labels(name, split["label"][:])}
+        {name: classes.relabeled(split) for name, split in reduced.items() if _has_labels(name, split["label"][:])}
     )
 
 
 def _has_labels(name: str, labels: Iterable[object]) -> bool:
     """Returns whether a split has labels, which test sets often have not that are published."""
-    if any(label not in UNLABELLED for label in labels):
+    if any(label not in UNLABELED for label in labels):
         return True
     logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
     return False

@@ -31,7 +31,7 @@ def load_image_text(
 ) -> TargetData:
     """Loads images with one or several captions each.
 
-    `source` is, recognised by what is there and in this order:
+    `source` is, recognized by what is there and in this order:
 
     - a parquet file, or a folder of them, with a column of images and one of captions, as `load_image_classification`
       takes them;

@@ -22,7 +22,7 @@ from ..formats.objects import (
     checked_keypoints,
     keypoint_rows,
     known_areas,
-    labelled_only,
+    labeled_only,
     object_sizes,
     whole_images,
 )
@@ -44,9 +44,9 @@ def load_keypoint_detection(
     image_column_name: str | None = None,
     objects_column_name: str | None = None,
 ) -> KeypointData:
-    """Loads objects with keypoints, one example each; those without any labelled keypoint are left out.
+    """Loads objects with keypoints, one example each; those without any labeled keypoint are left out.
 
-    `source` is, recognised by what is there and in this order:
+    `source` is, recognized by what is there and in this order:
 
     - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects` that has
       `keypoints` and maybe `bbox` and `area`;
@@ -54,14 +54,14 @@ def load_keypoint_detection(
     - a table (.csv, .tsv, .jsonl) as of `load_landmarks`, or a folder with `train.csv`, ..., or with one table;
     - if no such path exists, the name of a dataset on the Hub, with columns as of parquet files.
 
-    Places are in pixels, and the centre of pixel i is at i. Where no box is given, it is around the whole image.
+    Places are in pixels, and the center of pixel i is at i. Where no box is given, it is around the whole image.
 
     Args:
         source: Path, or name on the Hub.
         whole_image: Whether boxes are ignored, as for landmarks of the only object of an image.
         box_errors: What is done about boxes that reach out of their image or have no area: "raise" lists them in an
             error, "clip" cuts them off at its border, "drop" leaves their objects out. With both, keypoints outside
-            count as not labelled.
+            count as not labeled.
         flip_pairs: Pairs that a mirror image swaps, of names or numbers from 0: "left_eye,right_eye" or "1,2"; by
             default what names with left and right, or the 68 points of iBUG, say.
         dataset_config_name: Configuration of a dataset on the Hub.
@@ -116,9 +116,9 @@ def _with_labels(tables: Mapping[str, KeypointTable], source: str) -> dict[str, 
     """Leaves out splits without any object, as test sets are often published."""
     empty = [split for split, table in tables.items() if not len(table.keypoints)]
     if "train" in empty or len(empty) == len(tables):
-        raise ValueError(f"{source} has no object with a labelled keypoint in {', '.join(empty)}. Add some.")
+        raise ValueError(f"{source} has no object with a labeled keypoint in {', '.join(empty)}. Add some.")
     if empty:
-        logger.warning("Left out of %s, as they have no labelled keypoints: %s.", source, ", ".join(empty))
+        logger.warning("Left out of %s, as they have no labeled keypoints: %s.", source, ", ".join(empty))
     return {split: table for split, table in tables.items() if split not in empty}
 
 
@@ -131,7 +131,7 @@ def _with_whole_images(table: KeypointTable) -> KeypointTable:
 
 def _checked(tables: Mapping[str, KeypointTable], box_errors: BoxErrors) -> dict[str, KeypointTable]:
     """Returns tables whose keypoints and boxes lie within their images."""
-    tables = labelled_only(checked_keypoints(tables, box_errors))
+    tables = labeled_only(checked_keypoints(tables, box_errors))
     checked = checked_boxes({split: table.objects for split, table in tables.items()}, box_errors)
     return {
         split: KeypointTable(checked[split], table.keypoints[np.isin(table.objects.ids, checked[split].ids)])

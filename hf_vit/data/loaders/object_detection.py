@@ -14,8 +14,8 @@ from ..formats.objects import BoxErrors, BoxFormat, ObjectTable, checked_boxes, 
 from ..formats.stored import id2label_on_hub, load_columns
 from ..formats.voc import find_voc, load_voc
 from ..formats.yolo import find_yolo, load_yolo
+from ..messages import listed
 from ..targets import detection_target
-from ..wording import listed
 
 
 logger = logging.get_logger(__name__)
@@ -34,7 +34,7 @@ def load_object_detection(
 ) -> TargetData:
     """Loads images with a box around each object; there may be images without any.
 
-    `source` is, recognised by what is there and in this order:
+    `source` is, recognized by what is there and in this order:
 
     - a parquet file, a folder of them, or one written by `Dataset.save_to_disk`, with a column `objects` of `bbox`,
       `category` and maybe `area` and `iscrowd`, or with columns of these names;
@@ -52,7 +52,7 @@ def load_object_detection(
             error, "clip" cuts them off at its border (and leaves out those of which nothing is left), "drop" leaves
             them out.
         bbox_format: How the boxes in columns are written: "coco" (x, y, width, height in pixels), "voc" (x1, y1, x2,
-            y2 in pixels) or "yolo" (centre x, y, width, height as shares of the image); by default "coco" if nothing
+            y2 in pixels) or "yolo" (center x, y, width, height as shares of the image); by default "coco" if nothing
             speaks against it.
         class_names: Names of the classes, where they are plain numbers, or all of them in order where they are words.
         dataset_config_name: Configuration of a dataset on the Hub.

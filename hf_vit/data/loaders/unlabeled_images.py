@@ -8,7 +8,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets
 from transformers.utils import logging
 
-from ..formats.classes import LABEL_TYPES, UNLABELLED
+from ..formats.classes import LABEL_TYPES, UNLABELED
 from ..formats.columns import USUAL_NAMES, check_columns_known, choose_column, choose_image_column
 from ..formats.files import IMAGE_SUFFIXES, files_below, images_at, is_image, subfolders, with_files
 from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS
@@ -24,7 +24,7 @@ from ..formats.stored import (
 from ..formats.tables import find_tables, load_tables, read_table
 from ..formats.tar_shards import TAR_SUFFIXES, from_tars
 from ..hold_out import SPLIT_SEED
-from ..wording import listed
+from ..messages import listed
 from .image_classification import load_stored
 
 
@@ -34,7 +34,7 @@ NO_CLASS = -1
 TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
 
 
-def load_unlabelled_images(
+def load_unlabeled_images(
     sources: Sequence[str],
     *,
     dataset_config_name: str | None = None,
@@ -104,7 +104,7 @@ def _load(
     check_revision(path, revision)
     if stored := load_stored(path, config_name):
         splits = stored
-    elif tables := _labelled_tables(path, label_column):
+    elif tables := _labeled_tables(path, label_column):
         splits = load_tables(tables, image_column, label_column)
     elif path.is_dir():
         return list_images(path)
@@ -116,7 +116,7 @@ def _load(
     return with_class_numbers(image_and_class(splits, image_column, label_column))
 
 
-def _labelled_tables(path: Path, label_column: str | None) -> dict[str, Path]:
+def _labeled_tables(path: Path, label_column: str | None) -> dict[str, Path]:
     """Returns the tables of a data set if all of them have labels; others say nothing that the folder does not."""
     names = USUAL_NAMES["label_column_name"] if label_column is None else (label_column,)
     tables = find_tables(path)
@@ -175,7 +175,7 @@ def with_class_numbers(splits: DatasetDict) -> DatasetDict:
             }
         )
     values = {name: split[CLASS][:] for name, split in splits.items()}
-    known = sorted({str(value) for column in values.values() for value in column if value not in UNLABELLED})
+    known = sorted({str(value) for column in values.values() for value in column if value not in UNLABELED})
     numbers = {value: number for number, value in enumerate(known)}
     feature = ClassLabel(names=_names_of(known, next(iter(splits.values())).features[CLASS]))
     return DatasetDict(
@@ -194,7 +194,7 @@ def _names_of(values: Sequence[str], feature: object) -> list[str]:
 
 
 def list_images(folder: Path) -> DatasetDict:
-    """Lists the images in a folder at any depth, without opening them; see `load_unlabelled_images`.
+    """Lists the images in a folder at any depth, without opening them; see `load_unlabeled_images`.
 
     Raises:
         ValueError: if there are none.
@@ -268,7 +268,7 @@ def stream_images(
 
     Args:
         sources: Names on the Hub, parquet files or tar shards or folders of them, or folders of images as in
-            `load_unlabelled_images`.
+            `load_unlabeled_images`.
         dataset_config_name: Configuration of a dataset on the Hub, of a single source.
         dataset_revision: Branch, tag or commit on the Hub, of a single source.
         image_column_name: Column of images, where neither type nor name say it.
@@ -303,7 +303,7 @@ def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, in
         counts: How many rows to keep of each split.
 
     Returns:
-        These splits as `load_unlabelled_images` gives them, but for images, which are encoded.
+        These splits as `load_unlabeled_images` gives them, but for images, which are encoded.
     """
     first = {
         name: Dataset.from_list(list(islice(streams[name], count)), features=streams[name].features)
@@ -325,7 +325,7 @@ def _open(
         check_on_disk(path, config_name, revision)
         splits = stream_from_disk(path)
         if not splits:
-            listed = load_unlabelled_images([source], image_column_name=image_column, label_column_name=label_column)
+            listed = load_unlabeled_images([source], image_column_name=image_column, label_column_name=label_column)
             # Files are listed class by class, and a buffer would mix few of the classes.
             return {
                 name: split.shuffle(seed=SPLIT_SEED).to_iterable_dataset(min(NUM_SHARDS, len(split)))

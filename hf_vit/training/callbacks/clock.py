@@ -60,7 +60,7 @@ class TrainingClock(TrainerCallback, ExportableState):
         self.earlier, self.start = self.seconds, None
 
 
-class NewStart(TrainerCallback):
+class FreshDropout(TrainerCallback):
     """Lets a training go on that was at its end, and is now given more epochs.
 
     The checkpoint of the last step keeps the wish to stop, and the library restores it with the callbacks.

@@ -16,7 +16,7 @@ import torch
 STOP_SIGNALS = tuple(number for number in signal.Signals if number.name in ("SIGTERM", "SIGUSR1"))
 
 
-class StopSignals:
+class PreemptionSignals:
     """Notes signals that ask a training to end."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_classification import HfViTForImageClassification
 from ..models import load_with_info, shorten
-from .teacher import Teacher, TeacherView, check_colours
+from .teacher import Teacher, TeacherView, check_colors
 
 
 FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type features."
@@ -148,7 +148,7 @@ def with_view(
 
     Raises:
         OSError: if it has no image processor.
-        ValueError: if its images have other channels or colours.
+        ValueError: if its images have other channels or colors.
     """
     wanted = student.config.num_channels
     channels = model.config.to_dict().get("num_channels", wanted)
@@ -168,7 +168,7 @@ def open_image_processor(
 
     Raises:
         OSError: if there is none.
-        ValueError: if it does to colours what its student's pixels cannot follow.
+        ValueError: if it does to colors what its student's pixels cannot follow.
     """
     if isinstance(model.config, HfViTConfig):
         return load_image_processor(name, patch_size=model.config.patch_size)
@@ -181,7 +181,7 @@ def open_image_processor(
             f"The teacher {name!r} has no image processor, which tells how it sees images. Save one in its folder: "
             "image_processor.save_pretrained."
         ) from error
-    check_colours(processor, num_channels)
+    check_colors(processor, num_channels)
     return processor
 
 

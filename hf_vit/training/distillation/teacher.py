@@ -27,17 +27,17 @@ class Features(NamedTuple):
 
 
 class TeacherView(nn.Module):
-    """Makes the student's pixels those that the teacher knows: its colours at its size.
+    """Makes the student's pixels those that the teacher knows: its colors at its size.
 
     Between the two lie [0, 1] and a bilinear resampling with antialiasing. As its weights sum up to 1, what is done to
-    the colours before and after it is done at once.
+    the colors before and after it is done at once.
     """
 
     gain: Tensor
     offset: Tensor
 
     def __init__(self, student: BaseImageProcessor, teacher: BaseImageProcessor, num_channels: int) -> None:
-        """Reads off two image processors how they scale colours, and of the teacher's the size it resizes to.
+        """Reads off two image processors how they scale colors, and of the teacher's the size it resizes to.
 
         Args:
             student: What has made the pixels.
@@ -45,11 +45,11 @@ class TeacherView(nn.Module):
             num_channels: Number C of channels of both.
 
         Raises:
-            ValueError: if one of them normalises other channels, or the teacher's makes images of no known size.
+            ValueError: if one of them normalizes other channels, or the teacher's makes images of no known size.
         """
         super().__init__()
         (own_scale, own_mean, own_std), (scale, mean, std) = (
-            read_colours(processor.to_dict(), num_channels) for processor in (student, teacher)
+            read_colors(processor.to_dict(), num_channels) for processor in (student, teacher)
         )
         gain, offset = own_std * scale / (own_scale * std), (own_mean * scale / own_scale - mean) / std
         self.register_buffer("gain", gain[:, None, None], persistent=False)
@@ -63,28 +63,28 @@ class TeacherView(nn.Module):
         return pixel_values * self.gain + self.offset
 
 
-def read_colours(options: dict[str, Any], num_channels: int) -> tuple[float, Tensor, Tensor]:
-    """Returns what an image processor multiplies colours in [0, 1] by, and then their mean (C,) and deviation (C,)."""
+def read_colors(options: dict[str, Any], num_channels: int) -> tuple[float, Tensor, Tensor]:
+    """Returns what an image processor multiplies colors in [0, 1] by, and then their mean (C,) and deviation (C,)."""
     scale = 255 * (options["rescale_factor"] if options.get("do_rescale") else 1.0)
     if not options.get("do_normalize"):
         return scale, torch.zeros(num_channels), torch.ones(num_channels)
     mean, std = (torch.tensor(options[name], dtype=torch.float32).reshape(-1) for name in ("image_mean", "image_std"))
     if {len(mean), len(std)} - {1, num_channels}:
         raise ValueError(
-            f"An image processor normalises {len(mean)} channels (image_mean={options['image_mean']}), and the images "
+            f"An image processor normalizes {len(mean)} channels (image_mean={options['image_mean']}), and the images "
             f"of student and teacher have {num_channels}. Save the teacher with an image processor of as many."
         )
     return scale, mean.expand(num_channels), std.expand(num_channels)
 
 
-def check_colours(processor: BaseImageProcessor, num_channels: int) -> None:
-    """Looks what an image processor makes of a picture of one colour, which no resizing changes.
+def check_colors(processor: BaseImageProcessor, num_channels: int) -> None:
+    """Looks what an image processor makes of a picture of one color, which no resizing changes.
 
     Raises:
-        ValueError: if that is not what `read_colours` reads off its options, as where it turns RGB into BGR.
+        ValueError: if that is not what `read_colors` reads off its options, as where it turns RGB into BGR.
     """
     options = processor.to_dict()
-    scale, mean, std = read_colours(options, num_channels)
+    scale, mean, std = read_colors(options, num_channels)
     levels = torch.linspace(40, 220, num_channels).round()
     expected = (levels / 255 * scale - mean) / std  # (C,)
     picture = levels[:, None, None].expand(-1, *(read_size(options) or (64, 64)))  # (C, H, W)
@@ -92,8 +92,8 @@ def check_colours(processor: BaseImageProcessor, num_channels: int) -> None:
     made = images[0, :, images.shape[-2] // 2, images.shape[-1] // 2].float()  # (C,), not of a padded border
     if ((made - expected).abs() > 0.01 * scale / std).any():
         raise ValueError(
-            f"The teacher's {type(processor).__name__} makes {made.tolist()} of the colour {levels.tolist()}, and not "
-            f"{expected.tolist()}: it does not only rescale and normalise, and the teacher would see wrong colours. "
+            f"The teacher's {type(processor).__name__} makes {made.tolist()} of the color {levels.tolist()}, and not "
+            f"{expected.tolist()}: it does not only rescale and normalize, and the teacher would see wrong colors. "
             "Save the teacher with an image processor that does the same by these two alone, or choose another one."
         )
 

@@ -16,7 +16,7 @@ from yaml import YAMLError
 from ... import __version__
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checkpoints import missing_weights
-from .model_card import TrainingRecord
+from .model_card import TrainingInfo
 
 
 # Weights, code, configurations, tokenizers (.model, .jinja), the card, and the tables and pictures that it shows.
@@ -176,7 +176,7 @@ def _addition(path: Path, folder: str | os.PathLike[str], repo_id: str) -> Commi
     name = path.relative_to(folder).as_posix()
     if name != CARD:
         return CommitOperationAdd(name, path)
-    return CommitOperationAdd(CARD, path.read_bytes().replace(TrainingRecord.location.encode(), repo_id.encode()))
+    return CommitOperationAdd(CARD, path.read_bytes().replace(TrainingInfo.location.encode(), repo_id.encode()))
 
 
 def _check_model(folder: Path) -> None:

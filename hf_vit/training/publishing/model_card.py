@@ -10,7 +10,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import Trainer
 
-from ...data.datasets import DataRecord
+from ...data.datasets import DatasetInfo
 from ..batch_transforms import SizeArguments
 from ..callbacks.ema import AVERAGE_FOLDER, AveragingArguments
 from ..lora import count_parameters, describe_adapter
@@ -117,7 +117,7 @@ TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
 @dataclass(frozen=True)
-class TrainingRecord:
+class TrainingInfo:
     """What the card of a trained model says.
 
     Args:
@@ -150,7 +150,7 @@ class TrainingRecord:
     task: str
     model_class: str
     num_parameters: int
-    data: DataRecord
+    data: DatasetInfo
     metrics: dict[str, float]
     baselines: dict[str, dict[str, float]]
     command: str
@@ -219,7 +219,7 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
     }
 
 
-def write_model_card(folder: str | os.PathLike[str], record: TrainingRecord) -> Path:
+def write_model_card(folder: str | os.PathLike[str], record: TrainingInfo) -> Path:
     """Writes the card of a trained model, with metadata that the Hub reads.
 
     Args:

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...data import DataRecord
+from ...data import DatasetInfo
 from ..models import shorten
 from ..recipe import RECIPE_NAME
 from ..stream_arguments import StreamArguments
 from ..tasks.arguments import split_sources
 from ..trainer import HfViTTrainer
-from .model_card import TrainingRecord
+from .model_card import TrainingInfo
 
 
 def scored_split(splits: Sequence[str]) -> str:
@@ -28,7 +28,7 @@ def describe_data(
     *,
     examples: str = "images",
     parts: str = "in {} classes",
-) -> DataRecord:
+) -> DatasetInfo:
     """Says of the data what its place and its splits tell.
 
     Args:
@@ -43,7 +43,7 @@ def describe_data(
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
     name = ", ".join(public_name(source) for source in split_sources(dataset_name))
     classes = f", {parts.format(len(names))} ({shorten(names)})" if names else ""
-    return DataRecord(
+    return DatasetInfo(
         name=name,
         identifier=name,
         license=license,
@@ -60,7 +60,7 @@ def public_name(source: str) -> str:
 
 
 def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
-    """Returns the fields of a `TrainingRecord` that a training by a script tells, whatever its task.
+    """Returns the fields of a `TrainingInfo` that a training by a script tells, whatever its task.
 
     Args:
         trainer: Has finished its training.
@@ -73,7 +73,7 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
         "is_chosen_on_scored": best is not None and split == "validation",
         "arguments": RECIPE_NAME,
         "seconds": trainer.seconds,
-        "location": trainer.hub_model_id or TrainingRecord.location,
+        "location": trainer.hub_model_id or TrainingInfo.location,
     }
 
 

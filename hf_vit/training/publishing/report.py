@@ -11,15 +11,15 @@ from accelerate.utils import gather_object
 from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
-from ...data import DataRecord, TargetData, TargetDataset
+from ...data import DatasetInfo, TargetData, TargetDataset
 from ...evaluation import ConfusionMatrix
 from ...evaluation.classification import image_classification_metrics
-from ...evaluation.evaluator import ImageScorer, Scorer
+from ...evaluation.evaluator import BaseEvaluator, Evaluator
 from ...visualize import draw_class_scores, draw_confusion_matrix, draw_curves
 from ..averaging_trainer import AveragingTrainer
 from ..callbacks.ema import AVERAGE_FOLDER
-from ..scoring_trainer import ScoringTrainer, draw_examples
-from .model_card import TrainingRecord, write_model_card
+from ..evaluator_trainer import EvaluatorTrainer, draw_examples
+from .model_card import TrainingInfo, write_model_card
 from .record import describe_training, scored_split
 
 
@@ -86,9 +86,9 @@ MAX_TRIVIAL = 5000
 
 
 def write_scored_report(
-    trainer: ScoringTrainer,
+    trainer: EvaluatorTrainer,
     data: TargetData,
-    describe: Callable[[str], DataRecord],
+    describe: Callable[[str], DatasetInfo],
     recipe: dict[str, str],
     **facts: Any,
 ) -> dict[str, float]:
@@ -100,30 +100,30 @@ def write_scored_report(
         trainer: Has finished its training.
         data: What it was trained on.
         describe: Says of the data what the card shall say, given the split that is scored.
-        recipe: Settings to name in the card beside those that trainer and scorer know.
-        **facts: Fields of the card's `TrainingRecord` that the trainer does not tell.
+        recipe: Settings to name in the card beside those that trainer and evaluator know.
+        **facts: Fields of the card's `TrainingInfo` that the trainer does not tell.
 
     Returns:
         The scores.
     """
     split = scored_split(list(data.splits))
-    folder, scorer, examples = Path(trainer.args.output_dir), trainer.scorer, data.examples(split)
+    folder, evaluator, examples = Path(trainer.args.output_dir), trainer.evaluator, data.examples(split)
     scores, pictures = score_split(trainer, split, examples)
-    parts = {scorer.parts: in_columns(scorer.per_class())}
-    name, baseline = score_trivial(trainer, data.examples("train"), examples)
+    parts = {evaluator.parts: in_columns(evaluator.per_class())}
+    name, baseline = score_naive_baseline(trainer, data.examples("train"), examples)
     if not trainer.is_world_process_zero():
         return scores
     draw_curves(trainer.state.log_history, folder / "curves.png")
-    record = TrainingRecord.from_trainer(
+    record = TrainingInfo.from_trainer(
         trainer,
         data=describe(split),
         metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
-        units=scorer.metric.units,
+        units=evaluator.metric.units,
         baselines={**report_average(trainer, split, scores), name: baseline},
         parts=parts,
         pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
-        limits=scorer.describe_limits(),
-        recipe={**recipe, "evaluation": scorer.describe_evaluation()},
+        limits=evaluator.describe_limits(),
+        recipe={**recipe, "evaluation": evaluator.describe_evaluation()},
         **describe_training(trainer, split),
         **facts,
     )
@@ -132,45 +132,48 @@ def write_scored_report(
 
 
 def score_split(
-    trainer: ScoringTrainer, split: str, examples: TargetDataset
+    trainer: EvaluatorTrainer, split: str, examples: TargetDataset
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Scores a model on a split, on all processes, and writes scores and pictures into the output folder.
 
     Args:
-        trainer: Has the model and the scorer, which has the scores afterwards.
+        trainer: Has the model and the evaluator, which has the scores afterwards.
         split: Name of the split.
         examples: Its images.
 
     Returns:
         The scores, and the file names of the pictures by their captions.
     """
-    folder, scorer = Path(trainer.args.output_dir), trainer.scorer
+    folder, evaluator = Path(trainer.args.output_dir), trainer.evaluator
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
-    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.score_names)}
+    scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
     draw_examples(trainer, examples, folder / f"{split}_examples.png")
-    pictures = {scorer.caption: f"{split}_examples.png"}
+    pictures = {evaluator.caption: f"{split}_examples.png"}
     if trainer.is_world_process_zero():
-        pictures |= write_metrics(folder, split, scores, scorer) | scorer.draw_scores(folder, split)
+        pictures |= write_metrics(folder, split, scores, evaluator) | evaluator.draw_scores(folder, split)
     return scores, pictures
 
 
-def write_metrics(folder: Path, split: str, scores: dict[str, float], scorer: ImageScorer) -> dict[str, str]:
+def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator: BaseEvaluator) -> dict[str, str]:
     """Writes `{split}_scores.json` and, where there are classes, their scores as JSON and as a picture.
 
     Returns:
         The file name of the picture by its caption.
     """
     write_json(folder / f"{split}_scores.json", {name: known(value) for name, value in scores.items()})
-    classes = scorer.per_class()
+    classes = evaluator.per_class()
     if not classes:
         return {}
     write_json(
-        folder / f"{split}_{scorer.parts}.json",
+        folder / f"{split}_{evaluator.parts}.json",
         {name: {score: known(value) for score, value in values.items()} for name, values in classes.items()},
     )
-    label, values = scorer.class_score, {name: values[scorer.class_score.lower()] for name, values in classes.items()}
-    draw_class_scores(values, folder / f"{split}_{scorer.parts}.png", label)
-    return {f"{label} of the {scorer.parts}": f"{split}_{scorer.parts}.png"}
+    label, values = (
+        evaluator.class_score,
+        {name: values[evaluator.class_score.lower()] for name, values in classes.items()},
+    )
+    draw_class_scores(values, folder / f"{split}_{evaluator.parts}.png", label)
+    return {f"{label} of the {evaluator.parts}": f"{split}_{evaluator.parts}.png"}
 
 
 def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -189,15 +192,15 @@ def known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def score_trivial(
-    trainer: ScoringTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_TRIVIAL
+def score_naive_baseline(
+    trainer: EvaluatorTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_TRIVIAL
 ) -> tuple[str, dict[str, float]]:
-    """Scores the best predictor that does not look at images; the scorer's metric has its scores afterwards.
+    """Scores the best predictor that does not look at images; the evaluator's metric has its scores afterwards.
 
     Every process reads the same training targets and its share of those that are scored: none waits long for another.
 
     Args:
-        trainer: Has the scorer.
+        trainer: Has the evaluator.
         train: What the predictor learns from.
         scored: What it is scored on.
         most: Of how many training images it learns at most, spread evenly.
@@ -205,15 +208,15 @@ def score_trivial(
     Returns:
         What to call the predictor, and its scores.
     """
-    scorer, args = trainer.scorer, trainer.args
-    assert isinstance(scorer, Scorer)
+    evaluator, args = trainer.evaluator, trainer.args
+    assert isinstance(evaluator, Evaluator)
     shows = args.local_process_index == 0 and not args.disable_tqdm
     count = len(train)
     if count > most:
         train = train.select(np.linspace(0, count - 1, most).round().astype(int).tolist())
-    name, predict = scorer.trivial(train.read_targets(shows))
+    name, predict = evaluator.naive_baseline(train.read_targets(shows))
     share = scored.select(range(args.process_index, len(scored), args.world_size))
-    records = [scorer.metric.record(predict(target), target) for target in share.read_targets(shows)]
-    scorer.metric.reset()
-    scorer.metric.update(gather_object(records))
-    return f"{name} (of {most:,} training images)" if count > most else name, scorer.metric.compute()
+    records = [evaluator.metric.record(predict(target), target) for target in share.read_targets(shows)]
+    evaluator.metric.reset()
+    evaluator.metric.update(gather_object(records))
+    return f"{name} (of {most:,} training images)" if count > most else name, evaluator.metric.compute()

@@ -58,7 +58,7 @@ class TrainingTask(ABC):
 
         Args:
             trainer: Has finished its training.
-            **facts: Fields of the card's `TrainingRecord`.
+            **facts: Fields of the card's `TrainingInfo`.
 
         Returns:
             The scores.

@@ -31,7 +31,7 @@ class SemanticImagesArguments(ImageDataArguments):
     )
     classes_file: str | None = field(
         default=None,
-        metadata={"help": "File of class names (classes.txt, id2label.json) or colours (palette.txt), if elsewhere."},
+        metadata={"help": "File of class names (classes.txt, id2label.json) or colors (palette.txt), if elsewhere."},
     )
     reduce_labels: bool = field(
         default=False, metadata={"help": "The masks count classes from 1 and have 0 where there is none."}
@@ -69,7 +69,7 @@ class DenseAugmentationArguments:
     horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
     max_rotation: float = field(default=0.0, metadata={"help": "Largest angle of a random rotation in degrees."})
     photometric: float = field(
-        default=0.5, metadata={"help": "Probability that brightness, contrast and colours change."}
+        default=0.5, metadata={"help": "Probability that brightness, contrast and colors change."}
     )
 
     def options(self) -> dict[str, Any]:

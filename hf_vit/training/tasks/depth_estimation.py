@@ -14,7 +14,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import TargetData, load_depth_estimation
 from ...evaluation import DepthMetric
-from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth import HfViTForDepthEstimation, depth_loss
@@ -23,13 +23,13 @@ from ..arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
 from ..distillation.arguments import DistillationArguments
 from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
 from .dense import DenseAugmentationArguments, DenseTask, size_of
-from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
 
 
 Alignment = Literal["median", "scale_shift"]
 
 
-class DepthScorer(Scorer):
+class DepthEvaluator(Evaluator):
     """Predicts and scores the depth of every pixel."""
 
     metric: DepthMetric
@@ -58,22 +58,22 @@ class DepthScorer(Scorer):
         if not extremes:
             return "no pixel of any depth map is valid (finite and above 0). Check the depth maps."
         return (
-            f"their depths go from {float(min(extremes)):.4g} to {float(max(extremes)):.4g} metres, but only those "
-            f"between {self.metric.min_depth:g} and {self.max_depth:g} count. Set --depth_scale, the units per metre, "
+            f"their depths go from {float(min(extremes)):.4g} to {float(max(extremes)):.4g} meters, but only those "
+            f"between {self.metric.min_depth:g} and {self.max_depth:g} count. Set --depth_scale, the units per meter, "
             "or, where they are right, --max_eval_depth and the max_depth of depth_config in --config_overrides."
         )
 
-    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the depth map (H, W) and the loss of each image."""
         mask, sizes = batch.get("patch_attention_mask"), [size_of(target) for target in batch["targets"]]
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         maps = self.processor.post_process_depth_estimation(outputs, sizes, patch_attention_mask=mask)
         return [
-            Scored(result["predicted_depth"], float(depth_loss(predicted[None], labels[None], model.options)))
+            ImageResult(result["predicted_depth"], float(depth_loss(predicted[None], labels[None], model.options)))
             for result, predicted, labels in zip(maps, outputs.predicted_depth, batch["labels"], strict=True)
         ]
 
-    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
+    def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Gives every pixel the mean depth that it has in training, where images are of one size; else resized."""
         total = count = torch.zeros(())
         for target in targets:
@@ -101,7 +101,7 @@ class DepthScorer(Scorer):
 
     def describe_limits(self) -> str:
         """Says what the model is not good for."""
-        unit = "Its answers are inverse depth up to scale and shift" if self.is_relative else "Its answers are metres"
+        unit = "Its answers are inverse depth up to scale and shift" if self.is_relative else "Its answers are meters"
         return (
             f"{unit}, guessed from one image by what it has seen in training. With another camera, whose field of "
             "view is wider or narrower, all looks farther or nearer."
@@ -138,7 +138,7 @@ class DepthImagesArguments(ImageDataArguments):
     depth_scale: float | None = field(
         default=None,
         metadata={
-            "help": "Units per metre: 256 for KITTI. Unless said, whole numbers are millimetres, floats metres."
+            "help": "Units per meter: 256 for KITTI. Unless said, whole numbers are millimeters, floats meters."
         },
     )
 
@@ -167,9 +167,9 @@ class DepthEvaluationArguments:
         default=None,
         metadata={"help": "What is fitted to the truth first; scale_shift for relative depth, else nothing."},
     )
-    min_eval_depth: float = field(default=1e-3, metadata={"help": "Least depth that counts, in metres."})
+    min_eval_depth: float = field(default=1e-3, metadata={"help": "Least depth that counts, in meters."})
     max_eval_depth: float | None = field(
-        default=None, metadata={"help": "Largest depth that counts, in metres; the model's max_depth unless said."}
+        default=None, metadata={"help": "Largest depth that counts, in meters; the model's max_depth unless said."}
     )
 
 
@@ -217,7 +217,7 @@ class DepthEstimation(DenseTask):
             "loss": options.loss or ("ssi" if is_relative else "silog"),
         }
 
-    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthScorer:
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthEvaluator:
         """Returns what predicts and scores images.
 
         Raises:
@@ -231,7 +231,7 @@ class DepthEstimation(DenseTask):
             crop=evaluation.eval_crop,
             alignment=choose_alignment(evaluation.eval_alignment, options.depth_estimation_type),
         )
-        return DepthScorer(processor, metric, options)
+        return DepthEvaluator(processor, metric, options)
 
 
 def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "relative"]) -> Alignment | None:
@@ -246,12 +246,12 @@ def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "rel
     """
     if depth_type == "metric" and given == "scale_shift":
         raise ValueError(
-            "--eval_alignment scale_shift fits inverse depth, but the model answers metres. Leave it out, or set "
+            "--eval_alignment scale_shift fits inverse depth, but the model answers meters. Leave it out, or set "
             "median to forgive a wrong scale."
         )
     if depth_type == "relative" and given == "median":
         raise ValueError(
-            "--eval_alignment median scales metres, but the model answers relative inverse depth. Leave it out: scale "
+            "--eval_alignment median scales meters, but the model answers relative inverse depth. Leave it out: scale "
             "and shift are fitted."
         )
     return "scale_shift" if depth_type == "relative" else given
@@ -261,4 +261,4 @@ class DepthEvaluation(ScoredEvaluation):
     """Scoring of depth."""
 
     task_class = DepthEstimation
-    argument_types = (ScoredModel, DepthImagesArguments, ScoredEvaluationArguments, DepthEvaluationArguments)
+    argument_types = (EvaluatedModel, DepthImagesArguments, ScoredEvaluationArguments, DepthEvaluationArguments)

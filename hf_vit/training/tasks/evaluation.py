@@ -20,16 +20,16 @@ from ..arguments import (
 )
 from ..checks import check_packages
 from ..distillation.arguments import DistillationArguments
+from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import load_scored_targets
 from ..models import open_trained
 from ..publishing.report import score_split
-from ..scoring_trainer import ScoringTrainer
 from .arguments import ScoredTrainingArguments
 from .scored import ScoredTask
 
 
 @dataclass
-class ScoredModel:
+class EvaluatedModel:
     """Which model to score, and on what."""
 
     model_name_or_path: str = field(
@@ -116,7 +116,7 @@ class ScoredEvaluation(Evaluation):
     task_class: ClassVar[type[ScoredTask]]
 
     def __init__(
-        self, scored: ScoredModel, data: ImageDataArguments, args: ScoredEvaluationArguments, *options: Any
+        self, scored: EvaluatedModel, data: ImageDataArguments, args: ScoredEvaluationArguments, *options: Any
     ) -> None:
         """Takes what a script was told.
 
@@ -142,17 +142,17 @@ class ScoredEvaluation(Evaluation):
         label2id = self.model.config.label2id
         split, task.loaded = load_scored_targets(task.open_data, self.data, self.scored.split, label2id, self.args)
         self.split, self.dataset = split, task.loaded.examples(split)
-        self.scorer = task.make_scorer(self.model, self.processor)
-        check_truth(self.scorer, split, self.dataset)
+        self.evaluator = task.make_evaluator(self.model, self.processor)
+        check_truth(self.evaluator, split, self.dataset)
         return split, len(self.dataset)
 
     def score(self) -> dict[str, float]:
         """Writes the scores, those of each class where there are classes, and a picture of a few images."""
-        trainer = ScoringTrainer(
+        trainer = EvaluatorTrainer(
             model=self.model,
             args=self.args,
             data_collator=self.task.collator_class(self.processor),
-            scorer=self.scorer,
+            evaluator=self.evaluator,
         )
         scores, _ = score_split(trainer, self.split, self.dataset)
         return scores

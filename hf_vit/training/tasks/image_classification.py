@@ -25,14 +25,14 @@ from ..distillation.base import Distillation
 from ..load_data import load_scored_split, load_splits
 from ..load_stream import TrainingStream, count_images, load_stream
 from ..models import input_size, load_model, open_trained
-from ..publishing.model_card import TrainingRecord, write_model_card
+from ..publishing.model_card import TrainingInfo, write_model_card
 from ..publishing.record import describe_data, describe_options, describe_stream, describe_training, scored_split
 from ..publishing.report import report_average, write_scores
 from ..recipe import begun_with
-from ..regularization import RegularisationArguments, regularise
+from ..regularization import RegularizationArguments, regularize
 from ..trainer import HfViTTrainer
 from .base import TrainingTask
-from .evaluation import Evaluation, EvaluationArguments, ScoredModel
+from .evaluation import EvaluatedModel, Evaluation, EvaluationArguments
 
 
 def load_classifier(
@@ -57,7 +57,7 @@ def make_trainer(
     augmentation: AugmentationArguments,
     args: HfViTTrainingArguments,
     distillation: Distillation | None = None,
-    regularisation: RegularisationArguments | None = None,
+    regularization: RegularizationArguments | None = None,
     stream: TrainingStream | None = None,
 ) -> HfViTTrainer:
     """Returns the trainer of a classifier, which may learn from a teacher too.
@@ -68,7 +68,7 @@ def make_trainer(
     Raises:
         ImportError: if a package is missing that is needed only at the end.
         ValueError: if the training images do not fill one batch, choosing the best model lacks validation images, or
-            some regularisation does not go with the model or the teacher.
+            some regularization does not go with the model or the teacher.
     """
     check_packages("matplotlib", "sklearn")
     scores = {*SCORES, *(["top_5_accuracy"] if len(model.config.id2label) > 5 else [])}
@@ -87,7 +87,7 @@ def make_trainer(
         compute_metrics=image_classification_metrics,
         callbacks=callbacks,
         distillation=distillation,
-        **regularise(model, regularisation or RegularisationArguments(), args.label_smoothing_factor, distillation),
+        **regularize(model, regularization or RegularizationArguments(), args.label_smoothing_factor, distillation),
     )
 
 
@@ -103,7 +103,7 @@ def write_report(
         splits: What it was trained on.
         data: Where that came from.
         recipe: Settings to name in the card beside those that the trainer knows.
-        **facts: Fields of the card's `TrainingRecord` that only the caller knows: `command`, `license`, `base_model`.
+        **facts: Fields of the card's `TrainingInfo` that only the caller knows: `command`, `license`, `base_model`.
 
     Returns:
         The scores.
@@ -117,7 +117,7 @@ def write_report(
     scores = write_scores(folder, split, output, names, splits[split]["file"])
     draw_curves(trainer.state.log_history, folder / "curves.png")
     sizes = count_images(splits, data)
-    record = TrainingRecord.from_trainer(
+    record = TrainingInfo.from_trainer(
         trainer,
         recipe=recipe,
         task="image-classification",
@@ -148,7 +148,7 @@ class ImageClassification(TrainingTask):
         augmentation: How they are changed at random.
         args: How to train.
         distillation: From which teacher, if any.
-        regularisation: What happens to batches, and the loss.
+        regularization: What happens to batches, and the loss.
     """
 
     argument_types = (
@@ -157,7 +157,7 @@ class ImageClassification(TrainingTask):
         AugmentationArguments,
         HfViTTrainingArguments,
         DistillationArguments,
-        RegularisationArguments,
+        RegularizationArguments,
     )
 
     model: ModelArguments
@@ -165,7 +165,7 @@ class ImageClassification(TrainingTask):
     augmentation: AugmentationArguments
     args: HfViTTrainingArguments
     distillation: DistillationArguments
-    regularisation: RegularisationArguments
+    regularization: RegularizationArguments
 
     def load_data(self) -> list[str]:
         """Opens and checks the images and returns the names of their classes."""
@@ -189,7 +189,7 @@ class ImageClassification(TrainingTask):
             self.augmentation,
             self.args,
             distillation,
-            self.regularisation,
+            self.regularization,
             self.stream,
         )
 
@@ -201,7 +201,7 @@ class ImageClassification(TrainingTask):
         """Scores a trained classifier; see `write_report`."""
         recipe = {
             "augmentation": describe_options(self.augmentation),
-            **self.regularisation.describe(),
+            **self.regularization.describe(),
             **trainer.describe_teacher(),
             **describe_stream(self.data),
         }
@@ -218,9 +218,9 @@ class ImageClassificationEvaluation(Evaluation):
         args: How to score it.
     """
 
-    argument_types = (ScoredModel, DataArguments, EvaluationArguments)
+    argument_types = (EvaluatedModel, DataArguments, EvaluationArguments)
 
-    scored: ScoredModel
+    scored: EvaluatedModel
     data: DataArguments
     args: EvaluationArguments
 

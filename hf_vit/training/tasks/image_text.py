@@ -20,7 +20,7 @@ from ...convert import load_processor, load_tokenizer
 from ...convert.source import find_file
 from ...data import AugmentedDataset, ImageTextCollator, cropped_example_augmentation, draw_caption, load_image_text
 from ...evaluation import RetrievalMetric, chance_of_retrieval
-from ...evaluation.evaluator import Batch, ImageScorer, Scored
+from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.task_contrastive import HfViTForZeroShotImageClassification, loss_of_pairs
@@ -28,16 +28,16 @@ from ...visualize import draw_captions, draw_curves
 from ...visualize.captions import NUM_CAPTIONS
 from ..arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
 from ..checks import check_packages, check_training
+from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import load_scored_targets, load_targets
 from ..models import input_size, load_model, open_trained
-from ..publishing.model_card import TrainingRecord, write_model_card
+from ..publishing.model_card import TrainingInfo, write_model_card
 from ..publishing.record import describe_data, describe_options, describe_training, scored_split
 from ..publishing.report import report_average, score_split
-from ..scoring_trainer import EvaluationPictures, ScoringTrainer
 from ..trainer import HfViTTrainer
 from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
 from .base import TrainingTask
-from .evaluation import Evaluation, ScoredEvaluationArguments, ScoredModel
+from .evaluation import EvaluatedModel, Evaluation, ScoredEvaluationArguments
 from .tokenizer import train_tokenizer
 from .zero_shot import ZeroShotArguments, load_zero_shot, score_zero_shot
 
@@ -283,7 +283,7 @@ class ComparedImage(NamedTuple):
     text_embeds: Tensor
 
 
-class ImageTextScorer(ImageScorer):
+class ImageTextEvaluator(BaseEvaluator):
     """Scores how well captions find their images among all, and images their captions."""
 
     caption = "Images, their captions, and those that are found for them among all"
@@ -293,12 +293,12 @@ class ImageTextScorer(ImageScorer):
         """Begins; `processor` has made the images."""
         super().__init__(processor, RetrievalMetric())
 
-    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns each image and its captions as the model compares them; they have no loss by themselves."""
         inputs = {name: value for name, value in batch.items() if name not in ("targets", "files")}
         outputs = model(**inputs)
         texts = outputs.text_embeds.split([len(target["captions"]) for target in batch["targets"]])
-        return [Scored(ComparedImage(*parts)) for parts in zip(outputs.image_embeds, texts, strict=True)]
+        return [ImageResult(ComparedImage(*parts)) for parts in zip(outputs.image_embeds, texts, strict=True)]
 
     def loss(self, model: PreTrainedModel) -> float:
         """Returns the loss of all images that were scored as one batch, the mean over all captions in turn.
@@ -346,14 +346,14 @@ class ImageTextScorer(ImageScorer):
         )
 
 
-class ImageTextTrainer(ScoringTrainer):
-    """`ScoringTrainer`, whose evaluations have the loss of all images at once."""
+class ImageTextTrainer(EvaluatorTrainer):
+    """`EvaluatorTrainer`, whose evaluations have the loss of all images at once."""
 
-    scorer: ImageTextScorer
+    evaluator: ImageTextEvaluator
 
     def mean_loss(self) -> float:
         """Returns the loss of all images that have been scored."""
-        return self.scorer.loss(self.model)
+        return self.evaluator.loss(self.model)
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         """Leaves the temperature out, as CLIP does."""
@@ -369,7 +369,7 @@ class ImageTextContrast(TrainingTask):
         data: On which images and captions.
         augmentation: How images are changed at random.
         args: How to train.
-        zero_shot: On which labelled images to score it too.
+        zero_shot: On which labeled images to score it too.
     """
 
     argument_types = (
@@ -399,7 +399,7 @@ class ImageTextContrast(TrainingTask):
         self.loaded = load_targets(
             lambda: load_image_text(data.dataset_name, **data.source_options()), data, self.args
         )
-        self.labelled = load_zero_shot(self.zero_shot, data, self.args)
+        self.labeled = load_zero_shot(self.zero_shot, data, self.args)
         return []
 
     def make_trainer(self) -> ImageTextTrainer:
@@ -422,10 +422,10 @@ class ImageTextContrast(TrainingTask):
         transform = cropped_example_augmentation(
             draw_caption, input_size(image_processor), model.config.num_channels, **asdict(self.augmentation)
         )
-        splits, scorer = self.loaded.splits, ImageTextScorer(image_processor)
+        splits, evaluator = self.loaded.splits, ImageTextEvaluator(image_processor)
         has_validation = "validation" in splits
         callbacks = check_training(
-            self.args, len(splits["train"]), has_validation, {"loss", *scorer.metric.score_names}
+            self.args, len(splits["train"]), has_validation, {"loss", *evaluator.metric.score_names}
         )
         trainer = ImageTextTrainer(
             model=model,
@@ -435,7 +435,7 @@ class ImageTextContrast(TrainingTask):
             data_collator=ImageTextCollator(self.processor),
             processing_class=self.processor,
             callbacks=callbacks,
-            scorer=scorer,
+            evaluator=evaluator,
         )
         if has_validation and self.args.eval_strategy != IntervalStrategy.NO:
             trainer.add_callback(EvaluationPictures(trainer))
@@ -455,22 +455,22 @@ class ImageTextContrast(TrainingTask):
         split = scored_split(list(splits))
         scores, pictures = score_split(trainer, split, self.loaded.examples(split))
         chance = chance_of_retrieval(list(map(len, splits[split]["captions"])))
-        recipe = {**self.describe_model(trainer.model), **self._score_labelled(trainer, scores)}
+        recipe = {**self.describe_model(trainer.model), **self._score_labeled(trainer, scores)}
         if not trainer.is_world_process_zero():
             return scores
         draw_curves(trainer.state.log_history, folder / "curves.png")
-        record = TrainingRecord.from_trainer(
+        record = TrainingInfo.from_trainer(
             trainer,
             task="zero-shot-image-classification",
             data=describe_data(self.data.dataset_name, self.data.dataset_license, self.count_examples(), split),
             metrics={name: scores[name] for name in chance},
             baselines={**report_average(trainer, split, chance), "chance": chance},
             pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
-            limits=trainer.scorer.describe_limits(),
+            limits=trainer.evaluator.describe_limits(),
             recipe={
                 **recipe,
                 "augmentation": describe_options(self.augmentation),
-                "evaluation": trainer.scorer.describe_evaluation(),
+                "evaluation": trainer.evaluator.describe_evaluation(),
             },
             **describe_training(trainer, split),
             **facts,
@@ -493,13 +493,13 @@ class ImageTextContrast(TrainingTask):
             "captions": f"{count:,}, of which one of each image is drawn in every epoch",
         }
 
-    def _score_labelled(self, trainer: ImageTextTrainer, scores: dict[str, float]) -> dict[str, str]:
-        """Scores the labelled images, if there are some, and adds their accuracy to the scores."""
-        if self.labelled is None:
+    def _score_labeled(self, trainer: ImageTextTrainer, scores: dict[str, float]) -> dict[str, str]:
+        """Scores the labeled images, if there are some, and adds their accuracy to the scores."""
+        if self.labeled is None:
             return {}
-        found = score_zero_shot(trainer.model, self.processor, self.labelled, self.args)
+        found = score_zero_shot(trainer.model, self.processor, self.labeled, self.args)
         scores["zero_shot_accuracy"] = found["accuracy"]
-        return {"zero-shot": self.labelled.describe(found)}
+        return {"zero-shot": self.labeled.describe(found)}
 
 
 @dataclass
@@ -517,12 +517,12 @@ class ImageTextEvaluation(Evaluation):
         scored: Which model to score, and on which split.
         data: On which images and captions.
         args: How to score it.
-        zero_shot: On which labelled images to score it too.
+        zero_shot: On which labeled images to score it too.
     """
 
-    argument_types = (ScoredModel, ImageTextImagesArguments, ImageTextEvaluationArguments, ZeroShotArguments)
+    argument_types = (EvaluatedModel, ImageTextImagesArguments, ImageTextEvaluationArguments, ZeroShotArguments)
 
-    scored: ScoredModel
+    scored: EvaluatedModel
     data: ImageTextImagesArguments
     args: ImageTextEvaluationArguments
     zero_shot: ZeroShotArguments
@@ -540,19 +540,19 @@ class ImageTextEvaluation(Evaluation):
             lambda: load_image_text(data.dataset_name, **data.source_options()), data, self.scored.split, {}, self.args
         )
         self.dataset = loaded.examples(self.split)
-        self.labelled = load_zero_shot(self.zero_shot, data, self.args)
+        self.labeled = load_zero_shot(self.zero_shot, data, self.args)
         return self.split, len(self.dataset)
 
     def score(self) -> dict[str, float]:
-        """Writes the scores, a picture of a few images, and all that is said of the labelled ones."""
+        """Writes the scores, a picture of a few images, and all that is said of the labeled ones."""
         trainer = ImageTextTrainer(
             model=self.model,
             args=self.args,
             data_collator=ImageTextCollator(self.processor),
-            scorer=ImageTextScorer(self.processor.image_processor),
+            evaluator=ImageTextEvaluator(self.processor.image_processor),
         )
         scores, _ = score_split(trainer, self.split, self.dataset)
-        if self.labelled is not None:
-            found = score_zero_shot(self.model, self.processor, self.labelled, self.args)
+        if self.labeled is not None:
+            found = score_zero_shot(self.model, self.processor, self.labeled, self.args)
             scores["zero_shot_accuracy"] = found["accuracy"]
         return scores

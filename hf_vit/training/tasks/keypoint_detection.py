@@ -15,7 +15,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import KeypointData, KeypointDetectionCollator, keypoint_augmentation, load_keypoint_detection
 from ...evaluation import KeypointMetric
-from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.task_keypoints import HfViTForKeypointDetection, image_losses
@@ -23,7 +23,7 @@ from ...visualize import draw_poses
 from ..arguments import LIBRARY, TrainedImagesArguments
 from ..distillation.arguments import DistillationArguments
 from .arguments import ObjectImagesArguments, ScoredTrainingArguments, TaskModelArguments, best_by, split_names
-from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
 from .scored import ScoredTask
 
 
@@ -31,7 +31,7 @@ Target = dict[str, Any]
 Prediction = dict[str, Tensor]
 
 
-class KeypointScorer(Scorer):
+class KeypointEvaluator(Evaluator):
     """Predicts and scores the keypoints of objects."""
 
     parts = "keypoints"
@@ -57,7 +57,7 @@ class KeypointScorer(Scorer):
         self.skeleton = skeleton
         self.flip_test = flip_test
 
-    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the keypoints and the loss of each object, which as in training knows of no mirror image."""
         pixels = batch["pixel_values"]
         outputs = model(pixels)
@@ -67,7 +67,7 @@ class KeypointScorer(Scorer):
         boxes = [target["box"][None] for target in batch["targets"]]
         found = self.processor.post_process_keypoint_detection(outputs, boxes)
         return [
-            Scored({"keypoints": pose["keypoints"], "scores": pose["scores"]}, loss)
+            ImageResult({"keypoints": pose["keypoints"], "scores": pose["scores"]}, loss)
             for (pose,), loss in zip(found, losses.tolist(), strict=True)
         ]
 
@@ -76,23 +76,23 @@ class KeypointScorer(Scorer):
         return self.metric.per_class()
 
     def has_truth(self, target: Target) -> bool:
-        """Whether any keypoint is labelled."""
+        """Whether any keypoint is labeled."""
         return bool((target["keypoints"][:, 2] > 0).any())
 
     def describe_lack(self, targets: Iterable[Target]) -> str:
         """Says that there are no keypoints."""
-        return "no keypoint of any is labelled. Check the visibility in the annotations."
+        return "no keypoint of any is labeled. Check the visibility in the annotations."
 
-    def trivial(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
+    def naive_baseline(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
         """Puts every keypoint where it is in the boxes of the training objects on average."""
         count = len(self.metric.names)
-        total, labelled = torch.zeros(count, 2, dtype=torch.float64), torch.zeros(count, 1, dtype=torch.float64)
+        total, labeled = torch.zeros(count, 2, dtype=torch.float64), torch.zeros(count, 1, dtype=torch.float64)
         for target in targets:
             low, high = target["box"].double().view(2, 2)
             places, counts = target["keypoints"][:, :2].double(), target["keypoints"][:, 2:] > 0
             total += torch.where(counts, (places - low) / (high - low), 0)
-            labelled += counts
-        mean = torch.where(labelled > 0, total / labelled, 0.5)
+            labeled += counts
+        mean = torch.where(labeled > 0, total / labeled, 0.5)
 
         def predict(target: Target) -> Prediction:
             low, high = target["box"].double().view(2, 2)
@@ -178,7 +178,7 @@ class KeypointAugmentationArguments:
     )
     horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
     photometric: float = field(
-        default=0.5, metadata={"help": "Probability that brightness, contrast and colours change."}
+        default=0.5, metadata={"help": "Probability that brightness, contrast and colors change."}
     )
 
     def options(self) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class KeypointDetection(ScoredTask):
             **options,
         )
 
-    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointScorer:
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointEvaluator:
         """Returns what predicts and scores objects."""
         options, evaluation = model.options, self.evaluation
         ends = split_names(evaluation.normalize_by)
@@ -308,7 +308,7 @@ class KeypointDetection(ScoredTask):
             pck_threshold=evaluation.pck_threshold,
             normalize=(ends[0], ends[1]) if ends else None,
         )
-        return KeypointScorer(processor, metric, options.skeleton, evaluation.flip_test)
+        return KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
 
     def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
         """Says of head and loss what a card shall say."""
@@ -327,4 +327,4 @@ class KeypointEvaluation(ScoredEvaluation):
 
     task_class = KeypointDetection
     examples = KeypointDetection.examples
-    argument_types = (ScoredModel, KeypointImagesArguments, ScoredEvaluationArguments, KeypointEvaluationArguments)
+    argument_types = (EvaluatedModel, KeypointImagesArguments, ScoredEvaluationArguments, KeypointEvaluationArguments)

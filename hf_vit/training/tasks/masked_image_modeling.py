@@ -26,9 +26,9 @@ from ...data import (
     draw_mask_seed,
     masked_image_target,
 )
-from ...evaluation import NeighbourAccuracy, classify_by_neighbours
-from ...evaluation.evaluator import Batch, ImageScorer, Scored
-from ...evaluation.nearest_neighbors import NUM_NEIGHBOURS, TEMPERATURE
+from ...evaluation import NeighborAccuracy, classify_by_neighbors
+from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
+from ...evaluation.nearest_neighbors import NUM_NEIGHBORS, TEMPERATURE
 from ...model.configuration_hf_vit import to_pair
 from ...model.task_configurations import HfViTMaskedImageModelingConfig
 from ...model.task_mim import (
@@ -42,14 +42,14 @@ from ...model.task_mim import (
 from ...visualize import draw_curves, draw_reconstructions
 from ..arguments import LIBRARY
 from ..checks import check_packages, check_training
+from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_stream import load_images
 from ..models import input_size, load_model
-from ..publishing.model_card import TrainingRecord, write_model_card
+from ..publishing.model_card import TrainingInfo, write_model_card
 from ..publishing.record import describe_data, describe_options, describe_stream, describe_training, scored_split
 from ..publishing.report import report_average, score_split
-from ..scoring_trainer import EvaluationPictures, ScoringTrainer
 from ..trainer import HfViTTrainer
-from ..unlabeled_images import UnlabelledDataArguments
+from ..unlabeled_images import UnlabeledDataArguments
 from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
 from .base import TrainingTask
 
@@ -76,7 +76,7 @@ class MaskedImageModelArguments(TaskModelArguments):
     )
     mask_type: str | None = field(default=None, metadata={"help": "random, unless said, or blockwise."})
     norm_pix_loss: bool | None = field(
-        default=None, metadata={"help": "Whether mae predicts normalised patches; true unless said."}
+        default=None, metadata={"help": "Whether mae predicts normalized patches; true unless said."}
     )
 
     def overrides(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class MaskedImage:
         pixel_values: (C, H, W), the image as the model takes it.
         mask: (h, w) bool, True where a patch was masked.
         reconstruction: (C, H, W) in the units of `pixel_values`.
-        class_number: Class of its neighbours, None where no classes are known.
+        class_number: Class of its neighbors, None where no classes are known.
     """
 
     pixel_values: Tensor
@@ -143,16 +143,16 @@ class MaskedImage:
     class_number: int | None
 
 
-class MaskedImageScorer(ImageScorer):
+class MaskedImageEvaluator(BaseEvaluator):
     """Scores the loss on masks that are always the same, and what the features of whole images are good for.
 
     The features of an image are the mean of its patches after the final norm, without a mask: the CLS token takes no
     part in the loss, so that what it holds is not trained to stand for the image. Each image has the class that its
-    nearest training images have, see `classify_by_neighbours`.
+    nearest training images have, see `classify_by_neighbors`.
     """
 
     caption = "Image, what the model sees, and reconstruction"
-    metric: NeighbourAccuracy
+    metric: NeighborAccuracy
 
     def __init__(self, processor: BaseImageProcessor, has_classes: bool) -> None:
         """Begins.
@@ -161,7 +161,7 @@ class MaskedImageScorer(ImageScorer):
             processor: Has made the images.
             has_classes: Whether the classes of images are known.
         """
-        super().__init__(processor, NeighbourAccuracy(has_classes))
+        super().__init__(processor, NeighborAccuracy(has_classes))
         # Features (M, D) and classes (M,) of training images
         self.known: tuple[Tensor, Tensor] | None = None
 
@@ -175,7 +175,7 @@ class MaskedImageScorer(ImageScorer):
         predicted: Tensor = model(pixel_values, bool_masked_pos=masks).logits
         return predicted
 
-    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the reconstruction, the class and the loss of each image."""
         pixel_values, options, patch_size = batch["pixel_values"], model.options, to_pair(model.config.patch_size)
         grid = pixel_values.shape[-2] // patch_size[0], pixel_values.shape[-1] // patch_size[1]
@@ -190,17 +190,17 @@ class MaskedImageScorer(ImageScorer):
         ]
         images, classes = unpatchify(pixels, grid, patch_size), self._classes(model, pixel_values)
         return [
-            Scored(MaskedImage(image, mask.view(grid), reconstruction, number), loss)
+            ImageResult(MaskedImage(image, mask.view(grid), reconstruction, number), loss)
             for image, mask, reconstruction, number, loss in zip(
                 pixel_values, masks, images, classes, losses, strict=True
             )
         ]
 
     def _classes(self, model: PreTrainedModel, pixel_values: Tensor) -> Sequence[int | None]:
-        """Returns the class that each image has by its neighbours."""
+        """Returns the class that each image has by its neighbors."""
         if self.known is None:
             return [None] * len(pixel_values)
-        numbers: list[int] = classify_by_neighbours(self.features(model, pixel_values), *self.known).tolist()
+        numbers: list[int] = classify_by_neighbors(self.features(model, pixel_values), *self.known).tolist()
         return numbers
 
     def draw(
@@ -229,7 +229,7 @@ class MaskedImageScorer(ImageScorer):
         if not self.metric.score_names:
             return loss
         return (
-            f"{loss}; knn_accuracy: the class of {NUM_NEIGHBOURS} neighbours among training images, weighted at "
+            f"{loss}; knn_accuracy: the class of {NUM_NEIGHBORS} neighbors among training images, weighted at "
             f"temperature {TEMPERATURE}, by the mean of the patches"
         )
 
@@ -237,11 +237,11 @@ class MaskedImageScorer(ImageScorer):
         """Says what the model is not good for."""
         return (
             "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
-            "features. What it makes of masked patches is a guess from their neighbours."
+            "features. What it makes of masked patches is a guess from their neighbors."
         )
 
 
-class TrivialScorer(MaskedImageScorer):
+class BaselineEvaluator(MaskedImageEvaluator):
     """The same without a model: each patch is its own mean, and images are alike whose pixels are."""
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
@@ -269,17 +269,17 @@ def _masks(batch: Batch, grid: tuple[int, int], options: HfViTMaskedImageModelin
     return draw_mask(len(batch["noise"]), grid, options, noise=batch["noise"])
 
 
-class NeighbourTrainer(ScoringTrainer):
-    """`ScoringTrainer`, whose evaluations begin with the features of training images whose class is known.
+class NeighborTrainer(EvaluatorTrainer):
+    """`EvaluatorTrainer`, whose evaluations begin with the features of training images whose class is known.
 
-    Every process describes a share of these images and gets the features of all, and then looks for the neighbours of
+    Every process describes a share of these images and gets the features of all, and then looks for the neighbors of
     those that it scores.
     """
 
-    scorer: MaskedImageScorer
+    evaluator: MaskedImageEvaluator
 
     def __init__(self, *args: Any, known: TargetDataset, **kwargs: Any) -> None:
-        """Takes the arguments of `ScoringTrainer`.
+        """Takes the arguments of `EvaluatorTrainer`.
 
         Args:
             *args: Passed on.
@@ -292,7 +292,7 @@ class NeighbourTrainer(ScoringTrainer):
     def score_weights(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Scores all images."""
         if len(self.known):
-            self.scorer.known = self.describe_known()
+            self.evaluator.known = self.describe_known()
         return super().score_weights(dataloader, *args, **kwargs)
 
     @torch.no_grad()
@@ -302,7 +302,7 @@ class NeighbourTrainer(ScoringTrainer):
         features, classes = [], []
         for batch in self.get_test_dataloader(self.known):
             inputs = self._prepare_inputs(batch)
-            described = self.scorer.features(self.model, inputs["pixel_values"])
+            described = self.evaluator.features(self.model, inputs["pixel_values"])
             numbers = torch.tensor(inputs["targets"], device=described.device)
             described, numbers = self.accelerator.gather_for_metrics((described, numbers))
             features.append(described)
@@ -312,7 +312,7 @@ class NeighbourTrainer(ScoringTrainer):
 
 @dataclass
 class MaskedImageModeling(TrainingTask):
-    """Masked image modelling by a script.
+    """Masked image modeling by a script.
 
     Args:
         model: Which model to train, and by which masks.
@@ -323,13 +323,13 @@ class MaskedImageModeling(TrainingTask):
 
     argument_types = (
         MaskedImageModelArguments,
-        UnlabelledDataArguments,
+        UnlabeledDataArguments,
         MaskedImageAugmentationArguments,
         MaskedImageTrainingArguments,
     )
 
     model: MaskedImageModelArguments
-    data: UnlabelledDataArguments
+    data: UnlabeledDataArguments
     augmentation: MaskedImageAugmentationArguments
     args: MaskedImageTrainingArguments
 
@@ -345,7 +345,7 @@ class MaskedImageModeling(TrainingTask):
         self.images = load_images(self.data, self.args)
         return []
 
-    def make_trainer(self) -> NeighbourTrainer:
+    def make_trainer(self) -> NeighborTrainer:
         """Returns the trainer of a new or a saved model; without validation images none are scored in training.
 
         Raises:
@@ -354,11 +354,11 @@ class MaskedImageModeling(TrainingTask):
         """
         model, processor = load_model(HfViTForMaskedImageModeling, self.model)
         splits = self.images.splits
-        scorer = MaskedImageScorer(processor, has_classes=len(self.images.known) > 0)
+        evaluator = MaskedImageEvaluator(processor, has_classes=len(self.images.known) > 0)
         has_validation = "validation" in splits
-        scores = {"loss", *scorer.metric.score_names}
+        scores = {"loss", *evaluator.metric.score_names}
         callbacks = check_training(self.args, self.images.num_train, has_validation, scores)
-        trainer = NeighbourTrainer(
+        trainer = NeighborTrainer(
             model=model,
             args=self.args,
             train_dataset=self._training_images(model, processor),
@@ -366,7 +366,7 @@ class MaskedImageModeling(TrainingTask):
             data_collator=MaskedImageModelingCollator(processor, to_pair(model.config.patch_size), model.options),
             processing_class=processor,
             callbacks=callbacks,
-            scorer=scorer,
+            evaluator=evaluator,
             known=TargetDataset(self.images.known, masked_image_target),
         )
         if has_validation and self.args.eval_strategy != IntervalStrategy.NO:
@@ -394,26 +394,26 @@ class MaskedImageModeling(TrainingTask):
 
         The split that is scored is "test", else "validation", else "train".
         """
-        assert isinstance(trainer, NeighbourTrainer)
+        assert isinstance(trainer, NeighborTrainer)
         splits = self.images.splits
         split, folder = scored_split(list(splits)), Path(trainer.args.output_dir)
         scores, pictures = score_split(trainer, split, self.images.examples(split))
-        baseline = score_trivially(trainer, split, self.images.examples(split))
+        baseline = score_naive_baseline(trainer, split, self.images.examples(split))
         if not trainer.is_world_process_zero():
             return scores
         draw_curves(trainer.state.log_history, folder / "curves.png")
-        record = TrainingRecord.from_trainer(
+        record = TrainingInfo.from_trainer(
             trainer,
             task="image-feature-extraction",
             data=describe_data(self.data.dataset_name, self.data.dataset_license, self.count_examples(), split),
             metrics=scores,
             baselines={**report_average(trainer, split, scores), "mean of each patch, raw pixels": baseline},
             pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
-            limits=trainer.scorer.describe_limits(),
+            limits=trainer.evaluator.describe_limits(),
             recipe={
                 **describe_objective(trainer.model),
                 "augmentation": describe_options(self.augmentation),
-                "evaluation": trainer.scorer.describe_evaluation(),
+                "evaluation": trainer.evaluator.describe_evaluation(),
                 **describe_stream(self.data),
             },
             **describe_training(trainer, split),
@@ -423,14 +423,14 @@ class MaskedImageModeling(TrainingTask):
         return scores
 
 
-def score_trivially(trainer: NeighbourTrainer, split: str, examples: TargetDataset) -> dict[str, float]:
+def score_naive_baseline(trainer: NeighborTrainer, split: str, examples: TargetDataset) -> dict[str, float]:
     """Scores, on all processes, what has learned nothing: the mean of each patch, and raw pixels as features."""
-    scorer, average = trainer.scorer, trainer.average
-    trainer.scorer = TrivialScorer(scorer.processor, has_classes=bool(scorer.metric.score_names))
+    evaluator, average = trainer.evaluator, trainer.average
+    trainer.evaluator = BaselineEvaluator(evaluator.processor, has_classes=bool(evaluator.metric.score_names))
     trainer.average = None  # what looks at no weights is scored once
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
-    trainer.scorer, trainer.average = scorer, average
-    return {name: metrics[f"{split}_{name}"] for name in ("loss", *scorer.metric.score_names)}
+    trainer.evaluator, trainer.average = evaluator, average
+    return {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
 
 
 def describe_objective(model: HfViTForMaskedImageModeling) -> dict[str, str]:
@@ -442,7 +442,7 @@ def describe_objective(model: HfViTForMaskedImageModeling) -> dict[str, str]:
         return {"objective": "simmim, mean absolute difference of pixels", "masks": masks}
     pixels = "pixels"
     if options.norm_pix_loss:
-        pixels = "pixels of normalised patches, which have their true mean and deviation in pictures"
+        pixels = "pixels of normalized patches, which have their true mean and deviation in pictures"
     return {
         "objective": f"mae, mean squared difference of {pixels}",
         "masks": masks,

@@ -23,18 +23,18 @@ from ...data import (
     multi_scale_sizes,
 )
 from ...evaluation import DetectionMetric
-from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import DetectionPrediction
 from ...model.task_detection import HfViTForObjectDetection, class_loss_of, detection_loss
 from ...visualize import draw_detections, draw_precision_recall
 from ..arguments import LIBRARY, TrainedImagesArguments
 from ..distillation.arguments import DistillationArguments
+from ..evaluator_trainer import EvaluatorTrainer
 from ..models import describe_whole_images, whole_image_processor
 from ..publishing.record import describe_weights
-from ..scoring_trainer import ScoringTrainer
 from .arguments import ObjectImagesArguments, ScoredTrainingArguments, TaskModelArguments, best_by, split_names
-from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
 from .scored import ScoredTask
 
 
@@ -43,7 +43,7 @@ Target = dict[str, Tensor]
 Prediction = dict[str, Tensor]
 
 
-class DetectionScorer(Scorer):
+class DetectionEvaluator(Evaluator):
     """Predicts and scores boxes with classes."""
 
     class_score = "AP"
@@ -60,13 +60,13 @@ class DetectionScorer(Scorer):
         super().__init__(processor, metric)
         self.num_queries = num_queries
 
-    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the boxes of each image, and its sum of losses beside its number of objects."""
         outputs = model(batch["pixel_values"], patch_attention_mask=batch.get("patch_attention_mask"))
         sizes = [tuple(target["size"].tolist()) for target in batch["targets"]]
         found = self.processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=sizes)
         return [
-            Scored(
+            ImageResult(
                 {"boxes": result["boxes"], "class_labels": result["labels"], "scores": result["scores"]},
                 self._sum_of_losses(model, DetectionPrediction(logits[None], boxes[None]), label),
                 len(label["class_labels"]),
@@ -92,7 +92,7 @@ class DetectionScorer(Scorer):
         """Says that there are no objects."""
         return "none has an object with a box. Check the annotations."
 
-    def trivial(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
+    def naive_baseline(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
         """Finds one object of each class in every image, as sure as the class is common, where they are on average."""
         count = len(self.metric.names)
         sums, counts = torch.zeros(count, 4, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
@@ -181,7 +181,7 @@ class DetectionImagesArguments(ObjectImagesArguments):
         default=None,
         metadata={
             "help": "What the boxes of such a column are: x, y, width, height (coco) or x1, y1, x2, y2 (voc) in "
-            "pixels, or centre, width and height as shares of the image (yolo)."
+            "pixels, or center, width and height as shares of the image (yolo)."
         },
     )
     class_names: str | None = field(
@@ -222,7 +222,7 @@ class DetectionAugmentationArguments:
     max_scale: float = field(default=1.5, metadata={"help": "Largest scale."})
     horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
     photometric: float = field(
-        default=0.5, metadata={"help": "Probability that brightness, contrast and colours change."}
+        default=0.5, metadata={"help": "Probability that brightness, contrast and colors change."}
     )
     multi_scale: bool = field(
         default=False, metadata={"help": "Every batch has a size of its own, from 0.75 to 1.25 times image_size."}
@@ -269,7 +269,7 @@ class ObjectDetection(ScoredTask):
         """Opens images and boxes."""
         return load_object_detection(self.data.dataset_name, **self.data.source_options())
 
-    def make_trainer(self) -> ScoringTrainer:
+    def make_trainer(self) -> EvaluatorTrainer:
         """Returns the trainer, and warns if the model has not enough queries; see `ScoredTask`."""
         trainer = super().make_trainer()
         warn_of_full_images(self.loaded, trainer.model.options.num_queries)
@@ -294,9 +294,9 @@ class ObjectDetection(ScoredTask):
         window = (1, 1) if config.window_size is None else to_pair(config.window_size)
         return multi_scale_sizes(to_pair(config.image_size), (patch[0] * window[0], patch[1] * window[1]))
 
-    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionScorer:
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionEvaluator:
         """Returns what predicts and scores images."""
-        return DetectionScorer(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
+        return DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
 
     def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
         """Says of decoder and loss what a card shall say."""
@@ -317,4 +317,4 @@ class DetectionEvaluation(ScoredEvaluation):
     """Scoring of object detection."""
 
     task_class = ObjectDetection
-    argument_types = (ScoredModel, DetectionImagesArguments, ScoredEvaluationArguments)
+    argument_types = (EvaluatedModel, DetectionImagesArguments, ScoredEvaluationArguments)

@@ -9,17 +9,17 @@ from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from ...data import AugmentedDataset, TargetData
-from ...evaluation.evaluator import Scorer, check_truth
+from ...evaluation.evaluator import Evaluator, check_truth
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ..arguments import ModelArguments, TrainedImagesArguments
 from ..checks import check_packages, check_training
 from ..distillation.arguments import DistillationArguments, make_distillation
+from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer, TargetCollator
 from ..load_data import load_targets
 from ..models import load_model
 from ..publishing.record import describe_data, describe_options
 from ..publishing.report import write_scored_report
-from ..scoring_trainer import EvaluationPictures, ScoringTrainer, TargetCollator
 from ..trainer import HfViTTrainer
 from .arguments import ScoredTrainingArguments
 from .base import TrainingTask
@@ -62,7 +62,7 @@ class ScoredTask(TrainingTask):
         """Returns what changes training examples at random and brings them to the size of the model."""
 
     @abstractmethod
-    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Scorer:
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Evaluator:
         """Returns what predicts and scores images."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class ScoredTask(TrainingTask):
         self.loaded = load_targets(self.open_data, self.data, self.args)
         return list(self.loaded.names)
 
-    def make_trainer(self) -> ScoringTrainer:
+    def make_trainer(self) -> EvaluatorTrainer:
         """Returns the trainer of a new or a saved model; without validation images none are scored in training.
 
         Raises:
@@ -107,15 +107,15 @@ class ScoredTask(TrainingTask):
         model, processor = load_model(self.model_class, self.model, self.loaded.names, self.facts_for_config())
         processor = self.make_processor(processor, model.config)
         distillation = make_distillation(self.distillation, model, processor)
-        scorer = self.make_scorer(model, processor)
+        evaluator = self.make_evaluator(model, processor)
         splits = self.loaded.splits
         for split in splits:
-            check_truth(scorer, split, self.loaded.examples(split))
+            check_truth(evaluator, split, self.loaded.examples(split))
         has_validation = "validation" in splits
-        scores = {"loss", *scorer.metric.score_names}
+        scores = {"loss", *evaluator.metric.score_names}
         callbacks = [*check_training(self.args, len(splits["train"]), has_validation, scores), *self.callbacks()]
         transform = self.make_transform(model.config)
-        trainer = ScoringTrainer(
+        trainer = EvaluatorTrainer(
             model=model,
             args=self.args,
             train_dataset=AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column=None),
@@ -124,7 +124,7 @@ class ScoredTask(TrainingTask):
             processing_class=processor,
             callbacks=callbacks,
             distillation=distillation,
-            scorer=scorer,
+            evaluator=evaluator,
         )
         if has_validation and self.args.eval_strategy != IntervalStrategy.NO:
             trainer.add_callback(EvaluationPictures(trainer))
@@ -136,7 +136,7 @@ class ScoredTask(TrainingTask):
 
     def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
         """Scores a trained model; see `write_scored_report`."""
-        assert isinstance(trainer, ScoringTrainer)
+        assert isinstance(trainer, EvaluatorTrainer)
         return write_scored_report(
             trainer,
             self.loaded,

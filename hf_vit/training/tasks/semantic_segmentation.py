@@ -12,7 +12,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import TargetData, load_semantic_segmentation
 from ...evaluation import SemanticSegmentationMetric
-from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...visualize import draw_segmentation
@@ -21,7 +21,7 @@ from ..distillation.arguments import DistillationArguments
 from ..publishing.record import describe_weights
 from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
 from .dense import DenseAugmentationArguments, DenseTask, SemanticImagesArguments, size_of
-from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
 
 
 @dataclass
@@ -46,7 +46,7 @@ class SemanticEvaluationArguments:
 LOOK_ONCE = SemanticEvaluationArguments()
 
 
-class SemanticScorer(Scorer):
+class SemanticEvaluator(Evaluator):
     """Predicts and scores the class of every pixel."""
 
     class_score = "IoU"
@@ -68,11 +68,11 @@ class SemanticScorer(Scorer):
         super().__init__(processor, SemanticSegmentationMetric(names))
         self.evaluation = evaluation
 
-    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the map (H, W) and the loss of each image."""
         sizes = [size_of(target) for target in batch["targets"]]
         if self.evaluation != LOOK_ONCE:
-            return [self._look_closely(model, *_own_part(batch, index), size) for index, size in enumerate(sizes)]
+            return [self._segment_one(model, *_own_part(batch, index), size) for index, size in enumerate(sizes)]
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         maps = self.processor.post_process_semantic_segmentation(outputs, sizes, patch_attention_mask=mask)
@@ -80,14 +80,16 @@ class SemanticScorer(Scorer):
             float(segmentation_loss(logits[None], labels[None], model.options))
             for logits, labels in zip(outputs.logits, batch["labels"], strict=True)
         ]
-        return [Scored(*pair) for pair in zip(maps, losses, strict=True)]
+        return [ImageResult(*pair) for pair in zip(maps, losses, strict=True)]
 
-    def _look_closely(self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: tuple[int, int]) -> Scored:
+    def _segment_one(
+        self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: tuple[int, int]
+    ) -> ImageResult:
         """Segments one image (1, C, H, W) in windows and copies."""
         window, scales = self.evaluation.eval_window_size, tuple(self.evaluation.eval_scales)
         outputs = model.segment(pixels, window, scales=scales, flip=self.evaluation.eval_flip)
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
-        return Scored(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
+        return ImageResult(segmentation, float(segmentation_loss(outputs.logits, labels, model.options)))
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns the scores of each class."""
@@ -104,7 +106,7 @@ class SemanticScorer(Scorer):
             "1, --reduce_labels."
         )
 
-    def trivial(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
+    def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
         """Gives every pixel the commonest class."""
         counts = torch.zeros(256, dtype=torch.int64)
         for target in targets:
@@ -206,7 +208,7 @@ class SemanticSegmentation(DenseTask):
         }
         return {"head": options.head, "loss": describe_weights(weights)}
 
-    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticScorer:
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
         """Returns what predicts and scores images.
 
         Raises:
@@ -220,11 +222,11 @@ class SemanticSegmentation(DenseTask):
             )
         if (window := self.evaluation.eval_window_size) is not None:
             window_of(window, model.config.patch_size, "eval_window_size")
-        return SemanticScorer(processor, self.loaded.names, self.evaluation)
+        return SemanticEvaluator(processor, self.loaded.names, self.evaluation)
 
 
 class SemanticEvaluation(ScoredEvaluation):
     """Scoring of semantic segmentation."""
 
     task_class = SemanticSegmentation
-    argument_types = (ScoredModel, SemanticImagesArguments, ScoredEvaluationArguments, SemanticEvaluationArguments)
+    argument_types = (EvaluatedModel, SemanticImagesArguments, ScoredEvaluationArguments, SemanticEvaluationArguments)

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from ...data import TargetData, load_universal_segmentation
-from ...evaluation.evaluator import Batch, Scored, Scorer
+from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
@@ -26,14 +26,14 @@ from ..distillation.arguments import DistillationArguments
 from ..publishing.record import describe_weights
 from .arguments import ScoredTrainingArguments, best_by, split_names
 from .dense import DenseAugmentationArguments, DenseTask, SemanticImagesArguments, size_of
-from .evaluation import ScoredEvaluation, ScoredEvaluationArguments, ScoredModel
+from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
 
 
 # Average precision ranks all detections, but the least likely do not move it.
 MIN_INSTANCE_SCORE = 0.05
 
 
-class UniversalScorer(Scorer):
+class UniversalEvaluator(Evaluator):
     """Predicts and scores segments, instances and classes of pixels."""
 
     metric: UniversalMetric
@@ -43,7 +43,7 @@ class UniversalScorer(Scorer):
         super().__init__(processor, metric)
         self.class_score = "PQ" if PANOPTIC in metric.parts else "AP"
 
-    def predict(self, model: PreTrainedModel, batch: Batch) -> list[Scored]:
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns what the parts of the metric score, and the loss of each image."""
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
@@ -60,7 +60,7 @@ class UniversalScorer(Scorer):
             )
             found[INSTANCE] = [_listed(result) for result in instances]
         predictions = [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
-        return [Scored(*pair) for pair in zip(predictions, self._losses(model, outputs, batch), strict=True)]
+        return [ImageResult(*pair) for pair in zip(predictions, self._losses(model, outputs, batch), strict=True)]
 
     def _losses(self, model: PreTrainedModel, outputs: Any, batch: Batch) -> list[float]:
         """Returns the loss of each image alone, of the last block."""
@@ -93,7 +93,9 @@ class UniversalScorer(Scorer):
         """Says that there are no masks."""
         return "no pixel of any is of a mask. Check the masks or annotations."
 
-    def trivial(self, targets: Iterable[dict[str, Any]]) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    def naive_baseline(
+        self, targets: Iterable[dict[str, Any]]
+    ) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
         """Makes one segment of the whole image, of the class with the most pixels."""
         names = self.metric.names
         counts = torch.zeros(len(names), dtype=torch.int64)
@@ -271,10 +273,10 @@ class UniversalSegmentation(DenseTask):
             "loss": describe_weights(weights),
         }
 
-    def make_scorer(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalScorer:
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
         """Returns what predicts and scores images."""
         metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
-        return UniversalScorer(processor, metric)
+        return UniversalEvaluator(processor, metric)
 
     @property
     def can_overlap(self) -> bool:
@@ -286,4 +288,4 @@ class UniversalEvaluation(ScoredEvaluation):
     """Scoring of universal segmentation."""
 
     task_class = UniversalSegmentation
-    argument_types = (ScoredModel, UniversalImagesArguments, ScoredEvaluationArguments)
+    argument_types = (EvaluatedModel, UniversalImagesArguments, ScoredEvaluationArguments)

@@ -26,7 +26,7 @@ from ..trainer import HfViTTrainer
 
 @dataclass(frozen=True)
 class ZeroShotImages:
-    """Labelled images whose classes a model has not learned.
+    """Labeled images whose classes a model has not learned.
 
     Args:
         source: Where they are from.
@@ -56,10 +56,10 @@ class ZeroShotImages:
 
 @dataclass
 class ZeroShotArguments:
-    """On which labelled images to score classes by their names, after all is trained."""
+    """On which labeled images to score classes by their names, after all is trained."""
 
     zero_shot_dataset: str | None = field(
-        default=None, metadata={"help": "Labelled images, any that classifiers train on: a path, or a Hub name."}
+        default=None, metadata={"help": "Labeled images, any that classifiers train on: a path, or a Hub name."}
     )
     zero_shot_config_name: str | None = field(
         default=None, metadata={"help": "Configuration of such a dataset on the Hub."}
@@ -83,7 +83,7 @@ class ZeroShotArguments:
             )
 
     def data_arguments(self, captions: ImageDataArguments) -> DataArguments | None:
-        """Returns where the labelled images are, if any; they are checked and limited as those with captions."""
+        """Returns where the labeled images are, if any; they are checked and limited as those with captions."""
         if self.zero_shot_dataset is None:
             return None
         return DataArguments(
@@ -99,7 +99,7 @@ class ZeroShotArguments:
 def load_zero_shot(
     args: ZeroShotArguments, captions: ImageDataArguments, training_args: HfViTTrainingArguments
 ) -> ZeroShotImages | None:
-    """Opens and checks the labelled images, if any are wanted.
+    """Opens and checks the labeled images, if any are wanted.
 
     Args:
         args: Which images.
@@ -172,7 +172,7 @@ def score_zero_shot(
     wanted: ZeroShotImages,
     args: HfViTTrainingArguments,
 ) -> dict[str, float]:
-    """Scores a model on labelled images, on all processes, and writes what `write_scores` does as `zero_shot_…`.
+    """Scores a model on labeled images, on all processes, and writes what `write_scores` does as `zero_shot_…`.
 
     Args:
         model: Compares images with texts.

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hf_vit.visualize.looks import kinds_of, open_for_inspection
 from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
@@ -13,7 +14,7 @@ from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import (
     draw_attention,
     draw_attention_distances,
-    draw_feature_colours,
+    draw_feature_colors,
     draw_heat,
     draw_patch_filters,
     draw_position_similarity,
@@ -21,7 +22,6 @@ from hf_vit.visualize import (
     overlay_heat,
     record_attention,
 )
-from hf_vit.visualize.looks import kinds_of, open_to_look
 from hf_vit.visualize.mosaics import mosaic
 
 from ..helpers.models import small_config
@@ -29,7 +29,7 @@ from ..scripts.test_demo import load_script
 from .test_visualize import columns, holds, texts
 
 
-GREY = np.full((300, 600, 3), 200, np.uint8)
+GRAY = np.full((300, 600, 3), 200, np.uint8)
 HEAT = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, 9.0]])
 
 
@@ -39,21 +39,21 @@ def read(file: Path) -> np.ndarray:
 
 
 def test_heat_is_bright_where_values_are_high_and_shows_the_image_through() -> None:
-    picture = overlay_heat(GREY, torch.from_numpy(HEAT))
-    assert picture.shape == GREY.shape
+    picture = overlay_heat(GRAY, torch.from_numpy(HEAT))
+    assert picture.shape == GRAY.shape
     brightness = picture.astype(int).sum(-1)
     middles = brightness[75::150, 100::200]
     assert (np.diff(middles.ravel()) > 0).all()
-    assert np.array_equal(overlay_heat(GREY, HEAT, opacity=0), GREY)
-    assert np.array_equal(overlay_heat(GREY, np.ones((2, 3))), overlay_heat(GREY, np.zeros((2, 3))))
+    assert np.array_equal(overlay_heat(GRAY, HEAT, opacity=0), GRAY)
+    assert np.array_equal(overlay_heat(GRAY, np.ones((2, 3))), overlay_heat(GRAY, np.zeros((2, 3))))
     assert overlay_heat(np.zeros((28, 14, 3), np.uint8), HEAT).shape == (480, 240, 3)
 
 
 @pytest.mark.parametrize("patch", [(0, 0), (1, 2)])
 def test_the_patch_that_is_meant_is_marked(patch: tuple[int, int], tmp_path: Path) -> None:
-    draw_heat(GREY, HEAT, "$5_$", tmp_path / "plain.png")
-    draw_heat(GREY, HEAT, "$5_$", tmp_path / "marked.png", patch)
-    draw_heat(GREY, HEAT, "$5_$", tmp_path / "marked.svg", patch)
+    draw_heat(GRAY, HEAT, "$5_$", tmp_path / "plain.png")
+    draw_heat(GRAY, HEAT, "$5_$", tmp_path / "marked.png", patch)
+    draw_heat(GRAY, HEAT, "$5_$", tmp_path / "marked.svg", patch)
     assert texts(tmp_path / "marked.svg")[:2] == ["image", "$5_$"]
     plain, marked = read(tmp_path / "plain.png"), read(tmp_path / "marked.png")
     middle = plain.shape[1] * 100 // 228  # between the panels; the bar has 0.28 of the width of each
@@ -80,12 +80,12 @@ def test_a_mosaic_puts_maps_into_rows_and_columns() -> None:
 
 def test_attention_has_a_row_for_each_layer_and_a_column_for_each_head(tmp_path: Path) -> None:
     maps = np.random.default_rng(0).random((5, 4, 2, 3))
-    draw_attention(GREY, maps, tmp_path / "attention.svg")
+    draw_attention(GRAY, maps, tmp_path / "attention.svg")
     written = texts(tmp_path / "attention.svg")
     assert sorted(written) == sorted(["1", "2", "3", "4", "head", "1", "2", "3", "4", "5", "layer"])
     scaled = maps * np.arange(1, 5)[:, None, None]  # each head has its own span
-    draw_attention(GREY, maps, tmp_path / "attention.png")
-    draw_attention(GREY, scaled, tmp_path / "scaled.png")
+    draw_attention(GRAY, maps, tmp_path / "attention.png")
+    draw_attention(GRAY, scaled, tmp_path / "scaled.png")
     assert np.array_equal(read(tmp_path / "attention.png"), read(tmp_path / "scaled.png"))
 
 
@@ -102,23 +102,23 @@ def test_many_positions_are_drawn_evenly_spread(tmp_path: Path) -> None:
     assert [text for text in written if text.isdigit()][:14] == [str(number) for number in range(1, 28, 2)]
 
 
-def test_filters_are_grey_where_they_are_0(tmp_path: Path) -> None:
+def test_filters_are_gray_where_they_are_0(tmp_path: Path) -> None:
     filters = np.zeros((9, 4, 6, 3))
     filters[:, :2, :, 0] = 1
     draw_patch_filters(filters, tmp_path / "filters.png")
     (picture,) = columns(tmp_path / "filters.png", 1)
-    for colour in ((128, 128, 128), (255, 128, 128), (255, 255, 255)):
-        assert holds(picture, np.array(colour))
+    for color in ((128, 128, 128), (255, 128, 128), (255, 255, 255)):
+        assert holds(picture, np.array(color))
     draw_patch_filters(filters[..., :1], tmp_path / "one.png")  # and of one channel
     assert holds(columns(tmp_path / "one.png", 1)[0], np.array([255, 255, 255]))
 
 
-def test_patches_have_their_colours_and_the_background_is_grey(tmp_path: Path) -> None:
-    colours = torch.tensor([[[1.0, 0, 0], [0, 0, 1]], [[torch.nan] * 3, [0, 1, 0]]])
-    draw_feature_colours([GREY, GREY[:, :300]], [colours, colours], tmp_path / "pca.png")
+def test_patches_have_their_colors_and_the_background_is_gray(tmp_path: Path) -> None:
+    colors = torch.tensor([[[1.0, 0, 0], [0, 0, 1]], [[torch.nan] * 3, [0, 1, 0]]])
+    draw_feature_colors([GRAY, GRAY[:, :300]], [colors, colors], tmp_path / "pca.png")
     (_, patches) = columns(tmp_path / "pca.png", 2)
-    for colour in ((255, 0, 0), (0, 0, 255), (128, 128, 128), (0, 255, 0)):
-        assert holds(patches, np.array(colour))
+    for color in ((255, 0, 0), (0, 0, 255), (128, 128, 128), (0, 255, 0)):
+        assert holds(patches, np.array(color))
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_models_open_as_what_they_were_saved_for_and_published_ones_too(workplac
     for folder, expected in zip(
         folders, (HfViTForDepthEstimation, HfViTForImageClassification, HfViTModel), strict=True
     ):
-        model, processor = open_to_look(str(folder), 40)
+        model, processor = open_for_inspection(str(folder), 40)
         assert (type(model), model.training, model.config._attn_implementation) == (expected, False, "eager")
         pixel_values = processor(Image.new("RGB", (90, 60)), return_tensors="pt").pixel_values
         assert pixel_values.shape == (1, 3, 40, 64)

@@ -1,4 +1,4 @@
-"""Colours of classes and of depth: those of the pictures that a training writes, where `hf_vit` is installed."""
+"""Colors of classes and of depth: those of the pictures that a training writes, where `hf_vit` is installed."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import numpy as np
 IGNORED = (128, 128, 128)  # of pixels that belong to no class
 
 # segmentation_palette(255) of hf_vit.visualize: red, green and blue of each class
-CLASS_COLOURS = bytes.fromhex(
+CLASS_COLORS = bytes.fromhex(
     "0072b2e69f00009e73d55e00f0e442cc79a7f000ff1e3cff0fd2ffa50f964bf0a5c3004bffa596b487f000d21e870fd2ffb4ffff2dc3"
     "69692d2d87ffa5c3c3009600ff5a7800fff000a5b496b469964b78f0d287f00f87b44bd200a5f04bff00b4785ac30f009669b4007887"
     "a5a5d2a5ff87005ad2c3e1ffff0f3ca55affd2e1c3ff785aff78e1c39696965a5a00c3a5ffa5c300785af05af096872da5d25a784bb4"
@@ -24,20 +24,20 @@ CLASS_COLOURS = bytes.fromhex(
     "b4963ca55a964b7869"
 )
 # From far to near: matplotlib's viridis at even steps
-DEPTH_COLOURS = bytes.fromhex(
+DEPTH_COLORS = bytes.fromhex(
     "44015447186a472c7b4240853a528b32628d2c728e26818e20908c1e9f8828ae7f3ebc735ec96183d34baddc30d7e219fde724"
 )
 
 
-def class_colour(number: int) -> tuple[int, int, int]:
-    """Returns the colour of a class; beyond 255 classes they come again."""
-    red, green, blue = CLASS_COLOURS[3 * number % len(CLASS_COLOURS) :][:3]
+def class_color(number: int) -> tuple[int, int, int]:
+    """Returns the color of a class; beyond 255 classes they come again."""
+    red, green, blue = CLASS_COLORS[3 * number % len(CLASS_COLORS) :][:3]
     return red, green, blue
 
 
-def depth_colours(nearness: np.ndarray) -> np.ndarray:
-    """Returns values (H, W) from 0, far, to 1, near, in colours (H, W, 3) uint8; others are those of the ends."""
-    steps = np.frombuffer(DEPTH_COLOURS, dtype=np.uint8).reshape(-1, 3)
+def depth_colors(nearness: np.ndarray) -> np.ndarray:
+    """Returns values (H, W) from 0, far, to 1, near, in colors (H, W, 3) uint8; others are those of the ends."""
+    steps = np.frombuffer(DEPTH_COLORS, dtype=np.uint8).reshape(-1, 3)
     places = np.linspace(0, 1, len(steps))
     levels = [np.interp(nearness, places, column) for column in steps.T]
     return np.stack(levels, axis=-1).round().astype(np.uint8)

@@ -27,13 +27,15 @@ from .attention import (
     gradient_rollout,
     record_attention,
 )
-from .features import draw_feature_colours, feature_colours, patch_features, patch_similarity
+from .features import draw_feature_colors, feature_colors, patch_features, patch_similarity
 from .heat import draw_heat
 from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
 from .patches import Patch, patch_at, patch_distances
 
 
-def open_to_look(name_or_path: str, image_size: int | None = None) -> tuple[HfViTPreTrainedModel, BaseImageProcessor]:
+def open_for_inspection(
+    name_or_path: str, image_size: int | None = None
+) -> tuple[HfViTPreTrainedModel, BaseImageProcessor]:
     """Opens a model of any task, and an image processor that leaves nothing of a photo out.
 
     Args:
@@ -68,14 +70,14 @@ MAX_SIDE = 1200  # pixels: more of a photo is not seen in a picture
 
 
 @dataclass(frozen=True)
-class LookOptions:
+class InspectionOptions:
     """What to look for.
 
     Args:
         point: x and y in pixels of the photo, what looks or is compared; None means what sums the photo up, or the
             middle of it.
         class_name: What the photo is searched for; None means the likeliest class.
-        foreground_threshold: See `feature_colours`.
+        foreground_threshold: See `feature_colors`.
     """
 
     point: tuple[float, float] | None = None
@@ -84,12 +86,12 @@ class LookOptions:
 
 
 @dataclass(frozen=True)
-class Look:
+class Inspection:
     """A model that looks at a photo.
 
     Args:
         model: A model in evaluation mode.
-        processor: Prepares photos without cutting anything off, see `open_to_look`.
+        processor: Prepares photos without cutting anything off, see `open_for_inspection`.
         photo: The photo.
         options: What to look for.
     """
@@ -97,7 +99,7 @@ class Look:
     model: HfViTPreTrainedModel
     processor: BaseImageProcessor
     photo: Image.Image
-    options: LookOptions
+    options: InspectionOptions
 
     @cached_property
     def pixel_values(self) -> Tensor:
@@ -139,61 +141,61 @@ class Look:
         return int(known[name])
 
 
-def _draw_attention(look: Look, file: Path) -> None:
+def _draw_attention(look: Inspection, file: Path) -> None:
     attention = look.attention()
     patch = look.patch(attention.grid)
     draw_attention(look.picture, attention_maps(attention, patch), file, patch)
 
 
-def _draw_rollout(look: Look, file: Path) -> None:
+def _draw_rollout(look: Inspection, file: Path) -> None:
     attention = look.attention()
     patch = look.patch(attention.grid)
     draw_heat(look.picture, attention_rollout(attention, patch), "rollout", file, patch)
 
 
-def _draw_saliency(look: Look, file: Path) -> None:
+def _draw_saliency(look: Inspection, file: Path) -> None:
     check_classifier(look.model)
     number = look.class_number()
     (heat,) = gradient_rollout(look.model, look.pixel_values, [number])
     draw_heat(look.picture, heat, f"saliency for {look.model.config.id2label[number]}", file)
 
 
-def _draw_similarity(look: Look, file: Path) -> None:
+def _draw_similarity(look: Inspection, file: Path) -> None:
     features = look.features()
     rows, columns = features.shape[:2]
     patch = look.patch((rows, columns)) or (rows // 2, columns // 2)
     draw_heat(look.picture, patch_similarity(features, patch), "similarity", file, patch)
 
 
-def _draw_distance(looks: Sequence[Look], file: Path) -> None:
+def _draw_distance(looks: Sequence[Inspection], file: Path) -> None:
     seen = [look.attention() for look in looks]
     everywhere = [patch_distances(own.grid, own.patch_size).mean() for own in seen]
     distances = torch.stack([attention_distances(own) for own in seen]).mean(dim=0)
     draw_attention_distances(distances, float(torch.stack(everywhere).mean()), file)
 
 
-def _draw_pca(looks: Sequence[Look], file: Path) -> None:
-    colours = feature_colours([look.features() for look in looks], looks[0].options.foreground_threshold)
-    draw_feature_colours([look.picture for look in looks], colours, file)
+def _draw_pca(looks: Sequence[Inspection], file: Path) -> None:
+    colors = feature_colors([look.features() for look in looks], looks[0].options.foreground_threshold)
+    draw_feature_colors([look.picture for look in looks], colors, file)
 
 
-def _draw_positions(looks: Sequence[Look], file: Path) -> None:
+def _draw_positions(looks: Sequence[Inspection], file: Path) -> None:
     draw_position_similarity(position_similarity(looks[0].model), file)
 
 
-def _draw_filters(looks: Sequence[Look], file: Path) -> None:
+def _draw_filters(looks: Sequence[Inspection], file: Path) -> None:
     draw_patch_filters(patch_filters(looks[0].model), file)
 
 
 # A picture of each photo
-OF_EACH: Mapping[str, Callable[[Look, Path], None]] = {
+OF_EACH: Mapping[str, Callable[[Inspection, Path], None]] = {
     "attention": _draw_attention,
     "rollout": _draw_rollout,
     "saliency": _draw_saliency,
     "similarity": _draw_similarity,
 }
 # A picture of all photos together, or of none
-OF_ALL: Mapping[str, Callable[[Sequence[Look], Path], None]] = {
+OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {
     "distance": _draw_distance,
     "pca": _draw_pca,
     "positions": _draw_positions,

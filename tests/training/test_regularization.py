@@ -15,17 +15,17 @@ from torch.utils.data import DataLoader
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
-from hf_vit.data import AugmentedDataset, RepeatedSampler, load_digits_dataset, small_affine
+from hf_vit.data import AugmentedDataset, RepeatedAugmentationSampler, load_digits_dataset, small_affine
 from hf_vit.data.augmentation.datasets import seeded
 from hf_vit.model.task_classification import classification_loss
 from hf_vit.training import (
     BinaryCrossEntropy,
-    DropTokens,
     HfViTTrainer,
     ImageClassification,
     Mixing,
-    RegularisationArguments,
-    regularise,
+    PatchDropout,
+    RegularizationArguments,
+    regularize,
     run,
 )
 from hf_vit.training.tasks.image_text import ImageTextTrainingArguments
@@ -33,7 +33,7 @@ from hf_vit.training.tasks.image_text import ImageTextTrainingArguments
 from ..helpers.datasets import write_class_folders
 from ..helpers.models import small_config
 from ..helpers.references import assert_close, draw_weights
-from ..helpers.regularization import EVERYTHING, NUM_TRAIN, regularised_trainer, train_regularised
+from ..helpers.regularization import EVERYTHING, NUM_TRAIN, regularized_trainer, train_regularized
 from ..helpers.teachers import small_distillation
 from ..helpers.trainings import training_arguments
 
@@ -57,7 +57,7 @@ def mixed(mixing: Mixing, seed: int = 0, progress: float = 0.0) -> tuple[torch.T
 @pytest.mark.parametrize("alphas", [(0.8, 0.0), (0.0, 1.0)], ids=["mixup", "cutmix"])
 def test_labels_have_the_shares_of_the_images(alphas: tuple[float, float], smoothing: float) -> None:
     images, labels = mixed(Mixing(3, *alphas, label_smoothing=smoothing), seed=3)
-    share = float(images[1].mean())  # of image 1, whose neighbour is 0
+    share = float(images[1].mean())  # of image 1, whose neighbor is 0
     assert 0.02 < share < 0.98
     expected = torch.tensor(
         [[share, 1 - share, 0], [1 - share, share, 0], [0, 1 - share, share], [0, share, 1 - share]]
@@ -115,7 +115,7 @@ def test_binary_cross_entropy_is_exact_in_half_precision_and_adds_up() -> None:
 
 def test_soft_labels_of_repeated_augmentations_may_be_split(tmp_path: Path) -> None:
     at_once, in_parts = (
-        train_regularised(tmp_path, size, gradient_accumulation_steps=parts, dataloader_drop_last=False)
+        train_regularized(tmp_path, size, gradient_accumulation_steps=parts, dataloader_drop_last=False)
         for size, parts in ((8, 1), (2, 4))
     )
     assert len(at_once["losses"]) == 12
@@ -125,9 +125,9 @@ def test_soft_labels_of_repeated_augmentations_may_be_split(tmp_path: Path) -> N
 
 def test_a_training_with_everything_is_taken_up_bit_for_bit(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 7, "eval_strategy": "epoch"}
-    whole = train_regularised(tmp_path / "whole", 8, EVERYTHING, **options)
+    whole = train_regularized(tmp_path / "whole", 8, EVERYTHING, **options)
     checkpoint = tmp_path / "whole" / "checkpoint-7"  # in the middle of the second epoch of 5 steps
-    resumed = train_regularised(tmp_path / "resumed", 8, EVERYTHING, str(checkpoint), **options)
+    resumed = train_regularized(tmp_path / "resumed", 8, EVERYTHING, str(checkpoint), **options)
     assert len(whole["losses"]) == 10
     for part in ("losses", "weights"):
         assert torch.equal(resumed[part], whole[part])
@@ -138,7 +138,7 @@ def test_a_training_with_everything_is_taken_up_bit_for_bit(tmp_path: Path) -> N
 
 
 def test_evaluations_give_the_plain_cross_entropy(tmp_path: Path) -> None:
-    trainer = regularised_trainer(tmp_path, 8, EVERYTHING)
+    trainer = regularized_trainer(tmp_path, 8, EVERYTHING)
     trainer.compute_metrics = None  # whose loss would take the place of the Trainer's
     loss = trainer.evaluate()["eval_loss"]
     batch = trainer.data_collator(list(trainer.eval_dataset))
@@ -151,14 +151,14 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     model = HfViTForImageClassification(small_config(use_distillation_token=True))
     draw_weights(model)
     distillation = small_distillation("hard", model)
-    parts = regularise(model, RegularisationArguments(mixup_alpha=0.8), 0.1, distillation)
+    parts = regularize(model, RegularizationArguments(mixup_alpha=0.8), 0.1, distillation)
     args = training_arguments(tmp_path, label_smoothing_factor=0.1, max_steps=1, learning_rate=0.0)
     images, labels = torch.randn(4, 3, 32, 32), torch.arange(4)
     examples = [{"pixel_values": image, "labels": label} for image, label in zip(images, labels, strict=True)]
     args.per_device_train_batch_size = 4
     trainer = HfViTTrainer(model=model, args=args, train_dataset=examples, distillation=distillation, **parts)
     batches = []
-    trainer.batch_changes.changes = [*parts["batch_changes"], lambda batch, _: batches.append(batch) or batch]
+    trainer.batch_transforms.changes = [*parts["batch_transforms"], lambda batch, _: batches.append(batch) or batch]
     trainer.train()
     (batch,) = batches
     with torch.no_grad():
@@ -172,11 +172,11 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
 def test_what_does_not_go_with_a_teacher_is_refused(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config(use_distillation_token=True))
     hard, features = (small_distillation(kind, model) for kind in ("hard", "features"))
-    binary = regularise(model, RegularisationArguments(classification_loss="bce"), distillation=hard)
+    binary = regularize(model, RegularizationArguments(classification_loss="bce"), distillation=hard)
     with pytest.raises(ValueError, match=r"Leave out compute_loss_func \(--classification_loss bce\)"):
         HfViTTrainer(model=model, args=training_arguments(tmp_path), distillation=hard, **binary)
     with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 drops patches whose features are to be learned"):
-        regularise(model, RegularisationArguments(token_drop_rate=0.5), distillation=features)
+        regularize(model, RegularizationArguments(token_drop_rate=0.5), distillation=features)
 
 
 def digits_dataset() -> AugmentedDataset:
@@ -185,7 +185,7 @@ def digits_dataset() -> AugmentedDataset:
 
 def test_each_step_has_all_augmentations_of_its_images() -> None:
     dataset = digits_dataset()
-    sampler = RepeatedSampler(dataset, 3, 12)
+    sampler = RepeatedAugmentationSampler(dataset, 3, 12)
     epoch = list(sampler)
     assert len(epoch) == len(sampler) == NUM_TRAIN
     steps = [epoch[start : start + 12] for start in range(0, NUM_TRAIN, 12)]
@@ -210,7 +210,7 @@ def test_augmentations_of_an_image_differ() -> None:
 
 def test_two_processes_share_the_images_of_each_step() -> None:
     loader = DataLoader(
-        digits_dataset(), batch_size=4, sampler=RepeatedSampler(digits_dataset(), 2, 16), drop_last=True
+        digits_dataset(), batch_size=4, sampler=RepeatedAugmentationSampler(digits_dataset(), 2, 16), drop_last=True
     )
     shares = [
         list(prepare_data_loader(loader, num_processes=2, process_index=rank, put_on_device=False).batch_sampler)
@@ -250,7 +250,7 @@ def test_all_patches_kept_change_nothing_and_padding_is_dropped_first(pooling: s
     with torch.no_grad():
         expected = model(**batch).pooler_output
         for rate in (0.0, 0.5):
-            changed = DropTokens(rate, model.config)(batch, 0.0)
+            changed = PatchDropout(rate, model.config)(batch, 0.0)
             assert changed["kept_patches"].shape == (2, 16 if rate == 0 else 8)
             found = model(**changed).pooler_output
             # Of the second image half is padding, so that all that it has is kept.
@@ -259,7 +259,7 @@ def test_all_patches_kept_change_nothing_and_padding_is_dropped_first(pooling: s
 
 
 def test_patches_are_dropped_anew_in_each_image() -> None:
-    drop = DropTokens(0.75, HfViTConfig(image_size=32, patch_size=4))
+    drop = PatchDropout(0.75, HfViTConfig(image_size=32, patch_size=4))
     with seeded(1):
         kept = drop({"pixel_values": torch.zeros(50, 3, 32, 32)}, 0.0)["kept_patches"]
     assert kept.shape == (50, 16)
@@ -276,7 +276,7 @@ def test_wrong_patches_are_refused() -> None:
     with pytest.raises(ValueError, match="where window_size=2 finds no windows"):
         HfViTModel(windowed)(torch.zeros(1, 3, 32, 32), kept_patches=torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(ValueError, match=r"token_drop_rate=0\.5 leaves holes in the patch grid"):
-        DropTokens(0.5, windowed)
+        PatchDropout(0.5, windowed)
 
 
 SCRIPT = ["--dataset_name", "photos", "--use_cpu", "--train_val_split", "0.5", "--report_to", "none"]
@@ -294,7 +294,7 @@ def test_the_script_takes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run(ImageClassification, [*SCRIPT, "--config_overrides", json.dumps(SHAPE), *options], None, say=lambda _: None)
     card = (tmp_path / "output" / "README.md").read_text()
     assert (
-        "| regularisation | mixup_alpha 0.8, cutmix_alpha 1.0, classification_loss bce, bce_target_threshold 0.0, "
+        "| regularization | mixup_alpha 0.8, cutmix_alpha 1.0, classification_loss bce, bce_target_threshold 0.0, "
         "token_drop_rate 0.5 |"
     ) in card
     config = json.loads((tmp_path / "output" / "config.json").read_text())
@@ -323,7 +323,7 @@ def test_mistakes_are_explained(
 
 
 def test_only_augmented_images_with_numbers_can_be_repeated(tmp_path: Path) -> None:
-    trainer = regularised_trainer(tmp_path, 8)
+    trainer = regularized_trainer(tmp_path, 8)
     with pytest.raises(ValueError, match=r"repeated_augmentations=2 needs images with numbers .* not list"):
         HfViTTrainer(model=trainer.model, args=trainer.args, train_dataset=[])
 
@@ -335,7 +335,7 @@ def test_images_beside_texts_are_not_repeated(tmp_path: Path) -> None:
 
 def test_the_defaults_change_nothing() -> None:
     model = HfViTForImageClassification(small_config())
-    arguments = RegularisationArguments()
-    parts: dict[str, Any] = regularise(model, arguments, 0.1)
-    assert parts == {"batch_changes": [], "compute_loss_func": None}
+    arguments = RegularizationArguments()
+    parts: dict[str, Any] = regularize(model, arguments, 0.1)
+    assert parts == {"batch_transforms": [], "compute_loss_func": None}
     assert (model.config.problem_type, arguments.describe()) == (None, {})

@@ -1,4 +1,4 @@
-"""The Trainer of tasks with a `Scorer`, whose evaluations look at one batch at a time and keep none of it."""
+"""The Trainer of tasks with a `Evaluator`, whose evaluations look at one batch at a time and keep none of it."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ from ..data import (
     ObjectDetectionCollator,
     TargetDataset,
 )
-from ..evaluation.evaluator import ImageScorer
+from ..evaluation.evaluator import BaseEvaluator
 from .trainer import HfViTTrainer
 
 
@@ -28,7 +28,7 @@ MAX_PICTURED = 6
 TargetCollator = DensePredictionCollator | ObjectDetectionCollator | KeypointDetectionCollator
 
 
-class ScoringTrainer(HfViTTrainer):
+class EvaluatorTrainer(HfViTTrainer):
     """`HfViTTrainer`, whose scores are those of predictions in the pixels of the images.
 
     Every process makes a small record of each image it has predicted, and the records of all are brought together
@@ -39,12 +39,12 @@ class ScoringTrainer(HfViTTrainer):
 
     data_collator: TargetCollator | MaskedImageModelingCollator | ImageTextCollator
 
-    def __init__(self, *args: Any, scorer: ImageScorer, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, evaluator: BaseEvaluator, **kwargs: Any) -> None:
         """Takes the arguments of `transformers.Trainer`.
 
         Args:
             *args: Passed on.
-            scorer: Predicts and scores the images of an evaluation.
+            evaluator: Predicts and scores the images of an evaluation.
             **kwargs: Passed on.
 
         Raises:
@@ -56,7 +56,7 @@ class ScoringTrainer(HfViTTrainer):
                 f"This process has {self.args.n_gpu} GPUs, and targets are not divided between them. Start a process "
                 f"for each, torchrun --nproc_per_node {self.args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
             )
-        self.scorer = scorer
+        self.evaluator = evaluator
         self._losses: list[tuple[float, float]] = []
 
     def prediction_step(
@@ -65,8 +65,8 @@ class ScoringTrainer(HfViTTrainer):
         """Scores a batch; returns nothing that the library would collect."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
-            results = self.scorer.predict(model, inputs)
-        metric = self.scorer.metric
+            results = self.evaluator.predict(model, inputs)
+        metric = self.evaluator.metric
         records = [
             (metric.record(result.prediction, target), result.loss, result.weight)
             for result, target in zip(results, inputs["targets"], strict=True)
@@ -86,10 +86,10 @@ class ScoringTrainer(HfViTTrainer):
         metric_key_prefix: str,
     ) -> EvalLoopOutput:
         """Scores all images: the scores of the metric, and `loss`, the sum over images by the sum of their weights."""
-        self.scorer.metric.reset()
+        self.evaluator.metric.reset()
         self._losses = []
         output = super().score_weights(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        scores = {"loss": self.mean_loss(), **self.scorer.metric.compute()}
+        scores = {"loss": self.mean_loss(), **self.evaluator.metric.compute()}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output
 
@@ -108,35 +108,35 @@ class ScoringTrainer(HfViTTrainer):
             self.data_collator = collator
 
 
-def draw_examples(trainer: ScoringTrainer, examples: TargetDataset, file: Path) -> None:
+def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path) -> None:
     """Predicts a few images, spread evenly over a data set, and draws them beside their targets.
 
     Args:
-        trainer: Has the model and the scorer. All its processes predict, as a model may be spread over them, and the
+        trainer: Has the model and the evaluator. All its processes predict, as a model may be spread over them; the
             first one draws.
         examples: The data set.
         file: Where to save the picture.
     """
-    scorer, model = trainer.scorer, trainer.model
+    evaluator, model = trainer.evaluator, trainer.model
     indices = np.linspace(0, len(examples) - 1, min(MAX_PICTURED, len(examples))).round().astype(int).tolist()
     chosen = [examples[index] for index in indices]
     batch = replace(trainer.data_collator, keeps_targets=True)(chosen)
     with torch.no_grad():
-        results = scorer.predict(model.eval(), send_to_device(batch, model.device))
+        results = evaluator.predict(model.eval(), send_to_device(batch, model.device))
     if trainer.is_world_process_zero():
         file.parent.mkdir(parents=True, exist_ok=True)
         images, predictions = [example["image"] for example in chosen], [result.prediction for result in results]
-        scorer.draw(images, predictions, batch["targets"], file)
+        evaluator.draw(images, predictions, batch["targets"], file)
 
 
 class EvaluationPictures(TrainerCallback):
     """Draws the same few validation images at every evaluation, as `pictures/step-000100.png` of the output folder."""
 
-    def __init__(self, trainer: ScoringTrainer) -> None:
+    def __init__(self, trainer: EvaluatorTrainer) -> None:
         """Begins.
 
         Args:
-            trainer: Has the model, the scorer and the validation images.
+            trainer: Has the model, the evaluator and the validation images.
         """
         self.trainer = trainer
 

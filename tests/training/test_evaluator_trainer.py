@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit.training import Scored, ScoringTrainer, SemanticScorer
-from hf_vit.training.scoring_trainer import draw_examples
+from hf_vit.training import EvaluatorTrainer, ImageResult, SemanticEvaluator
+from hf_vit.training.evaluator_trainer import draw_examples
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,
@@ -50,10 +50,10 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_scenes(tmp_path_factory.mktemp("scenes"))
 
 
-def scores_one_by_one(trainer: ScoringTrainer) -> dict[str, float]:
+def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
     """Scores each image alone, unpadded, as a user would."""
-    scorer, losses = trainer.scorer, []
-    scorer.metric.reset()
+    evaluator, losses = trainer.evaluator, []
+    evaluator.metric.reset()
     trainer.model.eval()
     collator = replace(trainer.data_collator, keeps_targets=True)
     for example in (trainer.eval_dataset[index] for index in range(len(trainer.eval_dataset))):
@@ -66,10 +66,10 @@ def scores_one_by_one(trainer: ScoringTrainer) -> dict[str, float]:
             if isinstance(batch.get("labels"), list):  # whose loss is a sum over objects
                 weight, given["num_items_in_batch"] = len(batch["labels"][0]["boxes"]), 1
             losses.append((float(trainer.model(**given).loss), weight))
-            (result,) = scorer.predict(trainer.model, batch)
-        scorer.metric.update([scorer.metric.record(result.prediction, target)])
+            (result,) = evaluator.predict(trainer.model, batch)
+        evaluator.metric.update([evaluator.metric.record(result.prediction, target)])
     total, weights = (math.fsum(values) for values in zip(*losses, strict=True))
-    return {"loss": total / weights, **scorer.metric.compute()}
+    return {"loss": total / weights, **evaluator.metric.compute()}
 
 
 @pytest.mark.parametrize("task", ALL_TASKS)
@@ -105,7 +105,7 @@ def test_two_processes_score_and_train_as_one(
     assert "torchrun --nproc_per_node 2" in (tmp_path / "two" / "trained" / "README.md").read_text()
 
 
-class WatchingScorer(SemanticScorer):
+class WatchingScorer(SemanticEvaluator):
     """Looks at each batch what is left of the earlier ones."""
 
     def __init__(self, *args: Any) -> None:
@@ -113,7 +113,7 @@ class WatchingScorer(SemanticScorer):
         self.maps: list[weakref.ref[torch.Tensor]] = []
         self.most_alive = 0
 
-    def predict(self, *args: Any) -> list[Scored]:
+    def predict(self, *args: Any) -> list[ImageResult]:
         gc.collect()
         self.most_alive = max(self.most_alive, sum(kept() is not None for kept in self.maps))
         results = super().predict(*args)
@@ -124,21 +124,21 @@ class WatchingScorer(SemanticScorer):
 def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
     trainer.args.per_device_eval_batch_size = 1
-    trainer.scorer = WatchingScorer(trainer.processing_class, NAMES)
+    trainer.evaluator = WatchingScorer(trainer.processing_class, NAMES)
     trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
-    assert (len(trainer.scorer.maps), trainer.scorer.most_alive) == (NUM_VALIDATION, 0)
+    assert (len(trainer.evaluator.maps), trainer.evaluator.most_alive) == (NUM_VALIDATION, 0)
 
 
 def test_every_evaluation_draws_the_same_images(scenes: Path, tmp_path: Path) -> None:
     drawn: list[list[Any]] = []
 
-    class DrawingScorer(SemanticScorer):
+    class DrawingScorer(SemanticEvaluator):
         def draw(self, images: list[Any], *rest: Any) -> None:
             drawn.append(images)
             super().draw(images, *rest)
 
     trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
-    trainer.scorer = DrawingScorer(trainer.processing_class, NAMES)
+    trainer.evaluator = DrawingScorer(trainer.processing_class, NAMES)
     for name in ("1.png", "2.png"):
         draw_examples(trainer, trainer.eval_dataset, tmp_path / name)
     assert len(drawn[0]) == NUM_VALIDATION

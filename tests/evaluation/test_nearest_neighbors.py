@@ -10,16 +10,16 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from hf_vit.evaluation import NeighbourAccuracy, classify_by_neighbours
+from hf_vit.evaluation import NeighborAccuracy, classify_by_neighbors
 
 
 def draw(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """30 images to classify, and 200 that are known, in 5 classes that overlap."""
     generator = torch.Generator().manual_seed(seed)
     classes = torch.randint(5, (200,), generator=generator)
-    centres = torch.randn(5, 16, generator=generator)
-    known = centres[classes] + 1.5 * torch.randn(200, 16, generator=generator)
-    return torch.randn(30, 16, generator=generator) + centres[torch.arange(30) % 5], known, classes
+    centers = torch.randn(5, 16, generator=generator)
+    known = centers[classes] + 1.5 * torch.randn(200, 16, generator=generator)
+    return torch.randn(30, 16, generator=generator) + centers[torch.arange(30) % 5], known, classes
 
 
 def by_hand(features: Tensor, known: Tensor, classes: Tensor, count: int, temperature: float) -> list[int]:
@@ -37,21 +37,21 @@ def by_hand(features: Tensor, known: Tensor, classes: Tensor, count: int, temper
 
 
 @pytest.mark.parametrize(("count", "temperature"), [(20, 0.07), (1, 0.07), (50, 0.5), (500, 0.07)])
-def test_neighbours_vote_as_dino_counts_them(count: int, temperature: float) -> None:
+def test_neighbors_vote_as_dino_counts_them(count: int, temperature: float) -> None:
     features, known, classes = draw()
-    found = classify_by_neighbours(features, known, classes, count, temperature)
+    found = classify_by_neighbors(features, known, classes, count, temperature)
     assert found.tolist() == by_hand(features, known, classes, count, temperature)
 
 
-def test_neighbours_vote_as_those_of_scikit_learn() -> None:
+def test_neighbors_vote_as_those_of_scikit_learn() -> None:
     features, known, classes = draw(1)
     peer = KNeighborsClassifier(20, metric="cosine", weights=lambda distances: np.exp((1 - distances) / 0.07))
     expected = peer.fit(known.numpy(), classes.numpy()).predict(features.numpy())
-    found = classify_by_neighbours(features, known, classes)
+    found = classify_by_neighbors(features, known, classes)
     assert found.tolist() == expected.tolist()
     # Neither of the two is what the commonest class or the very nearest image would say.
     assert len(set(expected)) > 1
-    assert found.tolist() != classify_by_neighbours(features, known, classes, 1).tolist()
+    assert found.tolist() != classify_by_neighbors(features, known, classes, 1).tolist()
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Answer:
 
 
 def test_the_score_is_of_images_whose_class_is_known() -> None:
-    metric = NeighbourAccuracy(is_known=True)
+    metric = NeighborAccuracy(is_known=True)
     assert math.isnan(metric.compute()["knn_accuracy"])
     pairs = [(1, 1), (0, 1), (2, 2), (1, None), (0, 0)]
     metric.update([metric.record(Answer(said), right) for said, right in pairs])
@@ -71,6 +71,6 @@ def test_the_score_is_of_images_whose_class_is_known() -> None:
 
 
 def test_without_classes_there_is_no_score() -> None:
-    metric = NeighbourAccuracy(is_known=False)
+    metric = NeighborAccuracy(is_known=False)
     metric.update([metric.record(Answer(None), None)])
     assert metric.compute() == {}
