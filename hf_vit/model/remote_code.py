@@ -42,7 +42,7 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
             shutil.copyfile(source, target / source.name)
 
 
-def _traveling_files() -> tuple[Any, ...]:
+def _travel_together() -> tuple[Any, ...]:
     """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
     from .image_processing_hf_vit import HfViTImageProcessor
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
