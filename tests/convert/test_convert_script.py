@@ -222,4 +222,4 @@ def test_families_are_listed_as_in_the_readme(capsys: pytest.CaptureFixture[str]
     assert table == families_table()
     assert len(table.splitlines()) == 2 + len(FAMILIES)
     assert all(family.name and family.source and family.outputs for family in FAMILIES)
-    assert table in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert table in (Path(__file__).parents[2] / "hf_vit" / "convert" / "README.md").read_text(encoding="utf-8")

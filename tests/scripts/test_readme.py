@@ -1,17 +1,165 @@
-"""The Python code of the README runs as it stands, block after block, in one folder."""
+"""README files: their Python code runs, their commands parse, and what they name exists."""
 
+import argparse
+import ast
+import importlib
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from torch.distributed.run import get_args_parser
+
+from hf_vit import HfViTConfig
+
+from ..helpers.fresh import ROOT
 
 
-ROOT = Path(__file__).parents[2]
+FOLDERS = ("hf_vit", "model_cards", "scripts")
+READMES = [ROOT / "README.md", *sorted(file for top in FOLDERS for file in (ROOT / top).rglob("README.md"))]
+CARDS = sorted(file for file in (ROOT / "model_cards").glob("*.md") if file.name not in ("README.md", "template.md"))
+MARKS = ("", "gpu", "network")
+# What each training script saves; an evaluation reads its task from there.
+MODEL_CLASSES = {
+    "train_image_classification": "HfViTForImageClassification",
+    "train_semantic_segmentation": "HfViTForSemanticSegmentation",
+    "train_universal_segmentation": "HfViTForUniversalSegmentation",
+    "train_depth_estimation": "HfViTForDepthEstimation",
+    "train_object_detection": "HfViTForObjectDetection",
+    "train_keypoint_detection": "HfViTForKeypointDetection",
+    "train_image_text": "HfViTForZeroShotImageClassification",
+    "pretrain_masked_image_modeling": "HfViTForMaskedImageModeling",
+}
 
 
-def test_readme_code_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+class Block(NamedTuple):
+    """A code block: its language, the mark beside it, and what it holds."""
+
+    language: str
+    mark: str
+    code: str
+
+
+class ParsedError(BaseException):
+    """Leaves a script once its arguments are parsed; no handler of errors catches it."""
+
+
+def blocks_of(file: Path) -> list[Block]:
+    found = re.findall(r"^```([^\n]*)\n(.*?)^```$", file.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return [Block(*info.strip().partition(" ")[::2], code) for info, code in found]
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT).with_suffix(""))
+
+
+def commands_of(code: str) -> Iterator[list[str]]:
+    """Yields the words of each command, without comments, redirections and what reads its output."""
+    pending = ""
+    for line in code.replace("\\\n", " ").splitlines():
+        pending += line + "\n"
+        try:
+            words = shlex.split(pending, comments=True)
+        except ValueError:  # a quotation that goes on in the next line
+            continue
+        pending = ""
+        end = min((words.index(sign) for sign in (">", "|") if sign in words), default=len(words))
+        if words[:end]:
+            yield words[:end]
+    assert not pending, pending
+
+
+def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails unless a command is one that is known here, and its arguments are those of its parser."""
+    program, *rest = words
+    if program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        assert {word for word in rest if "=" not in word} <= set(targets), words
+    elif program == "pip":
+        (requirement,) = re.findall(r"^install \.(?:\[(.*)\])?$", " ".join(rest))
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert {extra for extra in requirement.split(",") if extra} <= set(extras), words
+    else:
+        script = next((word for word in rest if re.fullmatch(r"scripts/\w+\.py", word)), None)
+        assert script is not None, f"neither run nor checked: {shlex.join(words)}. Mark its block: gpu or network"
+        start = rest.index(script)
+        check_launcher(program, rest[:start])
+        parse(ROOT / script, rest[start + 1 :], monkeypatch)
+
+
+def check_launcher(program: str, options: list[str]) -> None:
+    if program == "torchrun":
+        get_args_parser().parse_args([*options, "script.py"])
+    elif program == "accelerate":
+        launch, flag, file = options
+        assert (launch, flag) == ("launch", "--config_file")
+        assert yaml.safe_load((ROOT / file).read_text())["num_processes"]
+    else:
+        assert (program, options) == ("python", [])
+
+
+def parse(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a script until a parser has taken all of its arguments."""
+    parse_known_args = argparse.ArgumentParser.parse_known_args
+
+    def stop(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
+        namespace, unknown = parse_known_args(self, *args, **kwargs)
+        if not unknown:
+            raise ParsedError
+        return namespace, unknown
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
+        patch.setattr(sys, "argv", [str(script), *arguments])
+        with pytest.raises(ParsedError):
+            runpy.run_path(str(script), run_name="__main__")
+    if script.stem in MODEL_CLASSES and "--output_dir" in arguments:
+        saved = arguments[arguments.index("--output_dir") + 1]
+        HfViTConfig(architectures=[MODEL_CLASSES[script.stem]]).save_pretrained(saved)
+
+
+def check_names(code: str) -> None:
+    """Fails unless code that is not run compiles, and all that it takes from the package is there."""
+    tree, modules = ast.parse(code), dict[str, ModuleType]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("hf_vit"):
+            package = importlib.import_module(node.module)
+            names = {alias.name: getattr(package, alias.name) for alias in node.names}
+            modules |= {name: value for name, value in names.items() if isinstance(value, ModuleType)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            assert hasattr(modules[node.value.id], node.attr), ast.unparse(node)
+
+
+def paths_in_tree(tree: str) -> Iterator[str]:
+    """Yields the paths of a tree of names, a level deeper by two spaces, with what they are behind two or more."""
+    folders: list[str] = []
+    for line in tree.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = re.split(r" {2,}", line.strip())[0].split(", ")
+        yield from ("".join([*folders[:depth], name]) for name in names)
+        folders[depth:] = names[-1:]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder from which the scripts and the Makefile are found as from the root."""
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_code_of_the_first_readme_runs_with_the_package_and_without(tmp_path: Path) -> None:
+    blocks = [block.code for block in blocks_of(ROOT / "README.md") if block[:2] == ("python", "")]
     assert len(blocks) == 2
     with_package, without_package = blocks
     assert "hf_vit" not in without_package
@@ -28,3 +176,77 @@ def test_readme_code_runs(tmp_path: Path) -> None:
         )
         assert finished.returncode == 0, finished.stderr
     assert "'score'" in finished.stdout
+
+
+@pytest.mark.parametrize("file", READMES[1:], ids=name_of)
+def test_code_of_the_other_readmes_runs_block_after_block(file: Path, workplace: Path) -> None:
+    names: dict[str, Any] = {}
+    for block in blocks_of(file):
+        if block[:2] == ("python", ""):
+            exec(compile(block.code, f"{name_of(file)}.md", "exec"), names)
+
+
+@pytest.mark.parametrize("file", READMES, ids=name_of)
+def test_blocks_are_run_or_checked_or_marked(file: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in blocks_of(file):
+        assert block.mark in MARKS
+        if block.language == "python":
+            check_names(block.code)
+        elif block.language == "text":
+            assert not [path for path in paths_in_tree(block.code) if not list(ROOT.glob(path))]
+        else:
+            assert block.language == "bash", f"neither run nor checked: {block.code}"
+            for words in commands_of(block.code) if not block.mark else ():
+                check_command(words, monkeypatch)
+
+
+@pytest.mark.parametrize("file", CARDS, ids=name_of)
+def test_commands_of_cards_parse(file: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for block in blocks_of(file):
+        for words in commands_of(block.code) if block.language == "bash" else ():
+            if words[0] in ("python", "torchrun"):
+                check_command(words, monkeypatch)
+
+
+@pytest.mark.parametrize("file", READMES, ids=name_of)
+def test_links_lead_somewhere(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        linked = file.parent / path if path else file
+        assert linked.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
+    for path in re.findall(r"`((?:hf_vit|scripts|tests)/[^`\s]*)`", text):
+        assert list(ROOT.glob(re.sub("<.*?>", "*", path))), path
+
+
+def test_the_first_readme_is_short_and_names_every_task() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 250
+    assert {file.stem for file in (ROOT / "scripts").glob("*train_*.py")} == set(MODEL_CLASSES)
+    for script, model_class in MODEL_CLASSES.items():
+        assert re.search(rf"^\| `{model_class}` \| `{script}` \|", text, flags=re.MULTILINE), script
+
+
+def test_the_tree_names_every_folder_of_the_package() -> None:
+    (tree, *_) = [block.code for block in blocks_of(ROOT / "hf_vit" / "README.md") if block.language == "text"]
+    folders = {file.parent.relative_to(ROOT) for file in (ROOT / "hf_vit").rglob("*.py")}
+    assert {f"{folder}/" for folder in folders} <= set(paths_in_tree(tree))
+
+
+def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
+    text = (ROOT / "hf_vit" / "README.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^### Add a task$(.*?)(?=^##)", text + "\n##", flags=re.DOTALL | re.MULTILINE)
+    listed = set(re.findall(r"^\d+\. `([^`]+)`", section, flags=re.MULTILINE))
+    naming = {
+        str(file.relative_to(ROOT))
+        for top in ("hf_vit", "scripts")
+        for file in (ROOT / top).rglob("*.py")
+        if re.search("depth_estimation|DepthEstimation|task_depth", file.name + file.read_text(encoding="utf-8"))
+        # Checkpoints of other libraries have a check-list of their own; benchmarks measure what there is.
+        and not str(file.relative_to(ROOT)).startswith(("hf_vit/convert/", "scripts/benchmark"))
+    }
+    assert listed == naming, f"not in the list: {sorted(naming - listed)}; in it in vain: {sorted(listed - naming)}"
+    assert len(listed) <= 10
