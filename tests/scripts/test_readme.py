@@ -3,11 +3,9 @@
 import argparse
 import ast
 import importlib
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from torch.distributed.run import get_args_parser
 
 from hf_vit import HfViTConfig
 
-from ..helpers.fresh import ROOT
+from ..helpers.fresh import ROOT, run_with_package, run_without_package
 
 
 FOLDERS = ("hf_vit", "model_cards", "scripts")
@@ -163,18 +161,8 @@ def test_code_of_the_first_readme_runs_with_the_package_and_without(tmp_path: Pa
     assert len(blocks) == 2
     with_package, without_package = blocks
     assert "hf_vit" not in without_package
-    block_package = "import sys; sys.modules['hf_vit'] = None\n"
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
-    for code in (with_package, block_package + without_package):
-        finished = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env={**environment, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr
+    run_with_package(with_package, tmp_path)
+    finished = run_without_package(without_package, tmp_path)
     assert "'score'" in finished.stdout
 
 
