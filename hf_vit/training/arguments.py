@@ -16,11 +16,11 @@ from transformers.utils import is_torch_xla_available
 from ..model.configuration_hf_vit import PRESETS
 from .batch_transforms import SizeArguments
 from .callbacks.ema import AveragingArguments
-from .lora_arguments import LoraArguments
+from .lora import LoraArguments
 from .optim.arguments import OptimizationArguments, check_optimization
 from .recipe import expand
 from .regularization import RepeatedAugmentationArguments
-from .stream_arguments import StreamArguments
+from .stream_loader import StreamArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__

@@ -4,12 +4,9 @@ import os
 import re
 import shutil
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from transformers import TrainingArguments
 
 from .checkpoints import find_fault, last_checkpoint
@@ -90,39 +87,32 @@ def describe_lost_numbers(what: str, step: int, learning_rate: float, args: Trai
     )
 
 
-@contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Removes a checkpoint that cannot be written, and says what is missing and what is safe.
+def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | None:
+    """Removes a checkpoint that could not be written, and returns an error that says what is missing and what is safe.
 
     Args:
-        folder: Where it is written.
+        folder: Where it was being written.
+        error: What went wrong meanwhile.
 
-    Raises:
-        CheckpointError: if writing fails before the checkpoint is complete.
+    Returns:
+        The error to raise; None if the checkpoint is complete, or the error is about something else.
     """
-    try:
-        yield
-    except (OSError, SafetensorError, RuntimeError) as error:
-        # What follows the last file is about another thing, as is a RuntimeError of others than torch's writer.
-        if (isinstance(error, RuntimeError) and not is_of_writer(error)) or find_fault(folder) is None:
-            raise
-        written = size_of(folder)
-        shutil.rmtree(folder, ignore_errors=True)
-        raise CheckpointError(
-            f"{folder} could not be written ({reason_of(error)}) and was removed. {describe_room(folder, written)} "
-            f"{how_to_go_on(folder.parent)}"
-        ) from error
+    # A RuntimeError of others than torch's writer is about something else.
+    if (isinstance(error, RuntimeError) and not is_of_writer(error)) or find_fault(folder) is None:
+        return None
+    written = size_of(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    reason = str(error).partition("\n")[0]
+    return CheckpointError(
+        f"{folder} could not be written ({reason}) and was removed. {describe_room(folder, written)} "
+        f"{how_to_go_on(folder.parent)}"
+    )
 
 
 def is_of_writer(error: RuntimeError) -> bool:
     """Tells whether an error comes from `torch.save`, which has no kind of its own for files, nor one message."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
-
-
-def reason_of(error: Exception) -> str:
-    """Returns the first line of what an error says."""
-    return str(error).partition("\n")[0]
 
 
 def describe_room(folder: Path, written: int) -> str:

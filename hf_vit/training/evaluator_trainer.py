@@ -98,14 +98,9 @@ class EvaluatorTrainer(HfViTTrainer):
         losses, weights = zip(*self._losses, strict=True)
         return math.fsum(losses) / max(math.fsum(weights), 1.0)
 
-    def _get_dataloader(self, *args: Any, is_training: bool = False, **kwargs: Any) -> DataLoader[Any]:
-        """Returns a loader that, for evaluations, also gives the targets at their own size."""
-        collator = self.data_collator
-        self.data_collator = replace(collator, keeps_targets=not is_training)
-        try:
-            return super()._get_dataloader(*args, is_training=is_training, **kwargs)
-        finally:
-            self.data_collator = collator
+    def evaluation_collator(self) -> TargetCollator | MaskedImageModelingCollator | ImageTextCollator:
+        """Returns a collator that also gives the targets at their own size."""
+        return replace(self.data_collator, keeps_targets=True)
 
 
 def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path) -> None:

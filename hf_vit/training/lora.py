@@ -1,6 +1,7 @@
 """Adapters: models whose weights stay as they are but for small changes, learned and saved apart (LoRA)."""
 
 import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,6 @@ from transformers import PreTrainedModel
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
 
 from ..model.pretrained import HfViTPreTrainedModel
-from .lora_arguments import LoraArguments
 
 
 if is_peft_available():
@@ -23,6 +23,43 @@ if is_peft_available():
 ADAPTER_FOLDER = "adapter"  # in the folder of a saved model
 PREFIX = "base_model.model."  # of all names in the files of peft
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
+# The linear layers of attention and MLP in every tower of this package, plain and gated.
+LORA_TARGETS = (
+    *("attention.qkv", "attention.projection"),
+    *("mlp.fc1", "mlp.fc2", "mlp.gate", "mlp.up", "mlp.down"),
+)
+
+
+@dataclass
+class LoraArguments:
+    """Which changes of low rank a model learns (https://arxiv.org/abs/2106.09685)."""
+
+    lora_rank: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
+            "learns in full; 8 is usual. All weights learn unless said."
+        },
+    )
+    lora_alpha: int | None = field(
+        default=None, metadata={"help": "Changes count alpha / rank times; twice the rank unless said."}
+    )
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout rate of what the changes see."})
+    lora_target_modules: list[str] = field(
+        default_factory=lambda: list(LORA_TARGETS),
+        metadata={"help": "How the names of the linear layers end that learn them."},
+    )
+
+    def check_lora(self) -> None:
+        """Raises `ValueError` if a value is out of range."""
+        if self.lora_rank is None:
+            return
+        if self.lora_rank < 1:
+            raise ValueError(f"lora_rank={self.lora_rank} leaves nothing to learn. Give at least 1; 8 is usual.")
+        if self.lora_alpha is not None and self.lora_alpha < 1:
+            raise ValueError(f"lora_alpha={self.lora_alpha} takes the changes away. Give at least 1.")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout={self.lora_dropout} must lie in [0, 1). 0.1 drops a tenth.")
 
 
 def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .arguments import SourceArguments, TrainedImagesArguments
-from .stream_arguments import StreamArguments
+from .stream_loader import StreamArguments
 from .tasks.arguments import split_sources
 
 

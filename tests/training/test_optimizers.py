@@ -269,7 +269,9 @@ def test_learning_rates_follow_their_curve(name: str, tmp_path: Path) -> None:
     rates = []
     for _ in range(10):
         rates.append([group["lr"] / group["lr_scale"] for group in trainer.optimizer.param_groups])
-        assert trainer._get_learning_rate() == pytest.approx(rates[-1][-1])  # as logged
+        logs = {"learning_rate": trainer._get_learning_rate()}  # as the library logs it
+        trainer.log(logs)
+        assert logs["learning_rate"] == pytest.approx(rates[-1][-1])
         trainer.optimizer.step()
         trainer.lr_scheduler.step()
     torch.testing.assert_close(torch.tensor(rates) / 0.1, torch.tensor(curve)[:, None].expand(10, 10).float())

@@ -1,4 +1,4 @@
-"""What happens beside the steps of a training."""
+"""The epoch of augmented data, and the time of a training."""
 
 import time
 from typing import Any
@@ -11,7 +11,7 @@ from ...data.augmentation.datasets import AugmentedDataset
 
 
 class DatasetEpoch(TrainerCallback):
-    """Moves an `AugmentedDataset` from epoch to epoch, also in a training that is taken up in the middle of one.
+    """Moves an `AugmentedDataset` from epoch to epoch, also in a training that resumes in the middle of one.
 
     accelerate's loader does so on one process only. With this, several processes draw the images that one would.
     """
@@ -24,17 +24,16 @@ class DatasetEpoch(TrainerCallback):
         train_dataloader: DataLoader[Any],
         **kwargs: Any,
     ) -> None:
-        """Tells the data which epoch begins, before the loader reads its first image."""
+        # Before the loader reads its first image.
         if isinstance(train_dataloader.dataset, AugmentedDataset):
-            # Where a training is taken up again, a part of the epoch is already done.
+            # Where a training resumes, a part of the epoch is already done.
             train_dataloader.dataset.set_epoch(int(state.epoch))
 
 
 class TrainingClock(TrainerCallback, ExportableState):
-    """Counts the seconds of a training, those before it was killed and taken up again included."""
+    """Counts the seconds of a training, those before it was killed and resumed included."""
 
     def __init__(self) -> None:
-        """Starts at zero."""
         self.earlier = 0.0
         self.start: float | None = None
 
@@ -44,30 +43,14 @@ class TrainingClock(TrainerCallback, ExportableState):
         return self.earlier + (0.0 if self.start is None else time.monotonic() - self.start)
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint keeps."""
         return {"args": {}, "attributes": {"earlier": self.seconds}}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Starts the clock."""
         self.start = time.monotonic()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stops the clock."""
         self.earlier, self.start = self.seconds, None
-
-
-class FreshDropout(TrainerCallback):
-    """Lets a training go on that was at its end, and is now given more epochs.
-
-    The checkpoint of the last step keeps the wish to stop, and the library restores it with the callbacks.
-    """
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Forgets the wish."""
-        control.should_training_stop = False

@@ -4,12 +4,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from .resume import ResumeCallback, best_checkpoint
 
 
 @dataclass
@@ -48,7 +53,7 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        """Begins with the weights as they are.
+        """Starts with the weights as they are.
 
         Args:
             model: In training, on its device.
@@ -141,3 +146,64 @@ def decay_at(step: int, decay: float) -> float:
 def _own_part(tensor: Tensor) -> Tensor:
     """Returns what this process has of a tensor, to read or to write."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class AverageWeights(ResumeCallback):
+    """Keeps a `WeightAverage` of the model in training, from the weights that it begins with or a checkpoint has.
+
+    Where the best model is loaded at the end, so is the average of its step.
+    """
+
+    def __init__(self, decay: float, is_fsdp: bool) -> None:
+        """Keeps no average yet.
+
+        Args:
+            decay: What is left of the average at a step.
+            is_fsdp: Whether the Trainer shards the model, and so can save it whole.
+        """
+        self.decay = decay
+        self.is_fsdp = is_fsdp
+        self.average: WeightAverage | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
+        if not isinstance(model, PreTrainedModel) or model._hf_peft_config_loaded:
+            raise ValueError(
+                f"ema_decay={self.decay} averages the weights of a whole model, and here adapters or a model "
+                f"of the class {type(model).__name__} train. Leave it out."
+            )
+        self.average = WeightAverage(model, self.decay)
+        if not self.is_fsdp and any(isinstance(weight, DTensor) for weight in self.average.averages):
+            raise ValueError(
+                f"ema_decay={self.decay} cannot be saved for a model that was spread over processes when it "
+                "was loaded. Load it whole, and let the Trainer spread it: --fsdp."
+            )
+        if self.checkpoint is not None:
+            self.average.load(self.checkpoint / AVERAGE_FOLDER)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        assert self.average is not None
+        self.average.update(state.global_step)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.average is not None and (best := best_checkpoint(args, state)) is not None:
+            self.average.load(best / AVERAGE_FOLDER)
+
+
+class LastAverage(TrainerCallback):
+    """Puts the weights in place that a schedule-free optimizer averages when the last step is done.
+
+    That is before the best model is loaded, whose weights are averages already.
+    """
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if control.should_training_stop or state.global_step >= state.max_steps:
+            kwargs["optimizer"].eval()

@@ -1,4 +1,4 @@
-"""Signals that ask a training to end: of a cluster that wants its machine back, or whose time is up."""
+"""What ends a training before its time: signals, numbers that are not finite, checkpoints that cannot be written."""
 
 import os
 import signal
@@ -6,10 +6,25 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
+from accelerate import PartialState
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed import ReduceOp, all_reduce
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import SaveStrategy
+from transformers.training_args import ParallelMode
+from transformers.utils import logging
 
+from ..errors import NotFiniteError, Preempted, describe_lost_numbers, how_to_go_on, unwritten_checkpoint
+
+
+logger = logging.get_logger(__name__)
 
 # What SLURM, Kubernetes and torchrun send, and what SLURM sends before the time is up (--signal=USR1@120). Not SIGINT:
 # who presses Ctrl-C wants an end at once. Windows has no SIGUSR1.
@@ -20,7 +35,6 @@ class PreemptionSignals:
     """Notes signals that ask a training to end."""
 
     def __init__(self) -> None:
-        """Begins without a signal."""
         self.received = 0
         # In shared memory, so that worker processes see it.
         self.is_training = torch.zeros((), dtype=torch.int64).share_memory_()
@@ -51,20 +65,19 @@ class PreemptionSignals:
 
 @dataclass(frozen=True)
 class WorkerStart:
-    """Begins a worker process of a loader, which a signal to all processes shall not end before the training.
+    """Starts a worker process of a loader, which a signal to all processes shall not end before the training.
 
     The training still needs the rest of its batch. It ends its workers by SIGTERM too, when it is no longer running.
 
     Args:
         is_training: Tells the worker so, in shared memory.
-        before: What else begins a worker.
+        before: What else starts a worker.
     """
 
     is_training: torch.Tensor
     before: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
-        """Begins the worker with a number."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._end)
         if self.before is not None:
@@ -73,3 +86,145 @@ class WorkerStart:
     def _end(self, number: int, frame: FrameType | None) -> None:
         if not self.is_training:
             os._exit(0)
+
+
+class SafeStop(TrainerCallback):
+    """Ends a training in good order, on all processes after the same step, with nothing lost.
+
+    At SIGTERM or SIGUSR1, to one of the processes or to all, the training finishes the step, and the evaluation that
+    is due after it, saves a checkpoint and raises `Preempted`. (The library's `enable_jit_checkpoint` saves in the
+    middle of a step, from where a training cannot resume exactly, and its processes do not agree on the step.)
+
+    A loss or weights that are not finite end it too, and are never saved. A checkpoint that cannot be written is
+    removed.
+    """
+
+    def __init__(self) -> None:
+        self.signals = PreemptionSignals()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.saving: Path | None = None  # the checkpoint that is being written
+        self._loss: Tensor | None = None  # of the batches of this step
+        self._number = 0  # of the signal that all processes know of
+        self._save_strategy: SaveStrategy | str | None = None
+        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+
+    @contextmanager
+    def guarding(self, args: TrainingArguments) -> Iterator[None]:
+        """Notes signals and explains what goes wrong as long as a training lasts.
+
+        Raises:
+            CheckpointError: if a checkpoint cannot be written.
+        """
+        self._reset()
+        with self.signals.noted():
+            try:
+                yield
+            except (OSError, SafetensorError, RuntimeError) as error:
+                if self.saving is None or not args.should_save:
+                    raise
+                if (explained := unwritten_checkpoint(self.saving, error)) is None:
+                    raise
+                raise explained from error
+            finally:
+                if self._save_strategy is not None:
+                    args.save_strategy = self._save_strategy
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Takes the loss of a batch, which is looked at after the step."""
+        self._loss = loss if self._loss is None else self._loss + loss
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        assert self._loss is not None
+        numbers = torch.full((2,), self.signals.received, dtype=torch.int64, device=self._loss.device)
+        numbers[1] = ~self._loss.isfinite().all() * state.global_step
+        self._loss = None
+        self._judge(self._exchange(numbers, args), args, kwargs["optimizer"])
+        if not self._number:
+            return
+        control.should_training_stop = True
+        # The last step of an epoch saves when the epoch has ended, with the evaluation that is due then.
+        control.should_save = not float(state.epoch or 0.0).is_integer()
+        if args.save_strategy == SaveStrategy.BEST:  # would leave out a checkpoint that is not the best
+            self._save_strategy, args.save_strategy = args.save_strategy, SaveStrategy.STEPS
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._number:
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.saving = None
+        if not self._number:
+            return
+        PartialState().wait_for_everyone()
+        message = (
+            f"{signal.Signals(self._number).name} has ended the training after step {state.global_step} of "
+            f"{state.max_steps}. {how_to_go_on(args.output_dir)}"
+        )
+        if state.is_world_process_zero:
+            logger.warning(message)
+        raise Preempted(self._number, message)
+
+    def check_numbers(
+        self, args: TrainingArguments, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Raises `NotFiniteError` on all processes if the loss so far, or a weight of one, is not finite."""
+        if self._pending is not None:
+            self._judge(self._settle(), args, optimizer)
+        if largest(lost_weights(model).to(args.device), args).item():
+            raise NotFiniteError(describe_lost_numbers("weights", step, learning_rate(optimizer), args))
+
+    def _exchange(self, numbers: Tensor, args: TrainingArguments) -> list[int]:
+        """Returns the largest numbers of all processes: on a CPU of this step, from a GPU of the step before.
+
+        Those have arrived while the GPU worked on another step, so that nobody waits for it.
+        """
+        numbers = largest(numbers, args)
+        if numbers.device.type != "cuda":
+            return numbers.tolist()
+        earlier = self._settle()
+        event = torch.cuda.Event()
+        self._pending = numbers.to("cpu", non_blocking=True), event
+        event.record()
+        return earlier
+
+    def _settle(self) -> list[int]:
+        """Waits for the numbers that have not been looked at yet, and returns them; zeros if there are none."""
+        if self._pending is None:
+            return [0, 0]
+        (numbers, event), self._pending = self._pending, None
+        event.synchronize()
+        return numbers.tolist()
+
+    def _judge(self, numbers: list[int], args: TrainingArguments, optimizer: torch.optim.Optimizer) -> None:
+        self._number, lost_step = numbers
+        if lost_step:
+            raise NotFiniteError(describe_lost_numbers("loss", lost_step, learning_rate(optimizer), args))
+
+
+def largest(numbers: Tensor, args: TrainingArguments) -> Tensor:
+    """Returns the largest of the numbers of all processes, in their place."""
+    if args.parallel_mode == ParallelMode.DISTRIBUTED:
+        all_reduce(numbers, ReduceOp.MAX)
+    return numbers
+
+
+def lost_weights(model: nn.Module) -> Tensor:
+    """Returns (1,) int64 on the model's device, which is 1 if a weight is infinite or NaN, here 0.
+
+    Of a sharded model it looks at the shard of this process.
+    """
+    weights = [parameter.detach() for parameter in model.parameters()]
+    shards = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    return 1 - torch.stack([shard.isfinite().all() for shard in shards]).all().long()[None]
+
+
+def learning_rate(optimizer: torch.optim.Optimizer) -> float:
+    """Returns the learning rate of layers without a factor of their own."""
+    group = optimizer.param_groups[0]
+    return float(group["lr"]) / float(group.get("lr_scale", 1.0))

@@ -1,7 +1,4 @@
-"""Throughput of a training: images per second, FLOPs, memory, and the progress bar.
-
-Shapes: N patches, P prefix tokens, L = P + N, D hidden size; of windows W of S patches each.
-"""
+"""Throughput of a training: images per second, FLOPs, memory, and the progress bar."""
 
 import time
 from collections.abc import Iterator
@@ -10,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
-from ...model.configuration_hf_vit import HfViTConfig, to_pair
-from ...model.embeddings import Grid, HfViTPatchEmbeddings
-from ...model.encoder import window_size
+from ...convert import peak_memory
+from ...model.configuration_hf_vit import HfViTConfig
+from ...model.modeling_hf_vit import HfViTModel
+from ...model.task_classification import HfViTForImageClassification
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,28 @@ class Work:
     seconds: float
 
 
-class Throughput:
-    """Counts work, from the first batch on, and times it without the pauses."""
+class Throughput(TrainerCallback):
+    """Counts work, from the first batch on, and times it without the pauses: evaluations and saving.
+
+    A pause for saving begins with `pause` and ends when the Trainer has saved.
+    """
 
     def __init__(self) -> None:
-        """Begins; the clock starts with the first batch."""
-        self.start: float | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.start: float | None = None  # the first batch starts the clock
+        self._paused_at: float | None = None
         self._images = 0
         self._flops = 0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._reset()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.resume()
 
     def count(self, images: int, flops: int) -> None:
         """Adds a batch that begins now."""
@@ -49,23 +64,61 @@ class Throughput:
         self._images += images
         self._flops += flops
 
+    def pause(self) -> None:
+        """Stops the clock, once the GPU has done what it was asked for."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._paused_at = time.perf_counter()
+
+    def resume(self) -> None:
+        """Lets the clock run on."""
+        if self.start is not None and self._paused_at is not None:
+            self.start += time.perf_counter() - self._paused_at
+        self._paused_at = None
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stops the clock while something else is done."""
-        began = time.perf_counter()
+        self.pause()
         try:
             yield
         finally:
-            if self.start is not None:
-                self.start += time.perf_counter() - began
+            self.resume()
 
     def take(self) -> Work:
-        """Returns the work since the last call, and begins to count anew; there must be some."""
+        """Returns the work since the last call, and counts anew; there must be some."""
         assert self.start is not None
         now = time.perf_counter()
         work = Work(self._images, self._flops, now - self.start)
         self.start, self._images, self._flops = now, 0, 0
         return work
+
+    def measures(self, args: TrainingArguments) -> dict[str, float]:
+        """Returns what a log of the loss also has: `images_per_second`, `peak_memory_mib` and, if known, `mfu`.
+
+        The first is that of all processes since the last call, the second that of the first process: of its GPU if it
+        has one. The third is the share of what the GPU can do at best that the model itself asks for.
+        """
+        if self.start is None:
+            return {}
+        work = self.take()
+        logs = {"images_per_second": work.images * args.world_size / work.seconds, "peak_memory_mib": peak_mib(args)}
+        peak = best_flops(args)
+        return {**logs, "mfu": work.flops / (work.seconds * peak * args.n_gpu)} if peak and work.flops else logs
+
+
+def peak_mib(args: TrainingArguments) -> int:
+    """Returns the most memory that was in use so far, in MiB: of the GPU if there is one, else of the process."""
+    if args.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(args.device) // 2**20
+    return peak_memory()
+
+
+def best_flops(args: TrainingArguments) -> float | None:
+    """Returns the operations per second that a GPU can do for a training in half precision; None if not known."""
+    if args.device.type != "cuda" or not (args.bf16 or args.fp16):
+        return None
+    return peak_flops(torch.cuda.get_device_name(args.device))
 
 
 # 10^12 operations per second in bfloat16 and float16, summed up in float32, without sparsity, as NVIDIA's data sheets
@@ -104,7 +157,8 @@ def forward_flops(config: HfViTConfig, height: int, width: int) -> int:
     """Counts the floating-point operations of `HfViTModel` on one image, on which the heads of all tasks stand.
 
     A product that is added counts as two. Only matrix products and convolutions count, as is usual; heads come on top
-    (that of a classifier takes 2 · D · number of labels). Forward and backward together take three times as many.
+    (that of a classifier takes 2 · D · number of labels, D the hidden size). Forward and backward together take three
+    times as many.
 
     Args:
         config: The model.
@@ -115,43 +169,27 @@ def forward_flops(config: HfViTConfig, height: int, width: int) -> int:
         ValueError: if the image does not fit the model.
     """
     with torch.device("meta"):
-        grid = HfViTPatchEmbeddings(config).grid(torch.empty(1, config.num_channels, height, width))
-    patch_height, patch_width = to_pair(config.patch_size)
-    num_patches, hidden = grid[0] * grid[1], config.hidden_size
-    num_tokens = num_patches + config.num_prefix_tokens
-    embeddings = num_patches * hidden * config.num_channels * patch_height * patch_width
-    projections = num_tokens * 4 * hidden**2  # query, key, value and what follows the attention
-    mlp = num_tokens * (3 if config.use_gated_mlp else 2) * hidden * config.intermediate_size
-    layers = config.num_hidden_layers * (projections + mlp)
-    return 2 * (embeddings + layers + attention_products(config, grid) + pooling_products(config, num_patches))
+        model = HfViTModel(config).eval().requires_grad_(False)
+    # The library looks at the values of the masks of windows. Which weights the model has, does not matter.
+    device = "meta" if config.window_size is None else "cpu"
+    image = torch.zeros(1, config.num_channels, height, width, device=device)
+    # Attention as plain products: what is one kernel is not counted on all devices and by all versions.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.to_empty(device=device)(image)
+    return int(counter.get_total_flops())
 
 
-def attention_products(config: HfViTConfig, grid: Grid) -> int:
-    """Counts the products of queries with keys, and of weights with values, in all blocks on a patch grid."""
-    num_prefix = config.num_prefix_tokens
-    num_tokens = num_prefix + grid[0] * grid[1]
-    pairs = num_tokens**2
-    windows = window_size(config, grid)
-    if windows is None:
-        return config.num_hidden_layers * 2 * pairs * config.hidden_size
-    rows, columns = (-(length // -side) for length, side in zip(grid, windows, strict=True))
-    in_window = windows[0] * windows[1]  # the last ones are filled up
-    pairs_in_windows = rows * columns * in_window * (num_prefix + in_window) + num_prefix * num_tokens
-    num_global = len(set(config.global_attention_layers))
-    all_pairs = num_global * pairs + (config.num_hidden_layers - num_global) * pairs_in_windows
-    return 2 * all_pairs * config.hidden_size
+def training_flops(model: nn.Module, height: int, width: int) -> int:
+    """Returns the operations of a model for an image forward and, twice as many, backward; 0 if not known.
 
-
-def pooling_products(config: HfViTConfig, num_patches: int) -> int:
-    """Counts the products of what sums up the tokens as one vector."""
-    hidden, products = config.hidden_size, 0
-    if config.pooling == "attention":
-        keys_and_values, pairs = 2 * num_patches * hidden**2, num_patches
-        mlp = 2 * hidden * config.intermediate_size
-        products += keys_and_values + 2 * hidden**2 + 2 * pairs * hidden + mlp
-    if config.use_pooler:
-        products += (2 if config.pooling == "cls_mean" else 1) * hidden**2
-    return products
+    Args:
+        model: Known are image classifiers of which all weights train.
+        height: Of the image in pixels.
+        width: Of the image in pixels.
+    """
+    if not isinstance(model, HfViTForImageClassification) or not all(p.requires_grad for p in model.parameters()):
+        return 0
+    return 3 * forward_flops(model.config, height, width)
 
 
 class TrainingProgress(ProgressCallback):

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
 from ...model.pretrained import HfViTPreTrainedModel
@@ -212,4 +213,31 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
         raise ValueError(
             f"Between student and teacher this training needs as weights: {needed}; {checkpoint} has: {saved}. Go on "
             "with the --teacher and --distillation_type of its training, or begin another one in another --output_dir."
+        )
+
+
+def check_distillation(args: TrainingArguments, has_soft_labels: bool, loss: Any) -> None:
+    """Raises `ValueError` if a teacher does not go with the arguments of a training.
+
+    Args:
+        args: The arguments.
+        has_soft_labels: Whether labels are smoothed before the student gets them.
+        loss: What replaces the student's own loss; None keeps that.
+    """
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"This process has {args.n_gpu} GPUs, and a teacher is on one alone. Start a process for each, torchrun "
+            f"--nproc_per_node {args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
+        )
+    if args.fsdp or args.deepspeed:
+        raise ValueError("A teacher needs the whole student on each device. Leave out --fsdp and --deepspeed.")
+    if args.label_smoothing_factor and not has_soft_labels:
+        raise ValueError(
+            f"label_smoothing_factor={args.label_smoothing_factor} takes the labels from the student, which learns "
+            "from them beside the teacher. Leave it out; --distillation_type soft smooths too."
+        )
+    if loss is not None:
+        raise ValueError(
+            "A loss beside that of the model takes the labels from the student, which learns from them beside the "
+            "teacher. Leave out compute_loss_func (--classification_loss bce)."
         )

@@ -8,7 +8,7 @@ from typing import Any
 from ...data import DatasetInfo
 from ..models import shorten
 from ..recipe import RECIPE_NAME
-from ..stream_arguments import StreamArguments
+from ..stream_loader import StreamArguments
 from ..tasks.arguments import split_sources
 from ..trainer import HfViTTrainer
 from .model_card import TrainingInfo

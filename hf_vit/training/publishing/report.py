@@ -16,14 +16,14 @@ from ...evaluation import ConfusionMatrix
 from ...evaluation.classification import image_classification_metrics
 from ...evaluation.evaluator import BaseEvaluator, Evaluator
 from ...visualize import draw_class_scores, draw_confusion_matrix, draw_curves
-from ..averaging_trainer import AveragingTrainer
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
+from ..trainer import HfViTTrainer
 from .model_card import TrainingInfo, write_model_card
 from .record import describe_training, scored_split
 
 
-def report_average(trainer: AveragingTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
+def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Writes the scores that averaged weights have just got as `ema/{split}_scores.json` of the output folder.
 
     Args:

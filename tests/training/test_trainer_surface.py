@@ -1,0 +1,26 @@
+"""Our Trainers override public methods of the library's, and hardly any private ones, which change without notice."""
+
+from collections.abc import Iterator
+
+from transformers import Trainer
+
+import hf_vit.training
+
+
+# The library uploads a pickle in mid-training, and no public method or event comes between the files of all processes
+# and the one that says that a checkpoint is complete.
+PRIVATE = {"_push_from_checkpoint", "_save_rng_state"}
+
+
+def subclasses_of(kind: type) -> Iterator[type]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from subclasses_of(subclass)
+
+
+def test_trainers_override_two_private_methods_of_the_library() -> None:
+    ours = [kind for kind in subclasses_of(Trainer) if kind.__module__.startswith(f"{hf_vit.__name__}.")]
+    assert hf_vit.training.HfViTTrainer in ours
+    assert hf_vit.training.NeighborTrainer in ours
+    own = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
+    assert {name for kind in ours for name in own & vars(kind).keys()} == PRIVATE
