@@ -21,8 +21,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from hf_vit.training.arguments import HelpFormatter
-from hf_vit.training.recipe import read_mapping
+from hf_vit.training.recipe import HelpFormatter, read_recipe
 
 
 SCRIPTS = Path(__file__).parent
@@ -41,7 +40,7 @@ class Arguments:
 def read(file: Path) -> dict[str, Any]:
     """Reads a mapping; exits with what is wrong with the file."""
     try:
-        return read_mapping(file)
+        return read_recipe(file)
     except (OSError, ValueError) as error:
         sys.exit(f"{file} can't be read: {error}")
 

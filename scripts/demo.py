@@ -109,10 +109,11 @@ def main(arguments: list[str] | None = None) -> None:
         return
     trainer.save_model()
     majority = training.majority_baseline(splits["train"]["label"], splits["test"]["label"], num_labels=10)
-    record = training.TrainingInfo.from_trainer(
+    info = training.TrainingInfo.from_trainer(
         trainer,
         model_name="A small ViT on handwritten digits",
         task="image-classification",
+        usage=training.ImageClassification.usage,
         data=data.DIGITS_INFO,
         metrics={"accuracy": score},
         baselines={"always the commonest digit": majority},
@@ -122,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
         limits="It knows single upright digits, light on dark, and answers with a digit whatever it is shown.",
         pictures={"Predictions": "predictions.png"},
     )
-    training.write_model_card(recipe.output_dir, record)
+    training.write_model_card(recipe.output_dir, info)
     predict_in_fresh_process(Path(recipe.output_dir).resolve(), splits["test"])
 
 

@@ -22,8 +22,8 @@ from hf_vit import training
 
 
 def main(arguments: list[str]) -> None:
-    """Trains, scores, saves and, on request, publishes."""
-    training.run(training.ImageTextContrast, arguments, __doc__, say=partial(print, flush=True))
+    """Trains, evaluates, saves and, on request, publishes."""
+    training.run(training.TASKS["image_text"], arguments, __doc__, report=partial(print, flush=True))
 
 
 if __name__ == "__main__":

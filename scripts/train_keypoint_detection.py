@@ -19,8 +19,8 @@ from hf_vit import training
 
 
 def main(arguments: list[str]) -> None:
-    """Trains, scores, saves and, on request, publishes."""
-    training.run(training.KeypointDetection, arguments, __doc__, say=partial(print, flush=True))
+    """Trains, evaluates, saves and, on request, publishes."""
+    training.run(training.TASKS["keypoint_detection"], arguments, __doc__, report=partial(print, flush=True))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..training.unlabeled_images import UnlabeledImagesArguments
+from ..training.arguments import UnlabeledImagesArguments
 from .encoder import FEATURES
 
 

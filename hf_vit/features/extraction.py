@@ -28,7 +28,7 @@ from ..data import load_unlabeled_images
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from ..data.targets import encoded_bytes
 from ..model.image_inputs import decode_image
-from ..training.arguments import parse_arguments
+from ..training.recipe import parse_arguments
 from .arguments import DTYPES, ExtractionArguments
 from .encoder import ImageEncoder, open_encoder
 from .settings import FeatureSettings, digest, digest_processor, digest_weights

@@ -1,14 +1,13 @@
-"""What the training scripts can be told, on the command line or in a YAML or JSON file."""
+"""The arguments of trainings that several tasks share: model, data, and those of the library."""
 
-import argparse
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
-from transformers import HfArgumentParser, SchedulerType, TrainingArguments
+from transformers import SchedulerType, TrainingArguments
 from transformers.integrations import is_tensorboard_available
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_xla_available
@@ -18,9 +17,7 @@ from .batch_transforms import SizeArguments
 from .callbacks.ema import AveragingArguments
 from .lora import LoraArguments
 from .optim.arguments import OptimizationArguments, check_optimization
-from .recipe import expand
 from .regularization import RepeatedAugmentationArguments
-from .stream_loader import StreamArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__
@@ -53,7 +50,6 @@ class ModelArguments:
     license: str = field(default="unknown", metadata={"help": "License of the trained weights, for the model card."})
 
     def __post_init__(self) -> None:
-        """Checks that the options go together."""
         if self.model_name_or_path is not None and self.preset is not None:
             raise ValueError(
                 f"--preset {self.preset} is the size of a new model, and --model_name_or_path "
@@ -96,7 +92,6 @@ class SourceArguments:
     )
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without the data."""
         if not self.dataset_name:
             raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
 
@@ -111,7 +106,9 @@ class SourceArguments:
 
 @dataclass
 class ImageDataArguments(SourceArguments):
-    """Which images, whatever is known of them."""
+    """Images to train or to evaluate on, whatever their targets are."""
+
+    training_only: ClassVar[tuple[str, ...]] = ("max_train_samples", "dataset_license")  # refused in evaluations
 
     skip_unreadable: bool = field(
         default=False, metadata={"help": "Leave images out that cannot be read, rather than stop."}
@@ -125,24 +122,82 @@ class ImageDataArguments(SourceArguments):
             "help": "Share of the training images held out where the data has no validation split; 0 trains on all."
         },
     )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Score this many images of a split, drawn at random: for a trial."}
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on this many images, drawn at random: for a trial."}
     )
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate this many images of a split, drawn at random: for a trial."}
+    )
+    dataset_license: str = field(default="unknown", metadata={"help": "License of the data, for the model card."})
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without the data."""
         super().__post_init__()
         if self.skip_unreadable and not self.check_images:
             raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
         if not 0 <= self.train_val_split < 1:
             raise ValueError(f"train_val_split={self.train_val_split} must lie in [0, 1). 0.1 holds out a tenth.")
+        if self.max_train_samples is not None and self.max_train_samples < 1:
+            raise ValueError(
+                f"max_train_samples={self.max_train_samples} leaves no image to train on. Give at least 1."
+            )
         if self.max_eval_samples is not None and self.max_eval_samples < 1:
             raise ValueError(f"max_eval_samples={self.max_eval_samples} leaves no image to score. Give at least 1.")
 
+    def refuse_training_options(self) -> None:
+        """Checks the options of an evaluation.
+
+        Raises:
+            ValueError: if one is given that has a meaning in trainings alone.
+        """
+        defaults = {option.name: option.default for option in fields(self)}
+        for name in self.training_only:
+            if vars(self)[name] != defaults[name]:
+                raise ValueError(f"{name}={vars(self)[name]!r} is an option of trainings. Leave it out.")
+
 
 @dataclass
-class DataArguments(ImageDataArguments):
-    """Which images to score a classifier on."""
+class StreamArguments:
+    """Whether and how images are read while a training runs."""
+
+    streaming: bool = field(
+        default=False,
+        metadata={
+            "help": "Read images while training goes on; needs --max_steps, --save_strategy steps and --eval_strategy "
+            "steps, or no. Of what is not on disk, or is held out, --max_eval_samples (1000) images are scored."
+        },
+    )
+    shuffle_buffer_size: int = field(
+        default=1000, metadata={"help": "Among how many images of a stream the next one is drawn, on each process."}
+    )
+    shard_by_process: bool = field(
+        default=True,
+        metadata={
+            "help": "Let each process read its own shards of a stream; false lets the first one read for all, which "
+            "is slower, but several processes then train as one would."
+        },
+    )
+
+    def check_stream(self, max_train_samples: int | None) -> None:
+        """Raises `ValueError` if the options of a stream do not go with each other or with the others."""
+        if self.shuffle_buffer_size < 1:
+            raise ValueError(
+                f"shuffle_buffer_size={self.shuffle_buffer_size} must be at least 1, which keeps the order."
+            )
+        if self.streaming and max_train_samples is not None:
+            raise ValueError(
+                f"max_train_samples={max_train_samples} are drawn from all images, which a stream does not know. "
+                "Leave it out, or --streaming."
+            )
+
+
+@dataclass
+class ClassificationDataArguments(ImageDataArguments, StreamArguments):
+    """Images of a classifier."""
+
+    training_only = (
+        *ImageDataArguments.training_only,
+        *("streaming", "shuffle_buffer_size", "shard_by_process", "class_names"),
+    )
 
     dataset_name: str = field(
         default="",
@@ -153,37 +208,12 @@ class DataArguments(ImageDataArguments):
     label_column_name: str | None = field(
         default=None, metadata={"help": "Column of the labels, where it is not clear by itself."}
     )
-
-
-@dataclass
-class TrainedImagesArguments(ImageDataArguments):
-    """Which images to train on, whatever is known of them."""
-
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Train on this many images, drawn at random: for a trial."}
-    )
-    dataset_license: str = field(default="unknown", metadata={"help": "License of the data, for the model card."})
-
-    def __post_init__(self) -> None:
-        """Checks what can be checked without the data."""
-        super().__post_init__()
-        if self.max_train_samples is not None and self.max_train_samples < 1:
-            raise ValueError(
-                f"max_train_samples={self.max_train_samples} leaves no image to train on. Give at least 1."
-            )
-
-
-@dataclass
-class TrainingDataArguments(DataArguments, TrainedImagesArguments, StreamArguments):
-    """Which images to train a classifier on."""
-
     class_names: str | None = field(
         default=None,
         metadata={"help": 'Names of the classes of a stream, "cat,dog", where the data do not have them.'},
     )
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without the data."""
         super().__post_init__()
         self.check_stream(self.max_train_samples)
         if self.class_names is not None and not self.streaming:
@@ -192,35 +222,63 @@ class TrainingDataArguments(DataArguments, TrainedImagesArguments, StreamArgumen
             )
 
 
-@dataclass
-class AugmentationArguments:
-    """How training images are changed at random, in this order."""
+UNLABELED_SOURCES = {
+    "help": "Folder of images at any depth, whatever classifiers train on, or a Hub name; several, separated by "
+    "commas, are taken together."
+}
 
-    min_crop_scale: float = field(
-        default=0.35, metadata={"help": "Least share of the area that a random resized crop keeps; 1 takes all of it."}
+
+@dataclass
+class UnlabeledImagesArguments(SourceArguments):
+    """Where images are, be they labeled or not."""
+
+    dataset_name: str = field(default="", metadata=UNLABELED_SOURCES)
+    label_column_name: str | None = field(
+        default=None, metadata={"help": "Column of labels, where there is one and it is not clear by itself."}
     )
-    crop_padding: int = field(
-        default=0,
-        metadata={
-            "help": "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
-            "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR."
-        },
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(self.sources):
+            raise ValueError(
+                f"dataset_name={self.dataset_name!r} has a comma with no name before or after it. Leave it out."
+            )
+
+    @property
+    def sources(self) -> list[str]:
+        """The paths or names on the Hub."""
+        return split_sources(self.dataset_name)
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with the column of labels."""
+        return {**super().source_options(), "label_column_name": self.label_column_name}
+
+
+@dataclass
+class UnlabeledDataArguments(ImageDataArguments, UnlabeledImagesArguments, StreamArguments):
+    """Images to train on without labels."""
+
+    dataset_name: str = field(default="", metadata=UNLABELED_SOURCES)
+    max_knn_samples: int = field(
+        default=5000,
+        metadata={"help": "Training images among which neighbors are looked for, where labels are known; 0 for none."},
     )
-    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
-    auto_augment: str = field(
-        default="trivialaugment",
-        metadata={
-            "help": "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
-            "or blur; DeiT III)."
-        },
-    )
-    randaugment_num_ops: int = field(default=2, metadata={"help": "Operations that randaugment does to an image."})
-    randaugment_magnitude: int = field(default=9, metadata={"help": "How much each of them does, 0 to 30."})
-    color_jitter: float = field(
-        default=0.0,
-        metadata={"help": "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not."},
-    )
-    random_erasing: float = field(default=0.25, metadata={"help": "Probability that a rectangle is blanked out."})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_knn_samples < 0:
+            raise ValueError(f"max_knn_samples={self.max_knn_samples} must be 0 or more.")
+        self.check_stream(self.max_train_samples)
+
+
+def split_names(names: str | None) -> list[str]:
+    """Returns names that are written with commas between them."""
+    return [name.strip() for name in names.split(",")] if names else []
+
+
+def split_sources(names: str) -> list[str]:
+    """Returns paths or names on the Hub that are written with commas between them; a single path may have some."""
+    return [names] if Path(names).expanduser().exists() else split_names(names)
 
 
 @dataclass
@@ -281,14 +339,11 @@ class HfViTTrainingArguments(
     )
 
     def __post_init__(self) -> None:
-        """Early stopping keeps the best model, as the last ones are worse, and workers stay if there are any.
-
-        Without an accelerator the CPU trains, unasked: the library refuses bfloat16 and several processes otherwise.
-        """
+        # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
         if self.early_stopping_patience is not None:
-            self.load_best_model_at_end = True
+            self.load_best_model_at_end = True  # as the last ones are worse
         self.check_repeated_augmentations()
         self.check_sizes()
         if self.dataloader_num_workers is None:
@@ -305,28 +360,3 @@ class HfViTTrainingArguments(
 def share_of_cores(num_cores: int) -> int:
     """Returns how many worker processes each of the processes on this machine has room for."""
     return min(MAX_WORKERS, max(1, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the description as it is written."""
-
-
-def parse_arguments(
-    types: Sequence[type], arguments: Sequence[str], description: str | None = None
-) -> tuple[Any, ...]:
-    """Parses a command line; if it starts with a YAML or JSON file, what follows overrides what the file says.
-
-    Args:
-        types: Dataclasses with the arguments.
-        arguments: The command line without the program's name.
-        description: What `--help` says first.
-
-    Returns:
-        One instance of each type.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if the file is no mapping, or an argument's own check fails.
-    """
-    parser = HfArgumentParser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
-    return tuple(parser.parse_args_into_dataclasses(expand(arguments)))

@@ -1,4 +1,4 @@
-"""The data of a training or an evaluation: opened once for all processes, checked, and split."""
+"""Opens the data of a training or an evaluation, once for all processes, checks it, and splits it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -24,13 +24,7 @@ from ..data import (
 )
 from ..data.datasets import ReadTarget
 from ..model.image_targets import IGNORED_LABEL
-from .arguments import (
-    DataArguments,
-    HfViTTrainingArguments,
-    ImageDataArguments,
-    TrainedImagesArguments,
-    TrainingDataArguments,
-)
+from .arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
 
 
 logger = logging.get_logger(__name__)
@@ -44,7 +38,7 @@ class FindFaults(Protocol):
         """Returns the file and the reason for the index of each."""
 
 
-def open_splits(args: DataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+def open_splits(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
     """Opens the data; on several processes the first one fills the cache for all.
 
     Raises:
@@ -57,7 +51,7 @@ def open_splits(args: DataArguments, training_args: HfViTTrainingArguments) -> D
         )
 
 
-def load_splits(args: TrainingDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
+def load_splits(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
     """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
 
     Args:
@@ -76,7 +70,7 @@ def load_splits(args: TrainingDataArguments, training_args: HfViTTrainingArgumen
 
 def prepare_splits(
     splits: DatasetDict,
-    args: TrainedImagesArguments,
+    args: ImageDataArguments,
     training_args: HfViTTrainingArguments,
     find_faults: FindFaults,
     fault: str = UNREADABLE,
@@ -112,8 +106,8 @@ def prepare_splits(
     )
 
 
-def load_scored_split(
-    args: DataArguments,
+def load_evaluation_split(
+    args: ClassificationDataArguments,
     split: str | None,
     label2id: dict[str, int],
     training_args: HfViTTrainingArguments,
@@ -140,12 +134,14 @@ def load_scored_split(
     splits = open_splits(args, training_args)
     split, source = choose_split(splits, args, split)
     images = with_model_labels(splits[source], label2id, args.dataset_name)
-    images = scored_images(images, split, source, args, training_args, unreadable_images, was_streamed=was_streamed)
+    images = evaluation_images(
+        images, split, source, args, training_args, unreadable_images, was_streamed=was_streamed
+    )
     return split, images.remove_columns("label").rename_column("model_label", "label")
 
 
 def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | None) -> tuple[str, str]:
-    """Returns which split to score, and the one that its images are in; see `load_scored_split`.
+    """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_split`.
 
     Raises:
         ValueError: if there is no such split.
@@ -162,7 +158,7 @@ def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | Non
     return split, sources[split]
 
 
-def scored_images(
+def evaluation_images(
     images: Dataset,
     split: str,
     source: str,
@@ -172,11 +168,11 @@ def scored_images(
     fault: str = UNREADABLE,
     was_streamed: bool = False,
 ) -> Dataset:
-    """Returns the images of a split that are scored.
+    """Returns the images of a split that are evaluated.
 
     Args:
         images: Those of the split `source`.
-        split: The split that is scored, of which "validation" may be held out of `source`.
+        split: The split that is evaluated, of which "validation" may be held out of `source`.
         source: Name of the split that `images` are of.
         args: What to do about images that cannot be read, and how many to take.
         training_args: Gives the seed and, on several processes, the share of each.
@@ -265,7 +261,7 @@ def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
 
 
 def load_targets(
-    load: Callable[[], TargetData], args: TrainedImagesArguments, training_args: HfViTTrainingArguments
+    load: Callable[[], TargetData], args: ImageDataArguments, training_args: HfViTTrainingArguments
 ) -> TargetData:
     """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
 
@@ -284,14 +280,14 @@ def load_targets(
     )
 
 
-def load_scored_targets(
+def load_evaluation_targets(
     load: Callable[[], TargetData],
     args: ImageDataArguments,
     split: str | None,
     label2id: Mapping[str, int],
     training_args: HfViTTrainingArguments,
 ) -> tuple[str, TargetData]:
-    """Opens one split of the data and numbers its classes as a model does; see `load_scored_split`.
+    """Opens one split of the data and numbers its classes as a model does; see `load_evaluation_split`.
 
     Args:
         load: Opens the data.
@@ -310,7 +306,7 @@ def load_scored_targets(
     data = _open(load, training_args)
     split, source = choose_split(data.splits, args, split)
     check_known(data.names, label2id, args.dataset_name)
-    images = scored_images(
+    images = evaluation_images(
         data.splits[source], split, source, args, training_args, fault_finder(data), "cannot be scored"
     )
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
@@ -336,7 +332,6 @@ def with_model_classes(data: TargetData, label2id: Mapping[str, int]) -> TargetD
 
 
 def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -> dict[str, Tensor]:
-    """Reads a target and replaces its class numbers."""
     return {
         name: numbers[values] if name in ("segmentation_map", "class_labels") else values
         for name, values in read_target(row).items()
@@ -344,7 +339,7 @@ def _renumbered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor) -
 
 
 def _reordered(row: dict[str, Any], read_target: ReadTarget, numbers: Tensor, count: int) -> dict[str, Any]:
-    """Reads a target and puts its keypoints at their numbers among those of a model; the others are not labeled."""
+    # Keypoints of the model that the data do not have are not labeled.
     target = read_target(row)
     keypoints = torch.zeros(count, 3)
     keypoints[numbers] = target["keypoints"]

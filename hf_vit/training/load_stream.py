@@ -1,4 +1,4 @@
-"""Training data that comes as a stream: opened, checked, and its first images held out."""
+"""Opens training images that come as a stream, checks some of them, and holds the first ones out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from ..data import (
     AugmentedStream,
+    NamedImages,
     TargetData,
     TargetDataset,
     first_images,
@@ -24,11 +25,9 @@ from ..data.augmentation.datasets import label_target
 from ..data.formats.splits import SPLITS
 from ..data.hold_out import SPLIT_SEED
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
-from .arguments import HfViTTrainingArguments, TrainingDataArguments
+from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments, split_names
 from .checks import check_steps
 from .load_data import UNREADABLE, at_most, fault_finder, load_targets, readable_images
-from .tasks.arguments import split_names
-from .unlabeled_images import UnlabeledDataArguments
 
 
 logger = logging.get_logger(__name__)
@@ -65,18 +64,36 @@ class TrainingStream:
         )
 
 
-def load_stream(
-    args: TrainingDataArguments, training_args: HfViTTrainingArguments
-) -> tuple[DatasetDict, TrainingStream]:
-    """Opens the images of a training, and checks those that are scored.
+@dataclass(frozen=True)
+class LabeledImages:
+    """The images of a classifier.
+
+    Args:
+        splits: The columns `image`, `file` and `label`; of a stream the images that are evaluated and, as "train", a
+            sample of the training images, which stands for them.
+        stream: The training images, if they are a stream.
+    """
+
+    splits: DatasetDict
+    stream: TrainingStream | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the classes."""
+        names: list[str] = next(iter(self.splits.values())).features["label"].names
+        return names
+
+    def examples(self, split: str) -> NamedImages:
+        """Returns the images of a split, read on access."""
+        return NamedImages(self.splits[split])
+
+
+def load_stream(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> LabeledImages:
+    """Opens the images of a training, and checks those that are evaluated.
 
     Args:
         args: Which data, and what to do about images that cannot be read.
         training_args: Gives the seed and, on several processes, the share of each.
-
-    Returns:
-        The splits that are scored and, as "train", a sample of the training images, which stand for them; and the
-        stream of these.
 
     Raises:
         OSError: if the data is missing.
@@ -101,28 +118,21 @@ def load_stream(
         raise ValueError(f"{args.dataset_name} has no images for {', '.join(empty)}. Set --train_val_split otherwise.")
     checked = readable_images(DatasetDict(splits), args, training_args, unreadable_images, UNREADABLE)
     ordered = DatasetDict({name: checked[name] for name in SPLITS if name in checked})
-    return ordered, TrainingStream(opened.train, buffer_size, args.skip_unreadable, args.shard_by_process)
-
-
-def count_images(splits: DatasetDict, args: TrainingDataArguments) -> dict[str, int]:
-    """Returns the number of images of each split, of a stream that of those that are scored."""
-    return {
-        name: len(images)
-        for name, images in splits.items()
-        if name != "train" or not args.streaming or len(splits) == 1
-    }
+    return LabeledImages(
+        ordered, TrainingStream(opened.train, buffer_size, args.skip_unreadable, args.shard_by_process)
+    )
 
 
 @dataclass(frozen=True)
 class UnlabeledImages:
-    """Images to learn from.
+    """Images to train on without labels.
 
     Args:
-        splits: Rows that can be scored: "train", and "validation" and "test" where there are such. Of a stream these
-            are some images, always the same, and "train" is there only if there is no other.
-        known: Training images whose class is known and that are not scored, among which neighbors are looked for; may
-            be empty.
-        num_train: Number of training images, of a stream that of those that were looked at before the training.
+        splits: Rows that can be evaluated: "train", and "validation" and "test" where there are such. Of a stream
+            these are some images, always the same, and "train" is there only if there is no other.
+        known: Training images whose class is known and that are not evaluated, among which neighbors are looked for;
+            may be empty.
+        num_train: Number of training images, of a stream that of those that were read before the training.
         stream: The training images, if they are a stream.
     """
 
@@ -130,6 +140,7 @@ class UnlabeledImages:
     known: Dataset
     num_train: int
     stream: IterableDataset | None = None
+    names: tuple[str, ...] = ()  # no classes are trained on
 
     def examples(self, split: str) -> TargetDataset:
         """Returns the images of a split, read on access."""

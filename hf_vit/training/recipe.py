@@ -1,17 +1,20 @@
-"""Recipes: the arguments of a training as a file, which the scripts take in place of a command line."""
+"""Recipes: the arguments of a training as a file, which the scripts take at the start of a command line."""
 
+import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
+from transformers import HfArgumentParser
 
 
 RECIPE_NAME = "recipe.yaml"
 SUFFIXES = {".yaml", ".yml", ".json"}
-# What may change when a training is taken up again: where it runs and what it reports, and how long it goes on.
+# What may change when a training is resumed: where it runs and what it reports, and how long it takes.
 FREE = {
     *("dataset_name", "dataset_license", "license", "skip_unreadable", "check_images", "output_dir"),
     *("num_train_epochs", "max_steps", "use_cpu", "ddp_timeout", "disable_tqdm", "report_to", "run_name"),
@@ -31,7 +34,7 @@ RecipeLoader.yaml_implicit_resolvers = {
 RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?i:true|false)$"), list("tTfF"))
 
 
-def read_mapping(file: Path) -> dict[str, Any]:
+def read_recipe(file: Path) -> dict[str, Any]:
     """Returns the content of a YAML or JSON file.
 
     Raises:
@@ -47,82 +50,141 @@ def read_mapping(file: Path) -> dict[str, Any]:
     return content
 
 
-def read_recipe(file: Path) -> list[str]:
-    """Returns the content of a YAML or JSON file as the command line that says the same; raises as `read_mapping`."""
-    arguments = []
-    for name, value in read_mapping(file).items():
-        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict | bool) else value]
-        arguments += [f"--{name}", *map(str, values)] if value is not None else []
-    return arguments
-
-
-def expand(arguments: Sequence[str]) -> list[str]:
-    """Puts the content of a recipe that a command line starts with in its place; what follows overrides it."""
+def split_recipe(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the recipe that a command line starts with, empty if there is none, and what follows it."""
     if arguments and Path(arguments[0]).suffix in SUFFIXES:
-        return [*read_recipe(Path(arguments[0])), *arguments[1:]]
-    return list(arguments)
+        recipe = read_recipe(Path(arguments[0]))
+        return {str(name).replace("-", "_"): value for name, value in recipe.items()}, list(arguments[1:])
+    return {}, list(arguments)
 
 
-def split_flag(argument: str) -> tuple[str, str]:
-    """Returns the name of a flag as Python spells it, and its value in the form `--name=value`."""
-    name, _, value = argument[2:].partition("=")
-    return name.replace("-", "_"), value
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
 
 
-def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Returns a command line without access tokens, and without the request to take a training up again."""
-    kept: list[str] = []
-    skipping = False
-    for argument in arguments:
-        if argument.startswith("--"):
-            name, _ = split_flag(argument)
-            skipping = name.endswith("token") or name == "resume_from_checkpoint"
-        if not skipping:
-            kept.append(argument)
-    return kept
+def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: str | None = None) -> HfArgumentParser:
+    """Returns a parser whose defaults are those of dataclasses and, before them, the values of a recipe.
+
+    Args:
+        types: Dataclasses with the arguments.
+        recipe: Names and values, of which null stands for the default of the dataclass.
+        description: Beginning of `--help`.
+
+    Raises:
+        ValueError: if the recipe has a name that is no argument, or a value that is none of those to choose from.
+    """
+    parser = HfArgumentParser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
+    # The parser has resolved their types.
+    kinds = {option.name: option.type for arguments in types for option in fields(arguments) if option.init}
+    for name, value in recipe.items():
+        if name not in kinds:
+            raise ValueError(f"The recipe has --{name}, which is no argument here. Correct its name, or leave it out.")
+        if value is not None:
+            parser.set_defaults(**{name: as_default(name, value, kinds[name])})
+    return parser
 
 
-def to_recipe(arguments: Sequence[str]) -> dict[str, Any]:
-    """Returns a command line as a mapping from names to values; of a name that is given twice, the last counts."""
-    values: dict[str, list[str]] = {}
-    name = ""
-    for argument in without_secrets(expand(arguments)):
-        if argument.startswith("--"):
-            name, value = split_flag(argument)
-            values[name] = [value] if value else []
-        else:
-            values[name].append(argument)
-    parsed = {name: [parse(item) for item in items] for name, items in values.items()}
-    return {name: items[0] if len(items) == 1 else items or True for name, items in parsed.items()}
+def as_default(name: str, value: Any, kind: Any) -> Any:
+    """Returns a value of a recipe as text, which the parser converts, or as a list of the type that it has."""
+    if get_origin(kind) is list:
+        (item_type,) = get_args(kind)
+        try:
+            return [item_type(item) for item in (value if isinstance(value, list) else [value])]
+        except ValueError as error:
+            raise ValueError(f"{name}={value!r} of the recipe does not fit: {error}") from error
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    if get_origin(kind) is Literal and text not in map(str, get_args(kind)):
+        raise ValueError(f"{name}={value!r} of the recipe is unknown. Choose {', '.join(map(str, get_args(kind)))}.")
+    return text
 
 
-def parse(value: str) -> Any:
-    """Returns what a text is in JSON, a number, a truth value or a mapping, and else the text."""
+def parse_arguments(
+    types: Sequence[type], arguments: Sequence[str], description: str | None = None, **defaults: Any
+) -> tuple[Any, ...]:
+    """Parses a command line; if it starts with a YAML or JSON file, what follows overrides what the file holds.
+
+    Args:
+        types: Dataclasses with the arguments.
+        arguments: The command line without the program's name.
+        description: Beginning of `--help`.
+        **defaults: Other defaults than those of the dataclasses.
+
+    Returns:
+        One instance of each type.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if the file is no mapping or has an unknown name, or an argument's own check fails.
+    """
+    recipe, rest = split_recipe(arguments)
+    return tuple(make_parser(types, {**defaults, **recipe}, description).parse_args_into_dataclasses(rest))
+
+
+def given_arguments(types: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the arguments that a command line gives, with its recipe, by name; access tokens are left out.
+
+    Args:
+        types: Dataclasses with the arguments.
+        arguments: The command line without the program's name.
+    """
+    recipe, rest = split_recipe(arguments)
+    parser = make_parser(types, recipe)
+    values = vars(parser.parse_args(rest))
+    absent = dict.fromkeys(values, parser)  # which no argument is
+    on_command_line = vars(parser.parse_args(rest, argparse.Namespace(**absent)))
+    return {
+        name: as_mapping(value)
+        for name, value in values.items()
+        if (on_command_line[name] is not parser or recipe.get(name) is not None) and not is_private(name)
+    }
+
+
+def is_private(name: str) -> bool:
+    """Whether an argument is no part of a recipe: an access token, or the request to resume."""
+    return name.endswith("token") or name == "resume_from_checkpoint"
+
+
+def as_mapping(value: Any) -> Any:
+    """Returns what a text is in JSON if that is a mapping, and else the value."""
+    if not isinstance(value, str) or not value.startswith("{"):
+        return value
     try:
         return json.loads(value)
     except json.JSONDecodeError:
         return value
 
 
-def begun_with(folder: Path) -> dict[str, Any]:
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """Returns a command line without access tokens, and without the request to resume a training."""
+    kept: list[str] = []
+    skipping = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            skipping = is_private(argument[2:].partition("=")[0].replace("-", "_"))
+        if not skipping:
+            kept.append(argument)
+    return kept
+
+
+def recipe_of(folder: Path) -> dict[str, Any]:
     """Returns the recipe that a training has left in its output folder, empty if there is none."""
     file = folder / RECIPE_NAME
-    return read_mapping(file) if file.is_file() else {}
+    return read_recipe(file) if file.is_file() else {}
 
 
-def begin_recipe(folder: Path, arguments: Sequence[str], is_resumed: bool) -> None:
+def begin_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> None:
     """Writes the recipe of a training into its output folder, or compares it with the one that stands there.
 
     Args:
         folder: Output folder of the training.
-        arguments: Its command line.
-        is_resumed: Whether the training is taken up again.
+        recipe: Its arguments, see `given_arguments`.
+        is_resumed: Whether the training is resumed.
 
     Raises:
-        ValueError: if a training is taken up with other arguments, which would make it another training.
+        ValueError: if a training is resumed with other arguments, which would make it another training.
     """
-    file, recipe = folder / RECIPE_NAME, to_recipe(arguments)
-    if is_resumed and (begun := begun_with(folder)):
+    file = folder / RECIPE_NAME
+    if is_resumed and (begun := recipe_of(folder)):
         changed = sorted(
             name
             for name in begun.keys() | recipe.keys()
@@ -135,4 +197,4 @@ def begin_recipe(folder: Path, arguments: Sequence[str], is_resumed: bool) -> No
                 "begin another training in another --output_dir."
             )
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    file.write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")

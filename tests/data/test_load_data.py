@@ -1,17 +1,11 @@
-"""The data of a training or a scoring: what is checked, left out, held out and chosen, and in which order."""
+"""The data of a training or an evaluation: what is checked, left out, held out and chosen, and in which order."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from hf_vit.training import (
-    DataArguments,
-    HfViTTrainingArguments,
-    TrainingDataArguments,
-    load_scored_split,
-    load_splits,
-)
+from hf_vit.training import ClassificationDataArguments, HfViTTrainingArguments, load_evaluation_split, load_splits
 
 from ..helpers.datasets import truncate, write_class_folders, write_pictures
 from ..helpers.fresh import ROOT, run_python
@@ -40,16 +34,16 @@ def unsplit(tmp_path: Path) -> Path:
 
 
 def test_a_share_of_train_is_held_out_where_there_is_no_validation(photos: Path, args: HfViTTrainingArguments) -> None:
-    splits = load_splits(TrainingDataArguments(dataset_name=str(photos), train_val_split=0.25), args)
+    splits = load_splits(ClassificationDataArguments(dataset_name=str(photos), train_val_split=0.25), args)
     assert {name: len(split) for name, split in splits.items()} == {"train": 9, "validation": 3, "test": 6}
     assert sorted(splits["validation"]["label"]) == [0, 1, 2]
-    everything = load_splits(TrainingDataArguments(dataset_name=str(photos), train_val_split=0), args)
+    everything = load_splits(ClassificationDataArguments(dataset_name=str(photos), train_val_split=0), args)
     assert {name: len(split) for name, split in everything.items()} == {"train": 12, "test": 6}
 
 
 def test_a_trial_takes_a_few_images_of_each_split(photos: Path, args: HfViTTrainingArguments) -> None:
     options = {"train_val_split": 0.25, "max_train_samples": 5, "max_eval_samples": 2}
-    splits = load_splits(TrainingDataArguments(dataset_name=str(photos), **options), args)
+    splits = load_splits(ClassificationDataArguments(dataset_name=str(photos), **options), args)
     assert {name: len(split) for name, split in splits.items()} == {"train": 5, "validation": 2, "test": 2}
 
 
@@ -60,10 +54,10 @@ def test_unreadable_images_of_all_splits_are_named_at_once_or_left_out(
     truncate(photos / "test" / "fox" / "0.png")
     options = {"dataset_name": str(photos), "train_val_split": 0}
     with pytest.raises(ValueError, match=r"(?s)2 of 18 .*train/dog/2\.png.*test/fox/0\.png.*with skip_unreadable"):
-        load_splits(TrainingDataArguments(**options), args)
-    splits = load_splits(TrainingDataArguments(**options, skip_unreadable=True), args)
+        load_splits(ClassificationDataArguments(**options), args)
+    splits = load_splits(ClassificationDataArguments(**options, skip_unreadable=True), args)
     assert {name: len(split) for name, split in splits.items()} == {"train": 11, "test": 5}
-    unchecked = load_splits(TrainingDataArguments(**options, check_images=False), args)
+    unchecked = load_splits(ClassificationDataArguments(**options, check_images=False), args)
     assert {name: len(split) for name, split in unchecked.items()} == {"train": 12, "test": 6}
 
 
@@ -73,21 +67,23 @@ def test_a_class_keeps_its_other_images_when_one_is_damaged(
 ) -> None:
     # Held out first, one of these four would be the only validation image of its class.
     truncate(photos / "train" / "dog" / f"{damaged}.png")
-    data = TrainingDataArguments(dataset_name=str(photos), train_val_split=0.25, skip_unreadable=True)
+    data = ClassificationDataArguments(dataset_name=str(photos), train_val_split=0.25, skip_unreadable=True)
     splits = load_splits(data, args)
     assert set(splits["train"]["label"]) == set(splits["validation"]["label"]) == {0, 1, 2}
     assert len(splits["train"]) + len(splits["validation"]) == 11
 
 
 def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTrainingArguments) -> None:
-    label2id = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}
-    name, split = load_scored_split(DataArguments(dataset_name=str(photos)), None, label2id, args)
+    label2id, data = {"fox": 0, "cow": 1, "cat": 2, "dog": 3}, ClassificationDataArguments(dataset_name=str(photos))
+    name, split = load_evaluation_split(ClassificationDataArguments(dataset_name=str(photos)), None, label2id, args)
     assert (name, split.features["label"].names) == ("test", list(label2id))
     assert split["label"][:] == [2, 2, 3, 3, 0, 0]  # in the order of the folders: cat, dog, fox
     with pytest.raises(ValueError, match=r"The model does not know dog, fox of .*photos; it knows cat, cow"):
-        load_scored_split(DataArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args)
+        load_evaluation_split(
+            ClassificationDataArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args
+        )
     with pytest.raises(ValueError, match=r"has no split 'val'. Choose test or train or validation"):
-        load_scored_split(DataArguments(dataset_name=str(photos)), "val", label2id, args)
+        load_evaluation_split(data, "val", label2id, args)
 
 
 @pytest.mark.parametrize("label2id", [LABEL2ID, {"fox": 0, "dog": 1, "cat": 2}])
@@ -96,9 +92,9 @@ def test_the_validation_images_of_a_training_are_scored_where_there_are_no_other
 ) -> None:
     truncate(unsplit / "dog" / "2.png")
     options = {"dataset_name": str(unsplit), "skip_unreadable": True, "train_val_split": 0.25}
-    trained = load_splits(TrainingDataArguments(**options), args)
+    trained = load_splits(ClassificationDataArguments(**options), args)
     for split in (None, "validation"):
-        name, images = load_scored_split(DataArguments(**options), split, label2id, args)
+        name, images = load_evaluation_split(ClassificationDataArguments(**options), split, label2id, args)
         assert (name, images["file"][:]) == ("validation", trained["validation"]["file"][:])
         assert not set(images["file"]) & set(trained["train"]["file"])
         assert images["label"][:] == [label2id[Path(file).parent.name] for file in images["file"]]
@@ -107,12 +103,12 @@ def test_the_validation_images_of_a_training_are_scored_where_there_are_no_other
 def test_scoring_training_images_is_warned_of(
     unsplit: Path, args: HfViTTrainingArguments, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = DataArguments(dataset_name=str(unsplit), train_val_split=0)
+    data = ClassificationDataArguments(dataset_name=str(unsplit), train_val_split=0)
     with pytest.raises(ValueError, match=r"has no split 'validation'. Choose train\."):
-        load_scored_split(data, "validation", LABEL2ID, args)
+        load_evaluation_split(data, "validation", LABEL2ID, args)
     for split in (None, "train"):
         assert not caplog.records
-        name, images = load_scored_split(data, split, LABEL2ID, args)
+        name, images = load_evaluation_split(data, split, LABEL2ID, args)
         assert (name, len(images)) == ("train", 24)
         assert "These are training images" in caplog.text
         caplog.clear()
@@ -123,13 +119,13 @@ import json
 from pathlib import Path
 from accelerate import PartialState
 from hf_vit.data import checks
-from hf_vit.training import HfViTTrainingArguments, TrainingDataArguments, load_splits
+from hf_vit.training import HfViTTrainingArguments, ClassificationDataArguments, load_splits
 
 opened = []
 decode_image = checks.decode_image
 checks.decode_image = lambda *image: (opened.append(1), decode_image(*image))[1]
 args = HfViTTrainingArguments(output_dir="output", use_cpu=True)
-data = TrainingDataArguments(dataset_name="photos", train_val_split=0)
+data = ClassificationDataArguments(dataset_name="photos", train_val_split=0)
 try:
     load_splits(data, args)
 except ValueError as error:

@@ -1,4 +1,4 @@
-"""Trainings of tasks with a evaluator on a few drawn images, by the scripts and by the Trainer."""
+"""Trainings of dense tasks and of objects on a few drawn images, by the scripts and by the Trainer."""
 
 import json
 from dataclasses import dataclass, replace
@@ -9,33 +9,20 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hf_vit import HfViTForObjectDetection
-from hf_vit.training import (
-    DepthEstimation,
-    EvaluatorTrainer,
-    KeypointDetection,
-    ObjectDetection,
-    SemanticSegmentation,
-    UniversalSegmentation,
-    parse_arguments,
-    run,
-)
+from hf_vit import HfViTForObjectDetection, training
+from hf_vit.training import EvaluatorTrainer, Task, parse_arguments, run
 from hf_vit.training.evaluator_trainer import TargetCollator
-from hf_vit.training.tasks.scored import ScoredTask
 
 from .references import draw_weights
 
 
 NAMES = ["floor", "cat", "dog"]
 COLORS = np.array([(90, 160, 90), (220, 60, 40), (40, 60, 220)])
-TASKS: dict[str, type[ScoredTask]] = {
-    "semantic_segmentation": SemanticSegmentation,
-    "universal_segmentation": UniversalSegmentation,
-    "depth_estimation": DepthEstimation,
+TASKS: dict[str, type[Task]] = {
+    name: training.TASKS[name] for name in ("semantic_segmentation", "universal_segmentation", "depth_estimation")
 }
-OBJECT_TASKS: dict[str, type[ScoredTask]] = {
-    "object_detection": ObjectDetection,
-    "keypoint_detection": KeypointDetection,
+OBJECT_TASKS: dict[str, type[Task]] = {
+    name: training.TASKS[name] for name in ("object_detection", "keypoint_detection")
 }
 ALL_TASKS = {**TASKS, **OBJECT_TASKS}
 NUM_TRAIN, NUM_VALIDATION = 8, 5
@@ -103,7 +90,7 @@ def arguments_of(task: str, data: Path, output_dir: Path, *options: str) -> list
 
 def run_task(task: str, data: Path, output_dir: Path, *options: str) -> None:
     """Does what the script of a task does."""
-    run(ALL_TASKS[task], arguments_of(task, data, output_dir, *options), None, say=lambda _: None)
+    run(ALL_TASKS[task], arguments_of(task, data, output_dir, *options), None, report=lambda _: None)
 
 
 def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, float]:
@@ -116,7 +103,7 @@ def train(task: str, data: Path, output_dir: Path, *options: str) -> dict[str, f
 def make_trainer(task: str, data: Path, output_dir: Path, *options: str) -> EvaluatorTrainer:
     """The trainer of a script, in float64, with weights that are always the same and not the zeros of fresh ones."""
     task_class = ALL_TASKS[task]
-    made = task_class(*parse_arguments(task_class.argument_types, arguments_of(task, data, output_dir, *options)))
+    made = task_class(*parse_arguments(task_class.argument_types(), arguments_of(task, data, output_dir, *options)))
     made.load_data()
     trainer = made.make_trainer()
     draw_weights(trainer.model)

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit.data import ImageTextCollator
-from hf_vit.training import ImageTextContrast, ImageTextTrainer, parse_arguments, run
+from hf_vit.training import parse_arguments, run
+from hf_vit.training.tasks.image_text import ImageTextContrast, ImageTextTrainer
 
 from .references import draw_weights
 
@@ -81,14 +82,14 @@ def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
 
 def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
     """Does what the script does; returns the scores."""
-    run(ImageTextContrast, arguments_of(data, output_dir, *options), None, say=lambda _: None)
+    run(ImageTextContrast, arguments_of(data, output_dir, *options), None, report=lambda _: None)
     scores: dict[str, float] = json.loads((output_dir / "validation_scores.json").read_text())
     return scores
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> ImageTextTrainer:
     """The trainer of a command line."""
-    types = ImageTextContrast.argument_types
+    types = ImageTextContrast.argument_types()
     task = ImageTextContrast(*parse_arguments(types, arguments_of(data, output_dir, *options)))
     task.load_data()
     return task.make_trainer()

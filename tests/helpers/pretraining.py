@@ -9,7 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit.data import TargetDataset
-from hf_vit.training import MaskedImageModeling, NeighborTrainer, parse_arguments, run
+from hf_vit.training import parse_arguments, run
+from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling, NeighborTrainer
 
 from .references import draw_weights
 
@@ -58,7 +59,7 @@ def arguments_of(data: Path | str, output_dir: Path | str, *options: str, **obje
 
 def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -> dict[str, float]:
     """Does what the script does; returns the scores."""
-    run(MaskedImageModeling, arguments_of(data, output_dir, *options, **objective), None, say=lambda _: None)
+    run(MaskedImageModeling, arguments_of(data, output_dir, *options, **objective), None, report=lambda _: None)
     (file,) = output_dir.glob("*_scores.json")
     scores: dict[str, float] = json.loads(file.read_text())
     return scores
@@ -66,7 +67,7 @@ def pretrain(data: Path, output_dir: Path, *options: str, **objective: object) -
 
 def make_task(data: Path, output_dir: Path, *options: str) -> MaskedImageModeling:
     """The task of a command line, with its data."""
-    types = MaskedImageModeling.argument_types
+    types = MaskedImageModeling.argument_types()
     task = MaskedImageModeling(*parse_arguments(types, arguments_of(data, output_dir, *options)))
     task.load_data()
     return task
@@ -101,5 +102,5 @@ def train_all_ways(
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         weights = torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
-        results[way] = losses, weights, scores_of(trainer, task.images.examples("test"))
+        results[way] = losses, weights, scores_of(trainer, task.loaded.examples("test"))
     return results

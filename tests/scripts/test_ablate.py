@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_vit import training
-from hf_vit.training import HfViTTrainingArguments, parse_arguments
+from hf_vit.training import TASKS, HfViTTrainingArguments, parse_arguments
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.fresh import ROOT
@@ -101,10 +100,12 @@ def test_the_script_understands_all_variants(file: Path, tmp_path: Path) -> None
     assert header["result"].startswith("not run: needs ") or (ROOT / header["result"]).is_file()
     script = load_script("ablate")
     ablation = script.read_ablation(file)
-    (name,) = re.findall(r"training\.run\(\s*training\.(\w+)", (ROOT / "scripts" / ablation["script"]).read_text())
+    (name,) = re.findall(
+        r"training\.run\(\s*training\.TASKS\[\"(\w+)\"\]", (ROOT / "scripts" / ablation["script"]).read_text()
+    )
     for number, variant in enumerate(ablation["variants"]):
         recipe = script.variant_of(ablation, variant)
         (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump(recipe))
         command = [str(tmp_path / f"{number}.yaml"), "--dataset_name", "photos", "--output_dir", str(tmp_path)]
-        _, *parts = parse_arguments(getattr(training, name).argument_types, command)
+        _, *parts = parse_arguments(TASKS[name].argument_types(), command)
         assert [part.seed for part in parts if isinstance(part, HfViTTrainingArguments)] == [0]

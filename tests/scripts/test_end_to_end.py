@@ -151,7 +151,7 @@ def test_evaluation_gives_the_scores_of_the_training(whole: Path, workplace: Pat
     for processes, batch_size, folder in (1, "64", "alone"), (2, "2", "two"):
         launch(
             processes,
-            "evaluate_image_classification",
+            "evaluate_model",
             workplace,
             *("--model_name_or_path", "whole", "--dataset_name", "photos", "--use_cpu", "--output_dir", folder),
             *("--per_device_eval_batch_size", batch_size),
@@ -172,7 +172,7 @@ def test_class_folders_without_splits_are_trained_on_scored_and_predicted(workpl
             "out",
             "--max_steps=5",
         ),
-        ("evaluate_image_classification", "--model_name_or_path", "out", "--dataset_name", "unsplit"),
+        ("evaluate_model", "--model_name_or_path", "out", "--dataset_name", "unsplit"),
         ("predict", "out", "unsplit"),
     ):
         finished = run_script(script, workplace, *arguments)

@@ -1,4 +1,4 @@
-"""Scoring of saved models for segmentation and depth by the scripts."""
+"""Evaluation of saved models for segmentation and depth, whose task their configuration tells."""
 
 import json
 import shutil
@@ -8,18 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_vit.training import DepthEvaluation, SemanticEvaluation, UniversalEvaluation, evaluate
-from hf_vit.training.tasks.evaluation import Evaluation
+from hf_vit.training import evaluate
 
 from ..helpers.dense_trainings import NAMES, OF_TASK, TASKS, train, write_scenes
 from ..helpers.fresh import run_script
-
-
-EVALUATIONS: dict[str, type[Evaluation]] = {
-    "semantic_segmentation": SemanticEvaluation,
-    "universal_segmentation": UniversalEvaluation,
-    "depth_estimation": DepthEvaluation,
-}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +33,7 @@ def score(workplace: Path, task: str, output_dir: Path, *options: str) -> str:
     """Scores a model on the scenes, if no other data are named; returns what was said."""
     said: list[str] = []
     data = [] if "--dataset_name" in options else ["--dataset_name", str(workplace / "scenes")]
-    evaluate(EVALUATIONS[task], arguments_of(workplace, task, output_dir, *data, *options), None, said.append)
+    evaluate(arguments_of(workplace, task, output_dir, *data, *options), None, said.append)
     return "\n".join(said)
 
 
@@ -70,7 +62,7 @@ def test_two_processes_score_as_one(workplace: Path, tmp_path: Path) -> None:
     task, scenes = "universal_segmentation", str(workplace / "scenes")
     options = ["--dataset_name", scenes, "--per_device_eval_batch_size", "1"]
     arguments = arguments_of(workplace, task, tmp_path, *options)
-    finished = run_script(f"evaluate_{task}", workplace, *arguments, processes=2)
+    finished = run_script("evaluate_model", workplace, *arguments, processes=2)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("5 validation images: ") == 1
     assert as_numbers(written(tmp_path)) == pytest.approx(as_numbers(written(workplace / task)), rel=1e-5, nan_ok=True)
@@ -100,7 +92,15 @@ def test_options_of_the_task_count(workplace: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "options", "message"),
     [
-        ("depth_estimation", ["--model_name_or_path", "semantic_segmentation"], "no weights for depth_head"),
+        (
+            "depth_estimation",
+            ["--model_name_or_path", "semantic_segmentation", "--task", "depth_estimation"],
+            "no weights for depth_head",
+        ),
+        ("depth_estimation", ["--task", "flow"], r"task='flow' is unknown\. Choose one of image_classification, "),
+        ("depth_estimation", ["--eval_flip"], r"not used by the HfArgumentParser: \['--eval_flip'\]"),
+        ("depth_estimation", ["--max_train_samples", "3"], "max_train_samples=3 is an option of trainings"),
+        ("semantic_segmentation", ["--dataset_license", "mit"], "dataset_license='mit' is an option of trainings"),
         ("semantic_segmentation", ["--class_names", "floor,cat,cow"], "The model does not know cow"),
         ("semantic_segmentation", ["--split", "test"], "has no split 'test'. Choose train or validation"),
         (

@@ -100,7 +100,7 @@ def scoring(task: str, workplace: Path, output_dir: Path, batch_size: int) -> li
 def test_evaluation_writes_what_the_training_did(
     task: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load_script(f"evaluate_{task}").main(scoring(task, workplace, tmp_path, batch_size=1))
+    load_script("evaluate_model").main(scoring(task, workplace, tmp_path, batch_size=1))
     count = {"object_detection": "5 validation images", "keypoint_detection": "7 validation objects"}[task]
     assert f"{count}: loss " in capsys.readouterr().out
     assert_scores_are_those_of_the_training(tmp_path, task, workplace)
@@ -109,7 +109,7 @@ def test_evaluation_writes_what_the_training_did(
 @pytest.mark.parametrize("task", OBJECT_TASKS)
 def test_two_processes_score_as_one(task: str, workplace: Path, tmp_path: Path) -> None:
     arguments = scoring(task, workplace, tmp_path, batch_size=2)
-    finished = run_script(f"evaluate_{task}", workplace, *arguments, processes=2)
+    finished = run_script("evaluate_model", workplace, *arguments, processes=2)
     assert finished.returncode == 0, finished.stderr
     assert_scores_are_those_of_the_training(tmp_path, task, workplace)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_vit import training
-from hf_vit.training import HfViTTrainingArguments, parse_arguments
+from hf_vit.training import TASKS, HfViTTrainingArguments, parse_arguments
 
 from ..helpers.fresh import ROOT
 
@@ -27,10 +26,10 @@ def header_of(file: Path) -> re.Match[str]:
 def test_its_script_understands_a_recipe(file: Path, tmp_path: Path) -> None:
     header = header_of(file)
     assert ROOT / header["file"] == file
-    (name,) = re.findall(r"training\.run\(\s*training\.(\w+)", (ROOT / header["script"]).read_text())
-    task = getattr(training, name)
+    (name,) = re.findall(r"training\.run\(\s*training\.TASKS\[\"(\w+)\"\]", (ROOT / header["script"]).read_text())
+    task = TASKS[name]
     command = [str(file), "--dataset_name", "photos", "--output_dir", str(tmp_path)]
-    model, *parts = parse_arguments(task.argument_types, command)
+    model, *parts = parse_arguments(task.argument_types(), command)
     assert (model.preset is None) == (model.model_name_or_path is not None)
     model.overrides()
     assert [part.seed for part in parts if isinstance(part, HfViTTrainingArguments)] == [0]

@@ -10,10 +10,9 @@ import torch
 from hf_vit import HfViTConfig, HfViTForDepthEstimation, HfViTImageProcessor
 from hf_vit.evaluation import DepthMetric
 from hf_vit.model.task_configurations import HfViTDepthConfig
-from hf_vit.training import DepthEvaluator
 from hf_vit.training.models import load_model
 from hf_vit.training.publishing.report import score_naive_baseline
-from hf_vit.training.tasks.depth_estimation import DepthModelArguments, DepthTrainingArguments
+from hf_vit.training.tasks.depth_estimation import DepthEvaluator, DepthModelArguments, DepthTrainingArguments
 
 from ..helpers.dense_trainings import A_FEW_STEPS, CONFIG, make_trainer, scores_of, train, write_scenes
 

@@ -208,7 +208,7 @@ def test_a_published_model_is_trained_and_scored_by_the_scripts(
     arguments = ["--dataset_name", "photos", "--use_cpu"]
     training = ["--model_name_or_path", "published", "--output_dir", "output", "--max_steps", "2"]
     load_script("train_image_classification").main([*arguments, *SMALL_DATA, *training])
-    load_script("evaluate_image_classification").main([*arguments, "--model_name_or_path", "output"])
+    load_script("evaluate_model").main([*arguments, "--model_name_or_path", "output"])
     model = HfViTForImageClassification.from_pretrained("output")
     assert model.config.id2label == dict(enumerate(NAMES))
     assert model.classifier.weight.any()
@@ -226,7 +226,7 @@ def test_a_lone_file_of_weights_is_trained_and_scored_by_the_scripts(
     )
     assert HfViTForImageClassification.from_pretrained("output").config.id2label == dict(enumerate(NAMES))
     with pytest.raises(SystemExit, match="LABEL_0"):  # the file itself names no classes
-        load_script("evaluate_image_classification").main(arguments)
+        load_script("evaluate_model").main(arguments)
 
 
 def test_a_saved_model_sees_whole_patches_only(saved: tuple[Path, HfViTForImageClassification]) -> None:
@@ -333,7 +333,7 @@ def test_training_explains_mistakes(
 
 
 def test_evaluation_explains_mistakes(photos: Path, saved: tuple[Path, HfViTForImageClassification]) -> None:
-    script = load_script("evaluate_image_classification")
+    script = load_script("evaluate_model")
     for arguments, message in (
         ([], "Say what to score: --model_name_or_path"),
         (["--model_name_or_path", str(saved[0])], "Say where the images are"),

@@ -130,7 +130,7 @@ def test_an_evaluation_gives_the_scores_of_the_training(workplace: Path, tmp_pat
     options = ["--model_name_or_path", str(workplace / "pairs"), "--dataset_name", str(workplace / "halves")]
     options += ["--zero_shot_dataset", str(workplace / "colors"), "--use_cpu", "--disable_tqdm", "true"]
     options += ["--per_device_eval_batch_size", "11", "--output_dir", str(tmp_path)]
-    load_script("evaluate_image_text").main(options)
+    load_script("evaluate_model").main(options)
     for name in ("validation_scores.json", "zero_shot_scores.json"):
         assert read(tmp_path / name) == pytest.approx(read(workplace / "pairs" / name), rel=1e-4)
     assert (tmp_path / "validation_examples.png").is_file()

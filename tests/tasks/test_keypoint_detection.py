@@ -8,7 +8,7 @@ import torch
 
 from hf_vit import HfViTImageProcessor
 from hf_vit.evaluation import KeypointMetric
-from hf_vit.training import KeypointEvaluator
+from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
 
 from ..helpers.dense_trainings import make_trainer, scores_of
 from ..helpers.object_trainings import POINTS, write_figures

@@ -14,9 +14,9 @@ from torch import Tensor
 from hf_vit import HfViTForMaskedImageModeling, HfViTModel
 from hf_vit.evaluation import classify_by_neighbors
 from hf_vit.training import parse_arguments
-from hf_vit.training.publishing.record import describe_data
+from hf_vit.training.arguments import UnlabeledDataArguments
+from hf_vit.training.publishing.report import describe_data
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageTrainingArguments
-from hf_vit.training.unlabeled_images import UnlabeledDataArguments
 
 from ..helpers import distributed
 from ..helpers.fresh import run_without_package
@@ -170,12 +170,12 @@ def test_no_image_that_is_scored_is_its_own_neighbor(
     workplace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ["--streaming", "true", *A_FEW]
-    images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").images
+    images = make_task(workplace / "colors" / "train", tmp_path, *options, "--max_eval_samples", "15").loaded
     scored, known = set(images.splits["train"]["file"]), set(images.known["file"])
     assert (len(scored), len(known), len(scored & known)) == (15, 21, 0)
     assert "No accuracy" not in caplog.text
     for without_others in (options, ["--train_val_split", "0"]):
-        images = make_task(workplace / "colors" / "train", tmp_path, *without_others).images
+        images = make_task(workplace / "colors" / "train", tmp_path, *without_others).loaded
         assert (len(images.splits["train"]), len(images.known)) == (36, 0)
         assert "No accuracy of nearest neighbors: all 36 training images" in caplog.text
         caplog.clear()
@@ -183,7 +183,7 @@ def test_no_image_that_is_scored_is_its_own_neighbor(
 
 def test_of_a_stream_without_labels_no_more_is_read_than_is_used(workplace: Path, tmp_path: Path) -> None:
     options = ["--streaming", "true", *A_FEW, "--max_eval_samples", "2"]
-    images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).images
+    images = make_task(workplace / "colors" / "train" / "red", tmp_path, *options).loaded
     assert (images.num_train, len(images.splits["train"])) == (8, 2)  # a batch, of 12 images
 
 

@@ -11,9 +11,12 @@ from PIL import Image
 from transformers import Dinov2Config, Dinov2Model
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForSemanticSegmentation, HfViTImageProcessor
-from hf_vit.training import SemanticEvaluator
 from hf_vit.training.models import load_model, whole_image_processor
-from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluationArguments, SemanticModelArguments
+from hf_vit.training.tasks.semantic_segmentation import (
+    SemanticEvaluationArguments,
+    SemanticEvaluator,
+    SemanticModelArguments,
+)
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from hf_vit import HfViTForUniversalSegmentation, HfViTImageProcessor
 from hf_vit.model.task_universal_segmentation import mask_probabilities
-from hf_vit.training import UniversalMetric, UniversalSegmentation
+from hf_vit.training import UniversalMetric
+from hf_vit.training.tasks.universal_segmentation import UniversalSegmentation
 
 from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, make_trainer, scores_of, train, write_scenes
 

@@ -7,15 +7,15 @@ import torch
 
 from hf_vit.training import (
     AugmentationArguments,
+    ClassificationDataArguments,
     HfViTTrainingArguments,
     ModelArguments,
-    TrainingDataArguments,
     parse_arguments,
 )
 from hf_vit.training.arguments import share_of_cores
 
 
-TYPES = (ModelArguments, TrainingDataArguments, AugmentationArguments, HfViTTrainingArguments)
+TYPES = (ModelArguments, ClassificationDataArguments, AugmentationArguments, HfViTTrainingArguments)
 YAML = """
 dataset_name: photos
 preset: tiny

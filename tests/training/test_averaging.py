@@ -19,7 +19,6 @@ from hf_vit.training import (
     HfViTTrainer,
     HfViTTrainingArguments,
     ImageClassification,
-    SemanticEvaluation,
     check_upload,
     evaluate,
     last_checkpoint,
@@ -254,7 +253,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = {"dataset_name": folder / "photos", "output_dir": folder / "user" / "model"}
     arguments = [item for name, value in {**RECIPE, **paths}.items() for item in (f"--{name}", str(value))]
     said: list[str] = []
-    run(ImageClassification, arguments, None, say=said.append)
+    run(ImageClassification, arguments, None, report=said.append)
     (folder / "said.txt").write_text("\n".join(said))
     return folder
 
@@ -355,7 +354,7 @@ def test_tasks_with_a_scorer_score_both(tmp_path: Path) -> None:
     assert {name: last[f"eval_{name}"] for name in raw} == pytest.approx(raw)
     assert {name: last[f"eval_ema_{name}"] for name in averaged} == pytest.approx(averaged)
     arguments = ["--model_name_or_path", folder / "ema", "--dataset_name", data, "--output_dir", tmp_path / "scored"]
-    evaluate(SemanticEvaluation, [*map(str, arguments), "--use_cpu"], None, say=lambda _: None)
+    evaluate([*map(str, arguments), "--use_cpu"], None, report=lambda _: None)
     again = json.loads((tmp_path / "scored" / "validation_scores.json").read_text())
     assert again == pytest.approx(averaged, abs=1e-5)
     assert "averaged weights (`ema/`)" in (folder / "README.md").read_text()

@@ -44,7 +44,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train(*arguments: str) -> list[dict[str, float]]:
     """Does what the script for classifiers does; returns what it has logged."""
-    run(ImageClassification, [*SCRIPT, *arguments], None, say=lambda _: None)
+    run(ImageClassification, [*SCRIPT, *arguments], None, report=lambda _: None)
     folder = Path(arguments[arguments.index("--output_dir") + 1])
     return json.loads((folder / "trainer_state.json").read_text())["log_history"]
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_vit.training import EvaluatorTrainer, ImageResult, SemanticEvaluator
+from hf_vit.training import EvaluatorTrainer, ImageResult
 from hf_vit.training.evaluator_trainer import draw_examples
+from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluator
 
 from ..helpers.dense_trainings import (
     A_FEW_STEPS,

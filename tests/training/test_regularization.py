@@ -291,7 +291,7 @@ def test_the_script_takes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyP
     options = ["--mixup_alpha", "0.8", "--cutmix_alpha", "1", "--classification_loss", "bce", "--max_steps", "2"]
     options += ["--bce_target_threshold", "0", "--token_drop_rate", "0.5", "--repeated_augmentations", "2"]
     options += ["--auto_augment", "3augment", "--color_jitter", "0.3", "--crop_padding", "4", "--min_crop_scale", "1"]
-    run(ImageClassification, [*SCRIPT, "--config_overrides", json.dumps(SHAPE), *options], None, say=lambda _: None)
+    run(ImageClassification, [*SCRIPT, "--config_overrides", json.dumps(SHAPE), *options], None, report=lambda _: None)
     card = (tmp_path / "output" / "README.md").read_text()
     assert (
         "| regularization | mixup_alpha 0.8, cutmix_alpha 1.0, classification_loss bce, bce_target_threshold 0.0, "
@@ -319,7 +319,7 @@ def test_mistakes_are_explained(
     write_class_folders(tmp_path / "photos", ["cat", "dog", "fox"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=message):
-        run(ImageClassification, [*SCRIPT, *options], None, say=lambda _: None)
+        run(ImageClassification, [*SCRIPT, *options], None, report=lambda _: None)
 
 
 def test_only_augmented_images_with_numbers_can_be_repeated(tmp_path: Path) -> None:

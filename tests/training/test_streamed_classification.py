@@ -9,13 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_vit.training import (
-    HfViTTrainingArguments,
-    ImageClassification,
-    ImageClassificationEvaluation,
-    parse_arguments,
-    run,
-)
+from hf_vit.training import HfViTTrainingArguments, ImageClassification, parse_arguments, run
+from hf_vit.training.run import parse_evaluation
 
 from ..helpers.datasets import write_tar, write_tars
 from ..helpers.pretraining import CONFIG, SMALL, write_colors
@@ -47,7 +42,7 @@ def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
 
 
 def make_task(data: Path, output_dir: Path, *options: str) -> ImageClassification:
-    types = ImageClassification.argument_types
+    types = ImageClassification.argument_types()
     task = ImageClassification(*parse_arguments(types, arguments_of(data, output_dir, *options)))
     task.load_data()
     return task
@@ -55,7 +50,7 @@ def make_task(data: Path, output_dir: Path, *options: str) -> ImageClassificatio
 
 def test_a_classifier_learns_from_tar_files(colors: dict[str, Path], tmp_path: Path) -> None:
     steps = ["--max_steps", "40", "--save_strategy", "no", "--learning_rate", "3e-3"]
-    run(ImageClassification, arguments_of(colors["tars"], tmp_path, *steps), None, say=lambda _: None)
+    run(ImageClassification, arguments_of(colors["tars"], tmp_path, *steps), None, report=lambda _: None)
     scores = json.loads((tmp_path / "test_scores.json").read_text())
     assert scores["accuracy"] > 0.8  # of three colors
     card = (tmp_path / "README.md").read_text()
@@ -89,9 +84,9 @@ def test_a_folder_is_streamed_and_the_same_images_are_held_out(colors: dict[str,
     task = make_task(colors["folders"], tmp_path, "--max_steps", "1", "--save_strategy", "no")
     listed = make_task(colors["folders"], tmp_path, "--streaming", "false")
     assert task.count_examples() == {"validation": 4, "test": 21}
-    assert task.splits["validation"]["file"][:] == listed.splits["validation"]["file"][:]
+    assert task.loaded.splits["validation"]["file"][:] == listed.loaded.splits["validation"]["file"][:]
     trainer = task.make_trainer()
-    assert len(trainer.predict(task.splits["test"]).predictions) == 21
+    assert len(trainer.predict(task.loaded.splits["test"]).predictions) == 21
     assert next(iter(trainer.get_train_dataloader()))["pixel_values"].shape == (8, 3, 16, 16)
 
 
@@ -100,17 +95,15 @@ def test_the_script_that_scores_takes_the_images_that_were_held_out(
     kind: str, colors: dict[str, Path], tmp_path: Path
 ) -> None:
     steps = ["--max_steps", "1", "--save_strategy", "no", "--train_val_split", "0.3"]
-    run(ImageClassification, arguments_of(colors[kind], tmp_path / kind, *steps), None, say=lambda _: None)
+    run(ImageClassification, arguments_of(colors[kind], tmp_path / kind, *steps), None, report=lambda _: None)
     trained = make_task(colors[kind], tmp_path, *steps)
     options = ["--split", "validation", "--train_val_split", "0.3", "--output_dir", str(tmp_path / "scores")]
     places = ["--model_name_or_path", str(tmp_path / kind), "--dataset_name", str(colors[kind]), "--use_cpu"]
-    evaluation = ImageClassificationEvaluation(
-        *parse_arguments(ImageClassificationEvaluation.argument_types, [*places, *options])
-    )
-    assert evaluation.prepare()[0] == "validation"
+    evaluation, saved = parse_evaluation([*places, *options])
+    assert evaluation.make_evaluation_trainer(saved)[1] == "validation"
     held_out = [
         sorted(image.tobytes() for image in split["image"])
-        for split in (evaluation.images, trained.splits["validation"])
+        for split in (evaluation.loaded.splits["validation"], trained.loaded.splits["validation"])
     ]
     assert len(held_out[0]) > 3
     assert held_out[0] == held_out[1]

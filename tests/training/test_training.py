@@ -22,7 +22,7 @@ from hf_vit.data import (
     load_digits_dataset,
     small_affine,
 )
-from hf_vit.training import HfViTTrainer, TrainingInfo, write_model_card
+from hf_vit.training import HfViTTrainer, ImageClassification, TrainingInfo, write_model_card
 from hf_vit.training.publishing.model_card import describe_hardware
 
 
@@ -211,6 +211,7 @@ RECORD = TrainingInfo(
     model_name="A model",
     task="image-classification",
     model_class="HfViTForImageClassification",
+    usage=ImageClassification.usage,
     num_parameters=205066,
     data=DIGITS_INFO,
     metrics={"accuracy": 0.9875, "loss": 0.05},

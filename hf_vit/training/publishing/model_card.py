@@ -41,77 +41,6 @@ class Usage:
         return {"image_processor": "HfViTImageProcessor", "processor": "HfViTProcessor"}[self.processor]
 
 
-# By class of the model
-USAGE = {
-    "HfViTForImageClassification": Usage(
-        name="classify",
-        stock='print(classify("image.png"))',
-        own="print(model.config.id2label[int(outputs.logits.argmax())])",
-    ),
-    "HfViTForSemanticSegmentation": Usage(
-        name="segment",
-        stock="""for part in segment("image.png"):
-    print(part["label"], part["mask"])  # white in the mask is where the image shows it""",
-        own="""sizes = [(image.height, image.width)]
-(classes,) = image_processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
-print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
-    ),
-    "HfViTForUniversalSegmentation": Usage(
-        name="segment",
-        stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
-    print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
-        own="""sizes = [(image.height, image.width)]
-(result,) = image_processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
-print(result["segmentation"].shape, result["segments_info"])""",
-    ),
-    "HfViTForDepthEstimation": Usage(
-        name="estimate",
-        stock="""result = estimate("image.png")
-print(result["predicted_depth"])  # (height, width)
-result["depth"].save("depth.png")  # the lowest value is black, the highest white""",
-        own="""sizes = [(image.height, image.width)]
-(result,) = image_processor.post_process_depth_estimation(outputs, target_sizes=sizes)
-print(result["predicted_depth"])  # (height, width)""",
-    ),
-    "HfViTForObjectDetection": Usage(
-        name="detect",
-        stock="""for found in detect("image.png", threshold=0.3):
-    print(found["label"], found["score"], found["box"])""",
-        own="""sizes = [(image.height, image.width)]
-(result,) = image_processor.post_process_object_detection(outputs, threshold=0.3, target_sizes=sizes)
-for label, score, box in zip(result["labels"], result["scores"], result["boxes"]):
-    print(model.config.id2label[int(label)], float(score), box.tolist())  # x1, y1, x2, y2
-print(len(result["boxes"]), "objects")""",
-    ),
-    "HfViTForKeypointDetection": Usage(
-        name="find_keypoints",
-        stock="""# The whole image is one object; for others give boxes=[(x1, y1, x2, y2), ...]
-for found in find_keypoints("image.png"):
-    for label, place, score in zip(found["labels"], found["keypoints"], found["scores"]):
-        print(label, place, score)""",
-        own="""sizes = [(image.height, image.width)]
-((result,),) = image_processor.post_process_keypoint_detection(outputs, target_sizes=sizes)
-for label, place, score in zip(result["labels"], result["keypoints"], result["scores"]):
-    print(model.config.id2label[int(label)], place.tolist(), float(score))""",
-    ),
-    "HfViTForMaskedImageModeling": Usage(
-        name="describe",
-        stock="""(features,) = describe("image.png")
-print(len(features), "tokens of", len(features[0]), "features")""",
-        own="""print(outputs.bool_masked_pos.float().mean(), "of the patches were masked")
-print(outputs.reconstruction.shape)  # in the units of pixel_values""",
-    ),
-    "HfViTForZeroShotImageClassification": Usage(
-        name="classify",
-        stock="""names = ["dog", "cat", "car"]
-print(classify("image.png", candidate_labels=names, hypothesis_template="a photo of a {}."))""",
-        own="""print(outputs.logits_per_image.softmax(dim=1))  # the share of each text""",
-        processor="processor",
-        inputs='images=image, text=["a dog runs.", "two cats sleep."]',
-    ),
-}
-
-
 # The file is here rather than in model_cards/, which links to it, so that an installed package has it too.
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
@@ -124,6 +53,7 @@ class TrainingInfo:
         model_name: Title of the card.
         task: Name of the stock pipeline, for example "image-classification".
         model_class: Name of the model's class.
+        usage: Code that uses it.
         num_parameters: Number of parameters.
         data: What it was trained and scored on.
         metrics: Scores on the test split.
@@ -149,6 +79,7 @@ class TrainingInfo:
     model_name: str
     task: str
     model_class: str
+    usage: Usage
     num_parameters: int
     data: DatasetInfo
     metrics: dict[str, float]
@@ -219,12 +150,12 @@ def describe_recipe(trainer: Trainer) -> dict[str, str]:
     }
 
 
-def write_model_card(folder: str | os.PathLike[str], record: TrainingInfo) -> Path:
+def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path:
     """Writes the card of a trained model, with metadata that the Hub reads.
 
     Args:
         folder: Where the model is saved.
-        record: What to say.
+        info: What the card says.
 
     Returns:
         The path of the card, README.md in `folder`.
@@ -232,37 +163,35 @@ def write_model_card(folder: str | os.PathLike[str], record: TrainingInfo) -> Pa
     Raises:
         ValueError: if a baseline lacks one of the metrics.
     """
-    for name, scores in record.baselines.items():
-        if missing := sorted(set(record.metrics) - set(scores)):
+    for name, scores in info.baselines.items():
+        if missing := sorted(set(info.metrics) - set(scores)):
             raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Give it the same metrics.")
     # The Hub ranks models by these: not by images that the model was trained or its best step chosen on.
-    is_comparable = record.data.split != "train" and not record.is_chosen_on_scored
+    is_comparable = info.data.split != "train" and not info.is_chosen_on_scored
     results = [
         EvalResult(
-            task_type=record.task,
-            dataset_type=record.data.identifier,
-            dataset_name=record.data.name,
-            dataset_split=record.data.split,
+            task_type=info.task,
+            dataset_type=info.data.identifier,
+            dataset_name=info.data.name,
+            dataset_split=info.data.split,
             metric_type=metric,
             metric_value=score,
         )
-        for metric, score in record.metrics.items()
+        for metric, score in info.metrics.items()
     ]
-    is_on_hub = record.base_model is not None and not Path(record.base_model).exists()
+    is_on_hub = info.base_model is not None and not Path(info.base_model).exists()
     card_data = ModelCardData(
-        model_name=record.model_name,
-        license=record.license,
+        model_name=info.model_name,
+        license=info.license,
         library_name="transformers",
-        pipeline_tag=record.task,
-        tags=list(record.tags),
-        metrics=list(record.metrics),
-        base_model=record.base_model if is_on_hub else None,
+        pipeline_tag=info.task,
+        tags=list(info.tags),
+        metrics=list(info.metrics),
+        base_model=info.base_model if is_on_hub else None,
         base_model_relation="finetune" if is_on_hub else None,
         eval_results=results if is_comparable else None,
     )
-    card = ModelCard.from_template(
-        card_data, template_path=str(TEMPLATE), record=record, usage=USAGE[record.model_class]
-    )
+    card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), info=info)
     path = Path(folder) / "README.md"
     card.save(path)
     return path

@@ -1,8 +1,9 @@
-"""What is left of a trained or evaluated model beside its weights: scores, pictures, predictions and the card."""
+"""What a training or an evaluation leaves beside the weights: scores, pictures, predictions, facts for the card."""
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +12,120 @@ from accelerate.utils import gather_object
 from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
-from ...data import DatasetInfo, TargetData, TargetDataset
+from ...data import DatasetInfo, TargetDataset
 from ...evaluation import ConfusionMatrix
 from ...evaluation.classification import image_classification_metrics
 from ...evaluation.evaluator import BaseEvaluator, Evaluator
-from ...visualize import draw_class_scores, draw_confusion_matrix, draw_curves
+from ...visualize import draw_class_scores, draw_confusion_matrix
+from ..arguments import StreamArguments, split_sources
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
+from ..models import shorten
+from ..recipe import RECIPE_NAME
 from ..trainer import HfViTTrainer
-from .model_card import TrainingInfo, write_model_card
-from .record import describe_training, scored_split
+from .model_card import TrainingInfo
+
+
+MAX_BASELINE_IMAGES = 5000  # of the training split, which a naive baseline is made of
+
+
+def evaluation_split(splits: Iterable[str]) -> str:
+    """Returns the split that the end of a training evaluates: "test", else "validation", else "train"."""
+    return next(name for name in ("test", "validation", "train") if name in splits)
+
+
+def describe_data(
+    dataset_name: str,
+    license: str,
+    sizes: dict[str, int],
+    split: str,
+    names: Sequence[str] = (),
+    *,
+    examples: str = "images",
+    parts: str = "in {} classes",
+) -> DatasetInfo:
+    """Says of the data what its place and its splits tell.
+
+    Args:
+        dataset_name: Path, or name on the Hub; of a pool, several with commas between them.
+        license: License of the data.
+        sizes: Number of examples by split.
+        split: The split that is scored.
+        names: Names of the classes, if there are classes.
+        examples: What an example is.
+        parts: What has the names, with a place for their number.
+    """
+    counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
+    name = ", ".join(public_name(source) for source in split_sources(dataset_name))
+    classes = f", {parts.format(len(names))} ({shorten(names)})" if names else ""
+    return DatasetInfo(
+        name=name,
+        identifier=name,
+        license=license,
+        description=f"{name}: {counts}{classes}.",
+        test=f"the {sizes[split]:,} {split} {examples}",
+        split=split,
+    )
+
+
+def public_name(source: str) -> str:
+    """Returns what to call a data set: its name on the Hub, or that of its file or folder without where it lies."""
+    place = Path(source)
+    return place.resolve().name if place.exists() else source
+
+
+def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
+    """Returns the fields of a `TrainingInfo` that a training by a script tells, whatever its task.
+
+    Args:
+        trainer: Has finished its training.
+        split: The split that is scored.
+    """
+    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    return {
+        "model_name": Path(trainer.args.output_dir).resolve().name,
+        "selection": "after the last step" if best is None else f"at step {best}, the best on the validation images",
+        "is_chosen_on_scored": best is not None and split == "validation",
+        "arguments": RECIPE_NAME,
+        "seconds": trainer.seconds,
+        "location": trainer.hub_model_id or TrainingInfo.location,
+    }
+
+
+def describe_weights(weights: Mapping[str, float]) -> str:
+    """Returns the parts of a loss in one line, but for those that weigh nothing."""
+    return ", ".join(f"{name} x {weight:g}" for name, weight in weights.items() if weight)
+
+
+def describe_stream(args: StreamArguments) -> dict[str, str]:
+    """Says how training images were read, if that was while the training went on."""
+    if not args.streaming:
+        return {}
+    return {"training images": f"a stream, each drawn among {args.shuffle_buffer_size:,}"}
+
+
+def describe_options(options: Any) -> str:
+    """Returns a dataclass of options in one line."""
+    return ", ".join(f"{name} {value}" for name, value in asdict(options).items())
 
 
 def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Writes the scores that averaged weights have just got as `ema/{split}_scores.json` of the output folder.
 
     Args:
-        trainer: Has scored a split, at last.
+        trainer: Has evaluated the split, and nothing else since.
         split: Name of the split.
-        names: Of the scores.
+        names: Of the scores; those that averaged weights have not got are left out.
 
     Returns:
         These scores as a column of a model card, by its title; nothing where no weights are averaged.
     """
     if trainer.average is None:
         return {}
-    scores = {name: trainer.averaged_scores[name] for name in names}
+    scores = {name: trainer.averaged_scores[name] for name in names if name in trainer.averaged_scores}
     folder = Path(trainer.args.output_dir) / AVERAGE_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    known = {name: None if math.isnan(score) else score for name, score in scores.items()}
-    (folder / f"{split}_scores.json").write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / f"{split}_scores.json", {name: known(score) for name, score in scores.items()})
     return {f"averaged weights (`{AVERAGE_FOLDER}/`)": scores}
 
 
@@ -79,55 +164,6 @@ def write_scores(
     }.items():
         (folder / name).write_text(text, encoding="utf-8")
     draw_confusion_matrix(matrix, names, folder / f"{split}_confusion_matrix.png")
-    return scores
-
-
-MAX_TRIVIAL = 5000
-
-
-def write_scored_report(
-    trainer: EvaluatorTrainer,
-    data: TargetData,
-    describe: Callable[[str], DatasetInfo],
-    recipe: dict[str, str],
-    **facts: Any,
-) -> dict[str, float]:
-    """Scores a trained model and writes the scores, pictures and model card into its output folder.
-
-    The split that is scored is "test", else "validation", else "train".
-
-    Args:
-        trainer: Has finished its training.
-        data: What it was trained on.
-        describe: Says of the data what the card shall say, given the split that is scored.
-        recipe: Settings to name in the card beside those that trainer and evaluator know.
-        **facts: Fields of the card's `TrainingInfo` that the trainer does not tell.
-
-    Returns:
-        The scores.
-    """
-    split = scored_split(list(data.splits))
-    folder, evaluator, examples = Path(trainer.args.output_dir), trainer.evaluator, data.examples(split)
-    scores, pictures = score_split(trainer, split, examples)
-    parts = {evaluator.parts: in_columns(evaluator.per_class())}
-    name, baseline = score_naive_baseline(trainer, data.examples("train"), examples)
-    if not trainer.is_world_process_zero():
-        return scores
-    draw_curves(trainer.state.log_history, folder / "curves.png")
-    record = TrainingInfo.from_trainer(
-        trainer,
-        data=describe(split),
-        metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
-        units=evaluator.metric.units,
-        baselines={**report_average(trainer, split, scores), name: baseline},
-        parts=parts,
-        pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
-        limits=evaluator.describe_limits(),
-        recipe={**recipe, "evaluation": evaluator.describe_evaluation()},
-        **describe_training(trainer, split),
-        **facts,
-    )
-    write_model_card(folder, record)
     return scores
 
 
@@ -193,7 +229,7 @@ def known(value: float) -> float | None:
 
 
 def score_naive_baseline(
-    trainer: EvaluatorTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_TRIVIAL
+    trainer: EvaluatorTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_BASELINE_IMAGES
 ) -> tuple[str, dict[str, float]]:
     """Scores the best predictor that does not look at images; the evaluator's metric has its scores afterwards.
 

@@ -1,165 +1,347 @@
-"""The course of a training by a script, whatever the task: check all that can be wrong, train, report, publish."""
+"""What all tasks share: how a model of a task is trained, evaluated and reported on."""
 
-import os
-import shlex
-import sys
+import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, get_type_hints
 
-from accelerate import PartialState
-from safetensors import SafetensorError
-from transformers import set_seed
-from transformers.utils import logging
+from datasets import DatasetDict
+from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
 
-from ..arguments import HfViTTrainingArguments, ModelArguments, parse_arguments
-from ..checkpoints import check_labels, checkpoint_to_resume
-from ..distillation.base import check_projection
-from ..errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_go_on, in_one_line
-from ..lora import count_parameters
-from ..recipe import begin_recipe, without_secrets
+from ...convert import load_image_processor
+from ...data import AugmentedDataset
+from ...evaluation.evaluator import BaseEvaluator
+from ...model.configuration_hf_vit import HfViTConfig
+from ...model.pretrained import HfViTPreTrainedModel
+from ...visualize import draw_curves
+from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
+from ..checks import check_packages, check_training
+from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
+from ..models import open_trained
+from ..publishing.model_card import TrainingInfo, Usage, write_model_card
+from ..publishing.report import (
+    describe_data,
+    describe_options,
+    describe_stream,
+    describe_training,
+    evaluation_split,
+    in_columns,
+    report_average,
+    score_naive_baseline,
+    score_split,
+)
 from ..trainer import HfViTTrainer
 
 
-logger = logging.get_logger(__name__)
+CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
-class TrainingTask(ABC):
-    """What a script trains: its arguments, data, trainer and report.
+@dataclass
+class EvaluatedModel:
+    """Which model to evaluate, and on what."""
+
+    model_name_or_path: str = field(
+        default="", metadata={"help": "Saved or published model: a folder, a file or a name on the Hub."}
+    )
+    task: str | None = field(
+        default=None,
+        metadata={"help": "What it was trained for, where its configuration does not name a class of the task."},
+    )
+    split: str | None = field(
+        default=None,
+        metadata={
+            "help": "Which images to evaluate: test, validation (held out of train as in training where there is no "
+            "such split) or train; by default the first of these that there is."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if not self.model_name_or_path:
+            raise ValueError("Say what to score: --model_name_or_path path/to/model, or a name on the Hub.")
+
+
+@dataclass
+class EvaluationArguments(HfViTTrainingArguments):
+    """The library's arguments, of which those on evaluation and hardware count."""
+
+    output_dir: str = "outputs/evaluation"
+    eval_strategy: str = "no"
+    report_to: str = "none"
+
+
+class LoadedData(Protocol):
+    """The data of a training or an evaluation."""
+
+    @property
+    def splits(self) -> DatasetDict:
+        """Rows of each split."""
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of the classes or keypoints; none where there are none."""
+
+    def examples(self, split: str) -> Any:
+        """Returns the examples of a split, read on access."""
+
+
+@dataclass
+class Task(ABC):
+    """A task: its arguments, data, transform, evaluator and lines of the model card.
+
+    The fields of a subclass are the arguments of a training of this task; their annotations are dataclasses of
+    options. An evaluation takes `data`, and the fields in `evaluation_options`.
 
     Args:
         model: Which model to train.
-        args: How to train it.
+        data: On which images.
+        augmentation: How they are changed at random.
+        args: How to train.
     """
 
-    argument_types: ClassVar[tuple[type, ...]]  # of the constructor
-    examples: ClassVar[str] = "images"  # what it learns from one by one
+    model_class: ClassVar[type[HfViTPreTrainedModel]]
+    pipeline: ClassVar[str]  # name of the stock pipeline
+    usage: ClassVar[Usage]
+    published: ClassVar[tuple[str, ...]] = ()  # in names of classes of other libraries, beside that of `model_class`
+    trainer_class: ClassVar[type[HfViTTrainer]] = EvaluatorTrainer
+    examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
+    parts: ClassVar[str] = "in {} classes"
+    packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
+    evaluation_options: ClassVar[tuple[str, ...]] = ()
 
     model: ModelArguments
+    data: ImageDataArguments
+    augmentation: Any
     args: HfViTTrainingArguments
 
+    loaded: LoadedData = field(init=False)
+
+    @classmethod
+    def fields(cls) -> dict[str, Any]:
+        """Returns the dataclasses of arguments of a training, by their fields here."""
+        hints = get_type_hints(cls)
+        return {part.name: hints[part.name] for part in dataclasses.fields(cls) if part.init}
+
+    @classmethod
+    def argument_types(cls) -> tuple[type, ...]:
+        """Returns the dataclasses of arguments of a training, in the order of the constructor."""
+        return tuple(cls.fields().values())
+
     @abstractmethod
+    def load_training_data(self) -> LoadedData:
+        """Opens and checks the splits of a training."""
+
+    @abstractmethod
+    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, LoadedData]:
+        """Opens and checks the data of an evaluation.
+
+        Args:
+            saved: The model, and the split that is asked for.
+            label2id: The model's number of each class.
+
+        Returns:
+            The name of the split, and data with this split alone, whose classes are numbered as by the model.
+        """
+
+    @abstractmethod
+    def open_model(self) -> tuple[PreTrainedModel, Any]:
+        """Returns the new or saved model to train, and its image processor or processor."""
+
+    @abstractmethod
+    def make_collator(self, processor: Any, model: PreTrainedModel) -> Any:
+        """Returns the collator of training and evaluation batches."""
+
+    @abstractmethod
+    def make_transform(self, processor: Any, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns the random transform of training examples, which brings them to the size of the model."""
+
+    def open_processor(self, model: PreTrainedModel, name_or_path: str) -> Any:
+        """Returns the image processor or processor of a trained model."""
+        return load_image_processor(name_or_path, patch_size=model.config.patch_size)
+
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> BaseEvaluator:
+        """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
+        raise NotImplementedError
+
+    def evaluation_arguments(self, model: PreTrainedModel, processor: Any) -> dict[str, Any]:
+        """Returns the arguments of the trainer by which it predicts and scores."""
+        return {"evaluator": self.make_evaluator(model, processor)}
+
+    def training_arguments(self, model: PreTrainedModel, processor: Any) -> dict[str, Any]:
+        """Returns the arguments of the trainer that this task alone has: a teacher, regularization."""
+        return {}
+
+    def training_examples(self, processor: Any, config: HfViTConfig) -> Any:
+        """Returns the augmented examples to train on."""
+        transform = self.make_transform(processor, config)
+        return AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column=None)
+
+    def score_names(self, model: PreTrainedModel, evaluation: dict[str, Any]) -> set[str]:
+        """Returns the names of the scores of an evaluation, given `evaluation_arguments`."""
+        return {"loss", *evaluation["evaluator"].metric.score_names}
+
+    def count_training_images(self) -> int:
+        """Returns the number of training images, of a stream that of those that are read in advance."""
+        return len(self.loaded.splits["train"])
+
+    def callbacks(self) -> list[TrainerCallback]:
+        """Returns the callbacks of this task's trainings."""
+        return []
+
     def load_data(self) -> list[str]:
-        """Opens and checks the data and returns the names of its classes, none where it has no classes."""
+        """Opens and checks the data of a training and returns the names of its classes, none where it has no classes.
 
-    @abstractmethod
+        Raises:
+            ImportError: if a package is missing that this task needs, however late.
+            OSError: if the data is missing.
+            ValueError: if it is bad.
+        """
+        check_packages(*self.packages)
+        self.loaded = self.load_training_data()
+        return list(self.loaded.names)
+
     def make_trainer(self) -> HfViTTrainer:
-        """Returns the trainer of a new or a saved model."""
+        """Returns the trainer of a new or a saved model; without validation images it evaluates none.
 
-    @abstractmethod
+        Raises:
+            ImportError: if torchvision is missing.
+            OSError: if there is no such model.
+            ValueError: if a value is out of range, a split has no truth, or the best model cannot be chosen.
+        """
+        model, processor = self.open_model()
+        return self.make_trainer_of(model, processor)
+
+    def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> HfViTTrainer:
+        """Returns the trainer of a model, given its processor; raises as `make_trainer`."""
+        training = self.training_arguments(model, processor)
+        evaluation = self.evaluation_arguments(model, processor)
+        has_validation = "validation" in self.loaded.splits
+        scores = self.score_names(model, evaluation)
+        callbacks = check_training(self.args, self.count_training_images(), has_validation, scores)
+        trainer = self.trainer_class(
+            model=model,
+            args=self.args,
+            train_dataset=self.training_examples(processor, model.config),
+            eval_dataset=self.loaded.examples("validation") if has_validation else None,
+            data_collator=self.make_collator(processor, model),
+            processing_class=processor,
+            callbacks=[*callbacks, *self.callbacks()],
+            **training,
+            **evaluation,
+        )
+        draws = isinstance(trainer, EvaluatorTrainer) and self.args.eval_strategy != IntervalStrategy.NO
+        if draws and has_validation:
+            trainer.add_callback(EvaluationPictures(trainer))
+        return trainer
+
+    def make_evaluation_trainer(self, saved: EvaluatedModel) -> tuple[HfViTTrainer, str]:
+        """Returns the trainer that evaluates a saved model, and the name of the split.
+
+        Raises:
+            ImportError: if a package is missing.
+            OSError: if there is no such model, or no data.
+            ValueError: if the model is for another task, or the data do not fit it.
+        """
+        check_packages(*self.packages)
+        model = open_trained(self.model_class, saved.model_name_or_path)
+        processor = self.open_processor(model, saved.model_name_or_path)
+        split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
+        trainer = self.trainer_class(
+            model=model,
+            args=self.args,
+            data_collator=self.make_collator(processor, model),
+            processing_class=processor,
+            **self.evaluation_arguments(model, processor),
+        )
+        return trainer, split
+
     def count_examples(self) -> dict[str, int]:
-        """Returns the number of examples of each split."""
+        """Returns the number of examples of each split, of a stream that of those that are evaluated."""
+        return {name: len(rows) for name, rows in self.loaded.splits.items()}
 
-    @abstractmethod
+    def evaluate(self, trainer: HfViTTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
+        """Evaluates a model on a split, on all processes, and writes scores and pictures into the output folder.
+
+        Returns:
+            The scores, and the file names of the pictures by their captions.
+        """
+        assert isinstance(trainer, EvaluatorTrainer)
+        return score_split(trainer, split, self.loaded.examples(split))
+
+    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
+        """Evaluates, on all processes, what a model has to beat; returns its name and its scores."""
+        assert isinstance(trainer, EvaluatorTrainer)
+        return score_naive_baseline(trainer, self.loaded.examples("train"), self.loaded.examples(split))
+
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns lines of the card's table on a model's head and loss."""
+        return {}
+
+    def describe_recipe(self, trainer: HfViTTrainer) -> dict[str, str]:
+        """Returns the lines of the card's table that the trainer's settings do not tell."""
+        evaluates = isinstance(trainer, EvaluatorTrainer)
+        return {
+            **self.describe_model(trainer.model, trainer.processing_class),
+            "augmentation": describe_options(self.augmentation),
+            **trainer.describe_teacher(),
+            **({"evaluation": trainer.evaluator.describe_evaluation()} if evaluates else {}),
+            **(describe_stream(self.data) if isinstance(self.data, StreamArguments) else {}),
+        }
+
+    def describe_scores(self, trainer: HfViTTrainer) -> dict[str, Any]:
+        """Returns the fields of `TrainingInfo` on the scores of the last evaluation, and on what they do not tell."""
+        assert isinstance(trainer, EvaluatorTrainer)
+        evaluator = trainer.evaluator
+        return {
+            "units": evaluator.metric.units,
+            "parts": {evaluator.parts: in_columns(evaluator.per_class())},
+            "limits": evaluator.describe_limits(),
+        }
+
     def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
-        """Scores a trained model and writes scores, pictures and model card into its output folder.
+        """Evaluates a trained model and writes scores, pictures and model card into its output folder.
+
+        The split that is evaluated is "test", else "validation", else "train".
 
         Args:
             trainer: Has finished its training.
-            **facts: Fields of the card's `TrainingInfo`.
+            **facts: Fields of the card's `TrainingInfo` that the trainer does not tell.
 
         Returns:
             The scores.
         """
-
-
-def run(
-    task_class: type[TrainingTask], arguments: Sequence[str], description: str | None, say: Callable[[str], None]
-) -> None:
-    """Trains, scores, saves and, on request, publishes; exits with one line that says what is wrong before that.
-
-    Args:
-        task_class: What to train.
-        arguments: The command line without the program's name.
-        description: What `--help` says first.
-        say: Tells the user how it goes; called on the first process.
-    """
-    try:
-        task = task_class(*parse_arguments(task_class.argument_types, arguments, description=description))
-        args = task.args
-        checkpoint = checkpoint_to_resume(args)
-        names = task.load_data()
-        if checkpoint is not None and names:
-            check_labels(checkpoint, names)
-        set_seed(args.seed)
-        trainer = task.make_trainer()
-        if checkpoint is not None:
-            check_projection(checkpoint, trainer.distillation)
-        if trainer.is_world_process_zero():
-            begin_recipe(Path(args.output_dir), arguments, is_resumed=checkpoint is not None)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(one_line(error))
-    is_first = trainer.is_world_process_zero()
-    if is_first:
-        sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
-        size = f"{count_parameters(trainer.model):,} parameters"
-        say(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
-    with leaving_in_good_order(args):
-        finish(task, trainer, checkpoint, arguments, say)
-    try:
-        if args.push_to_hub:
-            trainer.push_to_hub()
-    except OSError as error:
-        sys.exit(one_line(error))
-    finally:
-        PartialState().destroy_process_group()  # else several processes can abort while they exit
-
-
-def finish(
-    task: TrainingTask,
-    trainer: HfViTTrainer,
-    checkpoint: str | None,
-    arguments: Sequence[str],
-    say: Callable[[str], None],
-) -> None:
-    """Trains, from a checkpoint on if there is one, scores and saves."""
-    args, is_first = task.args, trainer.is_world_process_zero()
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
-    trainer.save_state()
-    trainer.save_metrics("train", result.metrics)
-    scores = task.write_report(
-        trainer,
-        command=shlex.join([*launcher(args.world_size), sys.argv[0], *without_secrets(arguments)]),
-        license=task.model.license,
-        base_model=task.model.model_name_or_path,
-    )
-    if is_first:
-        say("Scores: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
-        if trainer.average is not None:
-            averaged = {name: value for name, value in trainer.averaged_scores.items() if name in scores}
-            say("Averaged weights: " + ", ".join(f"{name} {value:.4f}" for name, value in averaged.items()))
-        say(f"The model, its scores and its card: {args.output_dir}")
-
-
-def launcher(world_size: int) -> list[str]:
-    """Returns what starts so many processes, on as many machines as these are on."""
-    if world_size == 1:
-        return ["python"]
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    nodes = [] if processes == world_size else ["--nnodes", str(world_size // processes)]
-    return ["torchrun", *nodes, "--nproc_per_node", str(processes)]
-
-
-@contextmanager
-def leaving_in_good_order(args: HfViTTrainingArguments) -> Iterator[None]:
-    """Exits with one line where a training fails for a reason that a user can mend."""
-    try:
-        yield
-    except Preempted:
-        PartialState().destroy_process_group()
-        raise
-    except NotFiniteError as error:  # which all processes have
-        sys.exit(one_line(error) if args.process_index == 0 else 1)
-    except (CheckpointError, ExampleError) as error:
-        sys.exit(one_line(error))
-    except (OSError, SafetensorError) as error:
-        sys.exit(f"{one_line(error).rstrip('.')}. {how_to_go_on(args.output_dir)}")
-
-
-def one_line(error: Exception) -> str:
-    """Returns what to say last; the traceback is for those who have set `transformers.logging` to debug."""
-    logger.debug("This is where it went wrong:", exc_info=error)
-    return f"{os.path.basename(sys.argv[0])}: {in_one_line(error)}"
+        split, folder = evaluation_split(self.loaded.splits), Path(trainer.args.output_dir)
+        scores, pictures = self.evaluate(trainer, split)
+        details = self.describe_scores(trainer)
+        name, baseline = self.evaluate_baseline(trainer, split)
+        if not trainer.is_world_process_zero():
+            return scores
+        (curves,) = CURVES.values()
+        draw_curves(trainer.state.log_history, folder / curves)
+        data = describe_data(
+            self.data.dataset_name,
+            self.data.dataset_license,
+            self.count_examples(),
+            split,
+            list(self.loaded.names),
+            examples=self.examples,
+            parts=self.parts,
+        )
+        info = TrainingInfo.from_trainer(
+            trainer,
+            recipe=self.describe_recipe(trainer),
+            task=self.pipeline,
+            usage=self.usage,
+            data=data,
+            metrics={name: scores[name] for name in baseline if not math.isnan(scores[name])},
+            baselines={**report_average(trainer, split, scores), name: baseline},
+            pictures={**pictures, **CURVES},
+            **details,
+            **describe_training(trainer, split),
+            **facts,
+        )
+        write_model_card(folder, info)
+        return scores

@@ -1,4 +1,4 @@
-"""What the training scripts of segmentation and depth can be told beside what all training scripts can."""
+"""Monocular depth: arguments, evaluator and card lines."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -19,11 +19,9 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth import HfViTForDepthEstimation, depth_loss
 from ...visualize import draw_depth
-from ..arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
-from ..distillation.arguments import DistillationArguments
-from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
-from .dense import DenseAugmentationArguments, DenseTask, size_of
-from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
+from ..arguments import LIBRARY, ImageDataArguments
+from ..publishing.model_card import Usage
+from .shared import DenseTask, TaskModelArguments, TaskTrainingArguments, best_by, size_of
 
 
 Alignment = Literal["median", "scale_shift"]
@@ -35,24 +33,24 @@ class DepthEvaluator(Evaluator):
     metric: DepthMetric
 
     def __init__(self, processor: BaseImageProcessor, metric: DepthMetric, options: HfViTDepthConfig) -> None:
-        """Begins.
+        """Makes an evaluator.
 
         Args:
             processor: Makes maps of outputs.
             metric: Scores them.
-            options: The model's, which say what its answers are.
+            options: The model's, which say whether it predicts meters.
         """
         super().__init__(processor, metric)
         self.is_relative = options.depth_estimation_type == "relative"
-        learned = math.inf if self.is_relative or options.max_depth is None else options.max_depth
-        self.max_depth = min(metric.max_depth, learned)
+        trained = math.inf if self.is_relative or options.max_depth is None else options.max_depth
+        self.max_depth = min(metric.max_depth, trained)
 
     def has_truth(self, target: Tensor) -> bool:
-        """Whether any pixel is in the range that is learned and scored."""
+        """Whether any pixel is in the range that is trained and evaluated."""
         return bool(((target > self.metric.min_depth) & (target < self.max_depth)).any())
 
     def describe_lack(self, targets: Iterable[Tensor]) -> str:
-        """Says which depths there are, and which there should be."""
+        """Returns which depths there are, and which there should be, in words."""
         depths = [depth[depth > 0] for depth in targets]
         extremes = [extreme for depth in depths if len(depth) for extreme in (depth.min(), depth.max())]
         if not extremes:
@@ -74,7 +72,7 @@ class DepthEvaluator(Evaluator):
         ]
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Gives every pixel the mean depth that it has in training, where images are of one size; else resized."""
+        """Predicts for every pixel its mean depth in training, where images are of one size; else resized."""
         total = count = torch.zeros(())
         for target in targets:
             size = total.shape or target.shape
@@ -91,7 +89,7 @@ class DepthEvaluator(Evaluator):
         draw_depth(images, predictions, targets, file, relative=self.is_relative)
 
     def describe_evaluation(self) -> str:
-        """Says which pixels count, and what is fitted to the truth first."""
+        """Returns which pixels count, and what is fitted to the truth first, in words."""
         metric = self.metric
         crop = "the whole image" if metric.crop is None else f"crop {metric.crop}"
         fitted = "nothing" if metric.alignment is None else metric.alignment.replace("_", " and ")
@@ -100,7 +98,7 @@ class DepthEvaluator(Evaluator):
         )
 
     def describe_limits(self) -> str:
-        """Says what the model is not good for."""
+        """Returns what the model is not good for, in words."""
         unit = "Its answers are inverse depth up to scale and shift" if self.is_relative else "Its answers are meters"
         return (
             f"{unit}, guessed from one image by what it has seen in training. With another camera, whose field of "
@@ -125,8 +123,8 @@ class DepthModelArguments(TaskModelArguments):
 
 
 @dataclass
-class DepthImagesArguments(ImageDataArguments):
-    """Which images and depth maps to score on."""
+class DepthDataArguments(ImageDataArguments):
+    """Images and depth maps."""
 
     dataset_name: str = field(
         default="",
@@ -152,13 +150,8 @@ class DepthImagesArguments(ImageDataArguments):
 
 
 @dataclass
-class DepthDataArguments(DepthImagesArguments, TrainedImagesArguments):
-    """Which images and depth maps to train on."""
-
-
-@dataclass
 class DepthEvaluationArguments:
-    """How depth is scored."""
+    """How depth is evaluated."""
 
     eval_crop: Literal["eigen", "eigen_kitti", "garg"] | None = field(
         default=None, metadata={"help": "Part of the images that counts, as usual for NYU (eigen) or KITTI."}
@@ -174,8 +167,8 @@ class DepthEvaluationArguments:
 
 
 @dataclass
-class DepthTrainingArguments(ScoredTrainingArguments):
-    """The same, for depth, which runs away at the rates that suit classes."""
+class DepthTrainingArguments(TaskTrainingArguments):
+    """The library's arguments, with defaults that suit depth, which diverges at the learning rates of classes."""
 
     learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
     metric_for_best_model: str | None = best_by("abs_rel")
@@ -183,32 +176,36 @@ class DepthTrainingArguments(ScoredTrainingArguments):
 
 @dataclass
 class DepthEstimation(DenseTask):
-    """Training of monocular depth by a script; see `DenseTask`.
+    """Monocular depth.
 
     Args:
-        evaluation: How it is scored.
+        evaluation: How it is evaluated.
     """
 
-    argument_types = (
-        DepthModelArguments,
-        DepthDataArguments,
-        DenseAugmentationArguments,
-        DepthTrainingArguments,
-        DistillationArguments,
-        DepthEvaluationArguments,
-    )
     model_class = HfViTForDepthEstimation
     pipeline = "depth-estimation"
+    usage = Usage(
+        name="estimate",
+        stock="""result = estimate("image.png")
+print(result["predicted_depth"])  # (height, width)
+result["depth"].save("depth.png")  # the lowest value is black, the highest white""",
+        own="""sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_depth_estimation(outputs, target_sizes=sizes)
+print(result["predicted_depth"])  # (height, width)""",
+    )
+    evaluation_options = ("evaluation",)
 
+    model: DepthModelArguments
     data: DepthDataArguments
+    args: DepthTrainingArguments
     evaluation: DepthEvaluationArguments
 
     def open_data(self) -> TargetData:
         """Opens images and depth maps."""
         return load_depth_estimation(self.data.dataset_name, **self.data.source_options())
 
-    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
-        """Says of head and loss what a card shall say."""
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on head and loss."""
         options = model.options
         is_relative = options.depth_estimation_type == "relative"
         up_to = "any depth" if options.max_depth is None else f"depth up to {options.max_depth:g} m"
@@ -218,10 +215,10 @@ class DepthEstimation(DenseTask):
         }
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthEvaluator:
-        """Returns what predicts and scores images.
+        """Returns the evaluator.
 
         Raises:
-            ValueError: if the model's answers cannot be scored so.
+            ValueError: if the model's predictions cannot be aligned so.
         """
         options, evaluation = model.options, self.evaluation
         max_depth = options.max_depth if evaluation.max_eval_depth is None else evaluation.max_eval_depth
@@ -235,14 +232,14 @@ class DepthEstimation(DenseTask):
 
 
 def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "relative"]) -> Alignment | None:
-    """Returns what is fitted to the truth before depth is scored.
+    """Returns what is fitted to the truth before depth is evaluated.
 
     Args:
         given: `--eval_alignment`.
-        depth_type: What the model answers.
+        depth_type: What the model predicts.
 
     Raises:
-        ValueError: if the answers cannot be aligned so.
+        ValueError: if the predictions cannot be aligned so.
     """
     if depth_type == "metric" and given == "scale_shift":
         raise ValueError(
@@ -255,10 +252,3 @@ def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "rel
             "and shift are fitted."
         )
     return "scale_shift" if depth_type == "relative" else given
-
-
-class DepthEvaluation(ScoredEvaluation):
-    """Scoring of depth."""
-
-    task_class = DepthEstimation
-    argument_types = (EvaluatedModel, DepthImagesArguments, ScoredEvaluationArguments, DepthEvaluationArguments)

@@ -1,38 +1,59 @@
-"""Training of image classifiers: model, trainer and report."""
+"""Image classification: arguments, data, scores and card lines."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
-from transformers import BaseImageProcessor, EvalPrediction
+from transformers import BaseImageProcessor, EvalPrediction, PreTrainedModel
 
-from ...convert import load_image_processor
-from ...data import AugmentedDataset, ImageClassificationCollator, NamedImages, image_classification_augmentation
+from ...data import AugmentedDataset, AugmentedStream, ImageClassificationCollator, image_classification_augmentation
 from ...evaluation.classification import SCORES, image_classification_metrics, majority_baseline
+from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_classification import HfViTForImageClassification
-from ...visualize import draw_curves
-from ..arguments import (
-    AugmentationArguments,
-    DataArguments,
-    HfViTTrainingArguments,
-    ModelArguments,
-    TrainingDataArguments,
-)
-from ..checks import check_packages, check_training
+from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from ..distillation.arguments import DistillationArguments, make_distillation
-from ..distillation.base import Distillation
-from ..load_data import load_scored_split, load_splits
-from ..load_stream import TrainingStream, count_images, load_stream
-from ..models import input_size, load_model, open_trained
-from ..publishing.model_card import TrainingInfo, write_model_card
-from ..publishing.record import describe_data, describe_options, describe_stream, describe_training, scored_split
-from ..publishing.report import report_average, write_scores
-from ..recipe import begun_with
+from ..load_data import load_evaluation_split, load_splits
+from ..load_stream import LabeledImages, TrainingStream, load_stream
+from ..models import input_size, load_model
+from ..publishing.model_card import Usage
+from ..publishing.report import describe_options, write_scores
+from ..recipe import recipe_of
 from ..regularization import RegularizationArguments, regularize
 from ..trainer import HfViTTrainer
-from .base import TrainingTask
-from .evaluation import EvaluatedModel, Evaluation, EvaluationArguments
+from .base import CURVES, EvaluatedModel, Task
+
+
+@dataclass
+class AugmentationArguments:
+    """How training images are changed at random, in this order."""
+
+    min_crop_scale: float = field(
+        default=0.35, metadata={"help": "Least share of the area that a random resized crop keeps; 1 takes all of it."}
+    )
+    crop_padding: int = field(
+        default=0,
+        metadata={
+            "help": "Pixels by which images are padded, mirrored at the border, to be cropped at random: 4 with "
+            "--min_crop_scale 1 is the simple random crop of DeiT III and CIFAR."
+        },
+    )
+    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
+    auto_augment: str = field(
+        default="trivialaugment",
+        metadata={
+            "help": "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
+            "or blur; DeiT III)."
+        },
+    )
+    randaugment_num_ops: int = field(default=2, metadata={"help": "Operations that randaugment does to an image."})
+    randaugment_magnitude: int = field(default=9, metadata={"help": "How much each of them does, 0 to 30."})
+    color_jitter: float = field(
+        default=0.0,
+        metadata={"help": "By how much brightness, contrast and saturation change at most (DeiT III: 0.3); 0 not."},
+    )
+    random_erasing: float = field(default=0.25, metadata={"help": "Probability that a rectangle is blanked out."})
 
 
 def load_classifier(
@@ -56,194 +77,139 @@ def make_trainer(
     splits: DatasetDict,
     augmentation: AugmentationArguments,
     args: HfViTTrainingArguments,
-    distillation: Distillation | None = None,
     regularization: RegularizationArguments | None = None,
     stream: TrainingStream | None = None,
 ) -> HfViTTrainer:
-    """Returns the trainer of a classifier, which may learn from a teacher too.
-
-    Without validation images it sets `args.eval_strategy` to "no". It trains on the images of the `stream`, of which
-    "train" is a sample, if there is one.
-
-    Raises:
-        ImportError: if a package is missing that is needed only at the end.
-        ValueError: if the training images do not fill one batch, choosing the best model lacks validation images, or
-            some regularization does not go with the model or the teacher.
-    """
-    check_packages("matplotlib", "sklearn")
-    scores = {*SCORES, *(["top_5_accuracy"] if len(model.config.id2label) > 5 else [])}
-    callbacks = check_training(args, len(splits["train"]), "validation" in splits, scores)
-    transform = image_classification_augmentation(
-        input_size(processor), num_channels=model.config.num_channels, **asdict(augmentation)
-    )
-    images = AugmentedDataset(NamedImages(splits["train"]), transform, args.seed)
-    return HfViTTrainer(
-        model=model,
-        args=args,
-        train_dataset=images if stream is None else stream.augmented(transform, args.seed),
-        eval_dataset=NamedImages(splits["validation"]) if "validation" in splits else None,
-        data_collator=ImageClassificationCollator(processor),
-        processing_class=processor,
-        compute_metrics=image_classification_metrics,
-        callbacks=callbacks,
-        distillation=distillation,
-        **regularize(model, regularization or RegularizationArguments(), args.label_smoothing_factor, distillation),
-    )
-
-
-def write_report(
-    trainer: HfViTTrainer, splits: DatasetDict, data: TrainingDataArguments, recipe: dict[str, str], **facts: Any
-) -> dict[str, float]:
-    """Scores a trained classifier and writes the scores, pictures and model card into its output folder.
-
-    The split that is scored is "test", else "validation", else "train".
+    """Returns the trainer of a classifier on images that are opened already; see `ImageClassification`.
 
     Args:
-        trainer: Has finished its training.
-        splits: What it was trained on.
-        data: Where that came from.
-        recipe: Settings to name in the card beside those that the trainer knows.
-        **facts: Fields of the card's `TrainingInfo` that only the caller knows: `command`, `license`, `base_model`.
+        model: The classifier.
+        processor: Its image processor.
+        splits: Images with labels; without validation images it sets `args.eval_strategy` to "no".
+        augmentation: How training images are changed at random.
+        args: How to train.
+        regularization: What happens to batches, and the loss.
+        stream: The training images, of which "train" is a sample, if they are a stream.
 
-    Returns:
-        The scores.
+    Raises:
+        ValueError: if the training images do not fill one batch, choosing the best model lacks validation images, or
+            some regularization does not go with the model.
     """
-    split = scored_split(list(splits))
-    names = splits["train"].features["label"].names
-    output = trainer.predict(NamedImages(splits[split]), metric_key_prefix=split)  # on all processes
-    if not trainer.is_world_process_zero():
-        return image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
-    folder = Path(trainer.args.output_dir)
-    scores = write_scores(folder, split, output, names, splits[split]["file"])
-    draw_curves(trainer.state.log_history, folder / "curves.png")
-    sizes = count_images(splits, data)
-    record = TrainingInfo.from_trainer(
-        trainer,
-        recipe=recipe,
-        task="image-classification",
-        data=describe_data(data.dataset_name, data.dataset_license, sizes, split, names),
-        metrics=scores,
-        baselines={
-            **report_average(trainer, split, scores),
-            "commonest class": majority_baseline(splits["train"]["label"], output.label_ids, len(names)),
-        },
-        pictures={"Loss, validation scores and learning rate": "curves.png"}
-        | {"Right classes and answers": f"{split}_confusion_matrix.png"},
-        limits=f"It knows {len(names)} classes and answers with one of them whatever it is shown. "
-        "It has seen images like those that it was trained on, and its score says little about others.",
-        **describe_training(trainer, split),
-        **facts,
+    task = ImageClassification(
+        ModelArguments(),
+        ClassificationDataArguments(dataset_name="in memory"),
+        augmentation,
+        args,
+        DistillationArguments(),
+        regularization or RegularizationArguments(),
     )
-    write_model_card(folder, record)
-    return scores
+    task.loaded = LabeledImages(splits, stream)
+    return task.make_trainer_of(model, processor)
 
 
 @dataclass
-class ImageClassification(TrainingTask):
-    """Training of a classifier by a script.
+class ImageClassification(Task):
+    """Image classification with one label per image.
 
     Args:
-        model: Which model to train.
-        data: On which images.
-        augmentation: How they are changed at random.
-        args: How to train.
         distillation: From which teacher, if any.
         regularization: What happens to batches, and the loss.
     """
 
-    argument_types = (
-        ModelArguments,
-        TrainingDataArguments,
-        AugmentationArguments,
-        HfViTTrainingArguments,
-        DistillationArguments,
-        RegularizationArguments,
+    model_class = HfViTForImageClassification
+    pipeline = "image-classification"
+    usage = Usage(
+        name="classify",
+        stock='print(classify("image.png"))',
+        own="print(model.config.id2label[int(outputs.logits.argmax())])",
     )
+    trainer_class = HfViTTrainer
+    packages = ("matplotlib", "sklearn")
 
-    model: ModelArguments
-    data: TrainingDataArguments
+    data: ClassificationDataArguments
     augmentation: AugmentationArguments
-    args: HfViTTrainingArguments
     distillation: DistillationArguments
     regularization: RegularizationArguments
 
-    def load_data(self) -> list[str]:
-        """Opens and checks the images and returns the names of their classes."""
-        self.stream = None
-        if self.data.streaming:
-            self.splits, self.stream = load_stream(self.data, self.args)
-        else:
-            self.splits = load_splits(self.data, self.args)
-        names: list[str] = self.splits["train"].features["label"].names
-        self.names = names
-        return names
+    loaded: LabeledImages = field(init=False)
 
-    def make_trainer(self) -> HfViTTrainer:
-        """Returns the trainer of a new or a saved classifier."""
-        model, processor = load_classifier(self.model, self.names, self.distillation.uses_token)
-        distillation = make_distillation(self.distillation, model, processor)
-        return make_trainer(
-            model,
-            processor,
-            self.splits,
-            self.augmentation,
-            self.args,
-            distillation,
-            self.regularization,
-            self.stream,
-        )
+    def load_training_data(self) -> LabeledImages:
+        """Opens and checks the splits of a training."""
+        if self.data.streaming:
+            return load_stream(self.data, self.args)
+        return LabeledImages(load_splits(self.data, self.args))
+
+    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, LabeledImages]:
+        """Opens and checks the images of an evaluation; a training on a stream has held out other ones."""
+        was_streamed = recipe_of(Path(saved.model_name_or_path)).get("streaming", False)
+        split, images = load_evaluation_split(self.data, saved.split, label2id, self.args, was_streamed)
+        return split, LabeledImages(DatasetDict({split: images}))
 
     def count_examples(self) -> dict[str, int]:
-        """Returns the number of images of each split, of a stream that of those that are scored."""
-        return count_images(self.splits, self.data)
+        """Returns the number of images of each split, of a stream that of those that are evaluated."""
+        counts = super().count_examples()
+        if self.loaded.stream is not None and len(counts) > 1:
+            del counts["train"]
+        return counts
 
-    def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
-        """Scores a trained classifier; see `write_report`."""
-        recipe = {
-            "augmentation": describe_options(self.augmentation),
-            **self.regularization.describe(),
-            **trainer.describe_teacher(),
-            **describe_stream(self.data),
-        }
-        return write_report(trainer, self.splits, self.data, recipe, **facts)
+    def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
+        """Returns the new or saved classifier, and its image processor."""
+        return load_classifier(self.model, self.loaded.names, self.distillation.uses_token)
 
+    def training_arguments(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> dict[str, Any]:
+        """Returns the teacher, the transforms of batches and the loss."""
+        distillation = make_distillation(self.distillation, model, processor)
+        regularization = regularize(model, self.regularization, self.args.label_smoothing_factor, distillation)
+        return {"distillation": distillation, **regularization}
 
-@dataclass
-class ImageClassificationEvaluation(Evaluation):
-    """Scoring of a saved image classifier; see `Evaluation`.
+    def evaluation_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
+        """Returns the scores of logits and labels."""
+        return {"compute_metrics": image_classification_metrics}
 
-    Args:
-        scored: Which model to score, and on which split.
-        data: On which images.
-        args: How to score it.
-    """
+    def score_names(self, model: PreTrainedModel, evaluation: dict[str, Any]) -> set[str]:
+        """Returns the names of the scores."""
+        return {*SCORES, *(["top_5_accuracy"] if len(model.config.id2label) > 5 else [])}
 
-    argument_types = (EvaluatedModel, DataArguments, EvaluationArguments)
+    def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ImageClassificationCollator:
+        """Returns the collator of training and evaluation batches."""
+        return ImageClassificationCollator(processor)
 
-    scored: EvaluatedModel
-    data: DataArguments
-    args: EvaluationArguments
+    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns the random transform of images."""
+        size, options = input_size(processor), asdict(self.augmentation)
+        return image_classification_augmentation(size, num_channels=config.num_channels, **options)
 
-    def prepare(self) -> tuple[str, int]:
-        """Opens model and images."""
-        name = self.scored.model_name_or_path
-        self.model = open_trained(HfViTForImageClassification, name)
-        self.processor = load_image_processor(name, patch_size=self.model.config.patch_size)
-        label2id = self.model.config.label2id
-        was_streamed = begun_with(Path(name)).get("streaming", False)
-        self.split, self.images = load_scored_split(self.data, self.scored.split, label2id, self.args, was_streamed)
-        return self.split, len(self.images)
+    def training_examples(
+        self, processor: BaseImageProcessor, config: HfViTConfig
+    ) -> AugmentedDataset | AugmentedStream:
+        """Returns the augmented images to train on."""
+        transform, stream = self.make_transform(processor, config), self.loaded.stream
+        if stream is not None:
+            return stream.augmented(transform, self.args.seed)
+        return AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed)
 
-    def score(self) -> dict[str, float]:
-        """Writes the scores, the confusion matrix and the answer for every image."""
-        trainer = HfViTTrainer(
-            model=self.model,
-            args=self.args,
-            data_collator=ImageClassificationCollator(self.processor),
-            compute_metrics=image_classification_metrics,
-        )
-        output = trainer.predict(self.images, metric_key_prefix=self.split)
+    def evaluate(self, trainer: HfViTTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
+        """Writes the scores, the confusion matrix and the prediction for every image."""
+        output = trainer.predict(self.loaded.examples(split), metric_key_prefix=split)  # on all processes
         if not trainer.is_world_process_zero():
-            return {}
-        names = self.images.features["label"].names
-        return write_scores(Path(self.args.output_dir), self.split, output, names, self.images["file"])
+            return image_classification_metrics(EvalPrediction(output.predictions, output.label_ids)), {}
+        folder, files = Path(trainer.args.output_dir), self.loaded.splits[split]["file"]
+        scores = write_scores(folder, split, output, self.loaded.names, files)
+        return scores, {**CURVES, "Right classes and answers": f"{split}_confusion_matrix.png"}
+
+    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
+        """Scores the commonest class as the prediction for every image."""
+        train, labels = (self.loaded.splits[name]["label"][:] for name in ("train", split))
+        return "commonest class", majority_baseline(train, labels, len(self.loaded.names))
+
+    def describe_recipe(self, trainer: HfViTTrainer) -> dict[str, str]:
+        """Returns the lines of the card's table that the trainer's settings do not tell."""
+        augmentation = {"augmentation": describe_options(self.augmentation)}
+        return {**augmentation, **self.regularization.describe(), **super().describe_recipe(trainer)}
+
+    def describe_scores(self, trainer: HfViTTrainer) -> dict[str, Any]:
+        """Returns what the scores do not tell."""
+        return {
+            "limits": f"It knows {len(self.loaded.names)} classes and answers with one of them whatever it is shown. "
+            "It has seen images like those that it was trained on, and its score says little about others."
+        }

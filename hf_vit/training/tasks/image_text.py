@@ -1,10 +1,10 @@
-"""Training of image-text contrast: arguments, model, evaluator, report.
+"""Images beside texts: arguments, towers and tokenizer, evaluator and card lines.
 
 Shapes: N images, T texts, n texts of an image, E width.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -12,39 +12,41 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from PIL.Image import Image
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.trainer_utils import IntervalStrategy
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    BaseImageProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from ...convert import load_processor, load_tokenizer
 from ...convert.source import find_file
-from ...data import AugmentedDataset, ImageTextCollator, cropped_example_augmentation, draw_caption, load_image_text
+from ...data import ImageTextCollator, TargetData, cropped_example_augmentation, draw_caption, load_image_text
 from ...evaluation import RetrievalMetric, chance_of_retrieval
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.task_contrastive import HfViTForZeroShotImageClassification, loss_of_pairs
-from ...visualize import draw_captions, draw_curves
+from ...visualize import draw_captions
 from ...visualize.captions import NUM_CAPTIONS
-from ..arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
-from ..checks import check_packages, check_training
-from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
-from ..load_data import load_scored_targets, load_targets
-from ..models import input_size, load_model, open_trained
-from ..publishing.model_card import TrainingInfo, write_model_card
-from ..publishing.record import describe_data, describe_options, describe_training, scored_split
-from ..publishing.report import report_average, score_split
+from ..arguments import LIBRARY, ImageDataArguments
+from ..evaluator_trainer import EvaluatorTrainer
+from ..load_data import load_evaluation_targets, load_targets
+from ..models import input_size, load_model
+from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
-from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
-from .base import TrainingTask
-from .evaluation import EvaluatedModel, Evaluation, ScoredEvaluationArguments
-from .tokenizer import train_tokenizer
-from .zero_shot import ZeroShotArguments, load_zero_shot, score_zero_shot
+from .base import EvaluatedModel, Task
+from .shared import TaskModelArguments, TaskTrainingArguments, best_by
+from .zero_shot import ZeroShotArguments, evaluate_zero_shot, load_zero_shot
 
 
 @dataclass
 class ImageTextModelArguments(TaskModelArguments):
-    """Which model to train: a tower that sees and a tower that reads."""
+    """Which model to train: an image tower and a text tower."""
 
     task_config = "contrastive_config"
     task_options = ("loss",)
@@ -84,11 +86,10 @@ class ImageTextModelArguments(TaskModelArguments):
     )
     freeze_vision: bool = field(
         default=False,
-        metadata={"help": "Keep the image tower of the saved model as it is; only the text learns to fit it (LiT)."},
+        metadata={"help": "Keep the image tower of the saved model as it is; only the text tower is trained (LiT)."},
     )
 
     def __post_init__(self) -> None:
-        """Checks that the options go together."""
         super().__post_init__()
         if self.freeze_vision and self.model_name_or_path is None:
             raise ValueError("--freeze_vision would keep a tower that has learned nothing. Give --model_name_or_path.")
@@ -106,7 +107,7 @@ class ImageTextModelArguments(TaskModelArguments):
             )
 
     def text_size(self) -> dict[str, Any]:
-        """Returns the options of `HfViTTextConfig` that say how large a fresh text tower is."""
+        """Returns the options of `HfViTTextConfig` for the size of a fresh text tower."""
         size = HfViTConfig.from_preset(self.text_preset or self.preset or "small").to_dict()
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         return {name: size[name] for name in names}
@@ -120,8 +121,8 @@ class ImageTextModelArguments(TaskModelArguments):
 
 
 @dataclass
-class ImageTextImagesArguments(ImageDataArguments):
-    """Which images and captions to score on."""
+class ImageTextDataArguments(ImageDataArguments):
+    """Images and captions."""
 
     dataset_name: str = field(
         default="",
@@ -140,11 +141,6 @@ class ImageTextImagesArguments(ImageDataArguments):
 
 
 @dataclass
-class ImageTextDataArguments(ImageTextImagesArguments, TrainedImagesArguments):
-    """Which images and captions to train on."""
-
-
-@dataclass
 class ImageTextAugmentationArguments:
     """How training images are changed at random, in this order."""
 
@@ -157,7 +153,7 @@ class ImageTextAugmentationArguments:
 
 
 @dataclass
-class ImageTextTrainingArguments(ScoredTrainingArguments):
+class ImageTextTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with the optimizer of CLIP (https://arxiv.org/abs/2103.00020)."""
 
     learning_rate: float = field(default=5e-4, metadata=LIBRARY["learning_rate"].metadata)
@@ -179,14 +175,13 @@ class ImageTextTrainingArguments(ScoredTrainingArguments):
     metric_for_best_model: str | None = best_by("mean_recall")
 
     def __post_init__(self) -> None:
-        """An incomplete batch would be filled up on several processes, maybe with images that are in it."""
         super().__post_init__()
         if self.repeated_augmentations > 1:
             raise ValueError(
                 f"repeated_augmentations={self.repeated_augmentations} brings an image into a batch several times, "
                 "which the loss would take for different ones. Leave it out."
             )
-        if not self.dataloader_drop_last:
+        if not self.dataloader_drop_last:  # several processes would fill an incomplete batch up
             raise ValueError(
                 "dataloader_drop_last=False could bring an image into a batch twice, which the loss would take for "
                 "two different ones. Leave it out; all images come, in another order, in the next epoch."
@@ -276,8 +271,57 @@ def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
     return options if tokenizer.cls_token_id is not None else {**options, "pooling": "last"}
 
 
+PAD, BEGIN, END = SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
+
+
+def train_tokenizer(captions: Iterable[str], vocab_size: int = 8192, max_length: int = 64) -> PreTrainedTokenizerFast:
+    """Trains a tokenizer of byte pairs (https://arxiv.org/abs/1508.07909) that can encode any text.
+
+    As that of CLIP it knows no upper case, and puts a token before and one behind each text.
+
+    Args:
+        captions: Texts to train on, of the training split.
+        vocab_size: Number of tokens at most; few texts make fewer.
+        max_length: Number of tokens after which texts are cut off, both included.
+
+    Raises:
+        ValueError: if there are fewer tokens than bytes, or texts with no room for a token.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    smallest = len(SPECIAL_TOKENS) + len(alphabet)
+    if vocab_size < smallest:
+        raise ValueError(
+            f"vocab_size={vocab_size} must be at least {smallest}: one token for each byte, and three more."
+        )
+    if max_length < 3:
+        raise ValueError(f"max_length={max_length} must be at least 3: a token, one before and one behind it.")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase(), normalizers.Strip()])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(captions, trainer)
+    ends = [(token, tokenizer.token_to_id(token)) for token in (BEGIN, END)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A {END}", special_tokens=ends)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BEGIN,
+        eos_token=END,
+        model_max_length=max_length,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
 class ComparedImage(NamedTuple):
-    """What a model makes of an image (E,) and of its texts (n, E), of length 1."""
+    """The embeddings of an image (E,) and of its texts (n, E), of length 1."""
 
     image_embeds: Tensor
     text_embeds: Tensor
@@ -290,18 +334,17 @@ class ImageTextEvaluator(BaseEvaluator):
     metric: RetrievalMetric
 
     def __init__(self, processor: BaseImageProcessor) -> None:
-        """Begins; `processor` has made the images."""
         super().__init__(processor, RetrievalMetric())
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns each image and its captions as the model compares them; they have no loss by themselves."""
+        """Returns the embeddings of each image and its captions, which have no loss by themselves."""
         inputs = {name: value for name, value in batch.items() if name not in ("targets", "files")}
         outputs = model(**inputs)
         texts = outputs.text_embeds.split([len(target["captions"]) for target in batch["targets"]])
         return [ImageResult(ComparedImage(*parts)) for parts in zip(outputs.image_embeds, texts, strict=True)]
 
     def loss(self, model: PreTrainedModel) -> float:
-        """Returns the loss of all images that were scored as one batch, the mean over all captions in turn.
+        """Returns the loss of all images that were evaluated as one batch, the mean over all captions in turn.
 
         Each image comes with its first caption, then with its second, ...; one that has fewer begins anew.
         """
@@ -322,7 +365,7 @@ class ImageTextEvaluator(BaseEvaluator):
         targets: Sequence[Mapping[str, Any]],
         file: str | PathLike[str],
     ) -> None:
-        """Draws each image beside its captions and the nearest ones of all that were scored."""
+        """Draws each image beside its captions and the nearest ones of all that were evaluated."""
         _, texts, _ = self.metric.embeddings()
         captions = [caption for record in self.metric.records for caption in record.captions]
         embeds = torch.stack([prediction.image_embeds.float().cpu() for prediction in predictions])
@@ -331,14 +374,14 @@ class ImageTextEvaluator(BaseEvaluator):
         draw_captions(images, [target["captions"] for target in targets], found, file)
 
     def describe_evaluation(self) -> str:
-        """Says what the scores are of."""
+        """Returns what the scores are of, in words."""
         return (
             "each caption looks for its image among all, and each image for any of its captions; what is as near as "
             "the right one counts as nearer. Loss: of all images at once, with each of their captions in turn"
         )
 
     def describe_limits(self) -> str:
-        """Says what the model is not good for."""
+        """Returns what the model is not good for, in words."""
         return (
             "It compares images and short texts as those that it was trained on; its scores are for choosing among "
             "candidates and say little by themselves. A model that has seen few captions knows few words, and has "
@@ -352,7 +395,7 @@ class ImageTextTrainer(EvaluatorTrainer):
     evaluator: ImageTextEvaluator
 
     def mean_loss(self) -> float:
-        """Returns the loss of all images that have been scored."""
+        """Returns the loss of all images that have been evaluated."""
         return self.evaluator.loss(self.model)
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
@@ -361,24 +404,26 @@ class ImageTextTrainer(EvaluatorTrainer):
 
 
 @dataclass
-class ImageTextContrast(TrainingTask):
-    """Training on images and texts by a script.
+class ImageTextContrast(Task):
+    """Contrast of images and texts.
 
     Args:
-        model: Which model to train, and by which loss.
-        data: On which images and captions.
-        augmentation: How images are changed at random.
-        args: How to train.
-        zero_shot: On which labeled images to score it too.
+        zero_shot: On which labeled images to evaluate it too.
     """
 
-    argument_types = (
-        ImageTextModelArguments,
-        ImageTextDataArguments,
-        ImageTextAugmentationArguments,
-        ImageTextTrainingArguments,
-        ZeroShotArguments,
+    model_class = HfViTForZeroShotImageClassification
+    pipeline = "zero-shot-image-classification"
+    usage = Usage(
+        name="classify",
+        stock="""names = ["dog", "cat", "car"]
+print(classify("image.png", candidate_labels=names, hypothesis_template="a photo of a {}."))""",
+        own="""print(outputs.logits_per_image.softmax(dim=1))  # the share of each text""",
+        processor="processor",
+        inputs='images=image, text=["a dog runs.", "two cats sleep."]',
     )
+    published = ("CLIPModel", "SiglipModel")
+    trainer_class = ImageTextTrainer
+    evaluation_options = ("zero_shot",)
 
     model: ImageTextModelArguments
     data: ImageTextDataArguments
@@ -386,30 +431,33 @@ class ImageTextContrast(TrainingTask):
     args: ImageTextTrainingArguments
     zero_shot: ZeroShotArguments
 
-    def load_data(self) -> list[str]:
-        """Opens and checks images and captions; the model learns no classes, so there are no names.
+    loaded: TargetData = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.zero_shot_lines: dict[str, str] = {}  # of the card, once it is evaluated
+
+    def open_data(self) -> TargetData:
+        """Opens images and captions."""
+        return load_image_text(self.data.dataset_name, **self.data.source_options())
+
+    def load_training_data(self) -> TargetData:
+        """Opens and checks images and captions, and the labeled images."""
+        loaded = load_targets(self.open_data, self.data, self.args)
+        self.labeled = load_zero_shot(self.zero_shot, self.data, self.args)
+        return loaded
+
+    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, TargetData]:
+        """Opens and checks images and captions, which have no classes, and the labeled images."""
+        split, loaded = load_evaluation_targets(self.open_data, self.data, saved.split, {}, self.args)
+        self.labeled = load_zero_shot(self.zero_shot, self.data, self.args)
+        return split, loaded
+
+    def open_model(self) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
+        """Returns the new or saved model to train and its processor.
 
         Raises:
-            ImportError: if a package is missing that is needed only at the end.
-            OSError: if the data is missing.
-            ValueError: if it is bad.
-        """
-        check_packages("matplotlib", *([] if self.zero_shot.zero_shot_dataset is None else ["sklearn"]))
-        data = self.data
-        self.loaded = load_targets(
-            lambda: load_image_text(data.dataset_name, **data.source_options()), data, self.args
-        )
-        self.labeled = load_zero_shot(self.zero_shot, data, self.args)
-        return []
-
-    def make_trainer(self) -> ImageTextTrainer:
-        """Returns the trainer of a new or a saved model; without validation images none are scored in training.
-
-        Raises:
-            ImportError: if torchvision is missing.
             OSError: if there is no such model or tokenizer.
-            ValueError: if a value is out of range, or the best model cannot be chosen, or an adapter is wanted of a
-                fresh text tower.
+            ValueError: if an option does not fit, or an adapter is wanted of a fresh text tower.
         """
         if self.args.lora_rank is not None and has_fresh_text(self.model):
             raise ValueError(
@@ -417,72 +465,47 @@ class ImageTextContrast(TrainingTask):
                 "start from scratch. Give a model that has one (CLIP, SigLIP), or --text_model_name_or_path."
             )
         captions = (caption for own in self.loaded.splits["train"]["captions"] for caption in own)
-        model, self.processor = load_image_text_model(self.model, captions)
-        image_processor = self.processor.image_processor
-        transform = cropped_example_augmentation(
-            draw_caption, input_size(image_processor), model.config.num_channels, **asdict(self.augmentation)
-        )
-        splits, evaluator = self.loaded.splits, ImageTextEvaluator(image_processor)
-        has_validation = "validation" in splits
-        callbacks = check_training(
-            self.args, len(splits["train"]), has_validation, {"loss", *evaluator.metric.score_names}
-        )
-        trainer = ImageTextTrainer(
-            model=model,
-            args=self.args,
-            train_dataset=AugmentedDataset(self.loaded.examples("train"), transform, self.args.seed, column=None),
-            eval_dataset=self.loaded.examples("validation") if has_validation else None,
-            data_collator=ImageTextCollator(self.processor),
-            processing_class=self.processor,
-            callbacks=callbacks,
-            evaluator=evaluator,
-        )
-        if has_validation and self.args.eval_strategy != IntervalStrategy.NO:
-            trainer.add_callback(EvaluationPictures(trainer))
-        return trainer
+        return load_image_text_model(self.model, captions)
 
-    def count_examples(self) -> dict[str, int]:
-        """Returns the number of images of each split."""
-        return {name: len(rows) for name, rows in self.loaded.splits.items()}
+    def open_processor(self, model: PreTrainedModel, name_or_path: str) -> HfViTProcessor:
+        """Returns the processor of a trained model; raises `ValueError` if it has no tokenizer."""
+        processor = load_processor(model, name_or_path, patch_size=model.config.patch_size)
+        if not isinstance(processor, HfViTProcessor):
+            raise ValueError(
+                f"{name_or_path} has no tokenizer for its texts. Save its processor there: save_pretrained."
+            )
+        return processor
 
-    def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
-        """Scores a trained model and writes scores, pictures and model card into its output folder.
+    def make_evaluator(self, model: PreTrainedModel, processor: HfViTProcessor) -> ImageTextEvaluator:
+        """Returns the evaluator."""
+        return ImageTextEvaluator(processor.image_processor)
 
-        The split that is scored is "test", else "validation", else "train".
-        """
-        assert isinstance(trainer, ImageTextTrainer)
-        splits, folder = self.loaded.splits, Path(trainer.args.output_dir)
-        split = scored_split(list(splits))
-        scores, pictures = score_split(trainer, split, self.loaded.examples(split))
-        chance = chance_of_retrieval(list(map(len, splits[split]["captions"])))
-        recipe = {**self.describe_model(trainer.model), **self._score_labeled(trainer, scores)}
-        if not trainer.is_world_process_zero():
-            return scores
-        draw_curves(trainer.state.log_history, folder / "curves.png")
-        record = TrainingInfo.from_trainer(
-            trainer,
-            task="zero-shot-image-classification",
-            data=describe_data(self.data.dataset_name, self.data.dataset_license, self.count_examples(), split),
-            metrics={name: scores[name] for name in chance},
-            baselines={**report_average(trainer, split, chance), "chance": chance},
-            pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
-            limits=trainer.evaluator.describe_limits(),
-            recipe={
-                **recipe,
-                "augmentation": describe_options(self.augmentation),
-                "evaluation": trainer.evaluator.describe_evaluation(),
-            },
-            **describe_training(trainer, split),
-            **facts,
-        )
-        write_model_card(folder, record)
-        return scores
+    def make_collator(self, processor: HfViTProcessor, model: PreTrainedModel) -> ImageTextCollator:
+        """Returns the collator of training and evaluation batches."""
+        return ImageTextCollator(processor)
 
-    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
-        """Says of loss, towers and texts what a card shall say."""
+    def make_transform(self, processor: HfViTProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns the random transform of images, which draws a caption too."""
+        size = input_size(processor.image_processor)
+        return cropped_example_augmentation(draw_caption, size, config.num_channels, **asdict(self.augmentation))
+
+    def evaluate(self, trainer: HfViTTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
+        """Evaluates captions and, by the names of their classes, labeled images, if there are some."""
+        scores, pictures = super().evaluate(trainer, split)
+        if self.labeled is not None:
+            found = evaluate_zero_shot(trainer.model, trainer.processing_class, self.labeled, self.args)
+            scores["zero_shot_accuracy"] = found["accuracy"]
+            self.zero_shot_lines = {"zero-shot": self.labeled.describe(found)}
+        return scores, pictures
+
+    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
+        """Returns the scores of chance."""
+        return "chance", chance_of_retrieval(list(map(len, self.loaded.splits[split]["captions"])))
+
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on loss, towers, texts and labeled images."""
         batch = self.args.train_batch_size * self.args.world_size
-        encoder, tokenizer = model.text_model.config, self.processor.tokenizer
-        own = model.text_options
+        encoder, own, tokenizer = model.text_model.config, model.text_options, processor.tokenizer
         tower = f"{own.num_hidden_layers} blocks of width {own.hidden_size}"
         count = sum(map(len, self.loaded.splits["train"]["captions"]))
         return {
@@ -491,68 +514,5 @@ class ImageTextContrast(TrainingTask):
             "text tower": tower if own.encoder_config is None else f"{encoder.model_type}, trained",
             "texts": f"{len(tokenizer):,} tokens, cut off after {tokenizer.model_max_length}",
             "captions": f"{count:,}, of which one of each image is drawn in every epoch",
+            **self.zero_shot_lines,
         }
-
-    def _score_labeled(self, trainer: ImageTextTrainer, scores: dict[str, float]) -> dict[str, str]:
-        """Scores the labeled images, if there are some, and adds their accuracy to the scores."""
-        if self.labeled is None:
-            return {}
-        found = score_zero_shot(trainer.model, self.processor, self.labeled, self.args)
-        scores["zero_shot_accuracy"] = found["accuracy"]
-        return {"zero-shot": self.labeled.describe(found)}
-
-
-@dataclass
-class ImageTextEvaluationArguments(ScoredEvaluationArguments):
-    """The library's arguments, of which those on evaluation and hardware count."""
-
-    per_device_eval_batch_size: int = ImageTextTrainingArguments.per_device_eval_batch_size
-
-
-@dataclass
-class ImageTextEvaluation(Evaluation):
-    """Scoring of a saved model that compares images with texts; see `Evaluation`.
-
-    Args:
-        scored: Which model to score, and on which split.
-        data: On which images and captions.
-        args: How to score it.
-        zero_shot: On which labeled images to score it too.
-    """
-
-    argument_types = (EvaluatedModel, ImageTextImagesArguments, ImageTextEvaluationArguments, ZeroShotArguments)
-
-    scored: EvaluatedModel
-    data: ImageTextImagesArguments
-    args: ImageTextEvaluationArguments
-    zero_shot: ZeroShotArguments
-
-    def prepare(self) -> tuple[str, int]:
-        """Opens model and data."""
-        check_packages("matplotlib", *([] if self.zero_shot.zero_shot_dataset is None else ["sklearn"]))
-        name, data = self.scored.model_name_or_path, self.data
-        self.model = open_trained(HfViTForZeroShotImageClassification, name)
-        processor = load_processor(self.model, name, patch_size=self.model.config.patch_size)
-        if not isinstance(processor, HfViTProcessor):
-            raise ValueError(f"{name} has no tokenizer for its texts. Save its processor there: save_pretrained.")
-        self.processor = processor
-        self.split, loaded = load_scored_targets(
-            lambda: load_image_text(data.dataset_name, **data.source_options()), data, self.scored.split, {}, self.args
-        )
-        self.dataset = loaded.examples(self.split)
-        self.labeled = load_zero_shot(self.zero_shot, data, self.args)
-        return self.split, len(self.dataset)
-
-    def score(self) -> dict[str, float]:
-        """Writes the scores, a picture of a few images, and all that is said of the labeled ones."""
-        trainer = ImageTextTrainer(
-            model=self.model,
-            args=self.args,
-            data_collator=ImageTextCollator(self.processor),
-            evaluator=ImageTextEvaluator(self.processor.image_processor),
-        )
-        scores, _ = score_split(trainer, self.split, self.dataset)
-        if self.labeled is not None:
-            found = score_zero_shot(self.model, self.processor, self.labeled, self.args)
-            scores["zero_shot_accuracy"] = found["accuracy"]
-        return scores

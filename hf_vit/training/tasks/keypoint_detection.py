@@ -1,10 +1,7 @@
-"""Scoring of saved models for objects and keypoints by scripts.
-
-Shapes: K keypoints.
-"""
+"""Keypoints: arguments, evaluator, crops of objects and card lines."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
@@ -20,11 +17,16 @@ from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.task_keypoints import HfViTForKeypointDetection, image_losses
 from ...visualize import draw_poses
-from ..arguments import LIBRARY, TrainedImagesArguments
-from ..distillation.arguments import DistillationArguments
-from .arguments import ObjectImagesArguments, ScoredTrainingArguments, TaskModelArguments, best_by, split_names
-from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
-from .scored import ScoredTask
+from ..arguments import LIBRARY, split_names
+from ..publishing.model_card import Usage
+from .shared import (
+    ObjectDataArguments,
+    SupervisedTask,
+    TaskModelArguments,
+    TaskTrainingArguments,
+    augmentation_options,
+    best_by,
+)
 
 
 Target = dict[str, Any]
@@ -45,7 +47,7 @@ class KeypointEvaluator(Evaluator):
         skeleton: Sequence[Sequence[int]] = (),
         flip_test: bool = True,
     ) -> None:
-        """Begins.
+        """Makes an evaluator.
 
         Args:
             processor: Makes keypoints of outputs.
@@ -58,7 +60,7 @@ class KeypointEvaluator(Evaluator):
         self.flip_test = flip_test
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the keypoints and the loss of each object, which as in training knows of no mirror image."""
+        """Returns the keypoints of each object and its loss, which as in training is without mirror images."""
         pixels = batch["pixel_values"]
         outputs = model(pixels)
         losses = image_losses(outputs.heatmaps, batch["labels"], tuple(pixels.shape[-2:]), model.options)
@@ -80,11 +82,11 @@ class KeypointEvaluator(Evaluator):
         return bool((target["keypoints"][:, 2] > 0).any())
 
     def describe_lack(self, targets: Iterable[Target]) -> str:
-        """Says that there are no keypoints."""
+        """Returns that there are no keypoints, in words."""
         return "no keypoint of any is labeled. Check the visibility in the annotations."
 
     def naive_baseline(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
-        """Puts every keypoint where it is in the boxes of the training objects on average."""
+        """Predicts every keypoint at its mean place in the boxes of the training objects."""
         count = len(self.metric.names)
         total, labeled = torch.zeros(count, 2, dtype=torch.float64), torch.zeros(count, 1, dtype=torch.float64)
         for target in targets:
@@ -107,7 +109,7 @@ class KeypointEvaluator(Evaluator):
         draw_poses(images, predictions, targets, self.skeleton, file)
 
     def describe_evaluation(self) -> str:
-        """Says how objects are looked at, and what errors are relative to."""
+        """Returns how objects are seen, and what errors are relative to, in words."""
         metric = self.metric
         length = "the longer side of the box around the true keypoints for PCK, the root of its box's area for NME"
         if metric.ends is not None:
@@ -116,7 +118,7 @@ class KeypointEvaluator(Evaluator):
         return f"{mirrored}, boxes as given; errors relative to {length}, PCK within {metric.pck_threshold:g} of it"
 
     def describe_limits(self) -> str:
-        """Says what the model is not good for."""
+        """Returns what the model is not good for, in words."""
         return (
             f"It finds {len(self.metric.names)} keypoints of one object, in a box that it is given, and places all of "
             "them even where some cannot be seen: their scores tell. It has seen objects like those that it was "
@@ -136,8 +138,8 @@ class KeypointModelArguments(TaskModelArguments):
 
 
 @dataclass
-class KeypointImagesArguments(ObjectImagesArguments):
-    """Which images and keypoints to score on."""
+class KeypointDataArguments(ObjectDataArguments):
+    """Images and keypoints."""
 
     dataset_name: str = field(
         default="",
@@ -145,7 +147,7 @@ class KeypointImagesArguments(ObjectImagesArguments):
     )
     whole_image: bool = field(
         default=False,
-        metadata={"help": "Look at whole images rather than at boxes: for images of one object that fills them."},
+        metadata={"help": "Take whole images rather than boxes: for images of one object that fills them."},
     )
     flip_pairs: list[str] | None = field(
         default=None,
@@ -155,11 +157,6 @@ class KeypointImagesArguments(ObjectImagesArguments):
     def source_options(self) -> dict[str, Any]:
         """Returns the same, with what the keypoints mean."""
         return {**super().source_options(), "whole_image": self.whole_image, "flip_pairs": self.flip_pairs}
-
-
-@dataclass
-class KeypointDataArguments(KeypointImagesArguments, TrainedImagesArguments):
-    """Which images and keypoints to train on."""
 
 
 @dataclass
@@ -181,16 +178,10 @@ class KeypointAugmentationArguments:
         default=0.5, metadata={"help": "Probability that brightness, contrast and colors change."}
     )
 
-    def options(self) -> dict[str, Any]:
-        """Returns them as `keypoint_augmentation` takes them."""
-        options = asdict(self)
-        scale_range = options.pop("min_scale"), options.pop("max_scale")
-        return {**options, "scale_range": scale_range}
-
 
 @dataclass
 class KeypointEvaluationArguments:
-    """How keypoints are scored."""
+    """How keypoints are evaluated."""
 
     flip_test: bool = field(
         default=True, metadata={"help": "Whether the mirror image of each crop counts too, which takes twice as long."}
@@ -207,7 +198,6 @@ class KeypointEvaluationArguments:
     )
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without the data."""
         if self.normalize_by is not None and len(split_names(self.normalize_by)) != 2:
             raise ValueError(
                 f"normalize_by={self.normalize_by!r} must name two keypoints with a comma between them, such as "
@@ -216,8 +206,8 @@ class KeypointEvaluationArguments:
 
 
 @dataclass
-class KeypointTrainingArguments(ScoredTrainingArguments):
-    """The same, for keypoints."""
+class KeypointTrainingArguments(TaskTrainingArguments):
+    """The library's arguments, with defaults that suit keypoints."""
 
     per_device_train_batch_size: int = field(default=32, metadata=LIBRARY["per_device_train_batch_size"].metadata)
     per_device_eval_batch_size: int = field(default=32, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
@@ -226,37 +216,44 @@ class KeypointTrainingArguments(ScoredTrainingArguments):
 
 
 @dataclass
-class KeypointDetection(ScoredTask):
-    """Training of keypoints by a script; see `ScoredTask`.
+class KeypointDetection(SupervisedTask):
+    """Keypoints of objects in given boxes.
 
     Args:
-        evaluation: How it is scored.
+        evaluation: How they are evaluated.
     """
 
-    argument_types = (
-        KeypointModelArguments,
-        KeypointDataArguments,
-        KeypointAugmentationArguments,
-        KeypointTrainingArguments,
-        DistillationArguments,
-        KeypointEvaluationArguments,
-    )
     model_class = HfViTForKeypointDetection
     pipeline = "keypoint-detection"
+    usage = Usage(
+        name="find_keypoints",
+        stock="""# The whole image is one object; for others give boxes=[(x1, y1, x2, y2), ...]
+for found in find_keypoints("image.png"):
+    for label, place, score in zip(found["labels"], found["keypoints"], found["scores"]):
+        print(label, place, score)""",
+        own="""sizes = [(image.height, image.width)]
+((result,),) = image_processor.post_process_keypoint_detection(outputs, target_sizes=sizes)
+for label, place, score in zip(result["labels"], result["keypoints"], result["scores"]):
+    print(model.config.id2label[int(label)], place.tolist(), float(score))""",
+    )
+    published = ("ForPoseEstimation",)
     packages = ("matplotlib", "faster_coco_eval")
     collator_class = KeypointDetectionCollator
     examples = "objects"
     parts = "objects with {} keypoints"
+    evaluation_options = ("evaluation",)
 
+    model: KeypointModelArguments
     data: KeypointDataArguments
     augmentation: KeypointAugmentationArguments
+    args: KeypointTrainingArguments
     evaluation: KeypointEvaluationArguments
 
     def open_data(self) -> KeypointData:
         """Opens images and keypoints."""
         return load_keypoint_detection(self.data.dataset_name, **self.data.source_options())
 
-    def facts_for_config(self) -> dict[str, dict[str, Any]]:
+    def options_of_head(self) -> dict[str, dict[str, Any]]:
         """Returns what the data tell of the keypoints."""
         data = self.loaded
         assert isinstance(data, KeypointData)
@@ -287,10 +284,10 @@ class KeypointDetection(ScoredTask):
             }
         )
 
-    def make_transform(self, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns what cuts out objects, changed at random."""
+    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns the random transform that cuts out objects."""
         assert isinstance(self.loaded, KeypointData)
-        options = {**self.augmentation.options(), "box_padding": self.box_padding}
+        options = {**augmentation_options(self.augmentation), "box_padding": self.box_padding}
         return keypoint_augmentation(
             to_pair(config.image_size),
             num_channels=config.num_channels,
@@ -299,7 +296,7 @@ class KeypointDetection(ScoredTask):
         )
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> KeypointEvaluator:
-        """Returns what predicts and scores objects."""
+        """Returns the evaluator."""
         options, evaluation = model.options, self.evaluation
         ends = split_names(evaluation.normalize_by)
         metric = KeypointMetric(
@@ -310,21 +307,13 @@ class KeypointDetection(ScoredTask):
         )
         return KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
 
-    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
-        """Says of head and loss what a card shall say."""
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on head and loss."""
         options = model.options
         return {"head": options.head, "loss": f"squared error of Gaussians, sigma {options.sigma:g} heatmap pixels"}
 
     def describe_size(self, config: HfViTConfig) -> str:
-        """Says how large crops are."""
+        """Returns the size of crops, in words."""
         height, width = to_pair(config.image_size)
         part = "the whole image" if self.data.whole_image else f"a crop {self.box_padding:g} times the box"
         return f"{height} x {width} pixels, {part}"
-
-
-class KeypointEvaluation(ScoredEvaluation):
-    """Scoring of keypoints."""
-
-    task_class = KeypointDetection
-    examples = KeypointDetection.examples
-    argument_types = (EvaluatedModel, KeypointImagesArguments, ScoredEvaluationArguments, KeypointEvaluationArguments)

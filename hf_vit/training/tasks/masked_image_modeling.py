@@ -1,12 +1,11 @@
-"""Masked image modeling: arguments, evaluator, training and report.
+"""Masked image modeling: arguments, evaluator, features of training images and card lines.
 
 Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, D hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor, PreTrainedModel
-from transformers.trainer_utils import EvalLoopOutput, IntervalStrategy
+from transformers.trainer_utils import EvalLoopOutput
 
 from ...data import (
     AugmentedDataset,
@@ -29,7 +28,7 @@ from ...data import (
 from ...evaluation import NeighborAccuracy, classify_by_neighbors
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...evaluation.nearest_neighbors import NUM_NEIGHBORS, TEMPERATURE
-from ...model.configuration_hf_vit import to_pair
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.task_configurations import HfViTMaskedImageModelingConfig
 from ...model.task_mim import (
     HfViTForMaskedImageModeling,
@@ -39,19 +38,15 @@ from ...model.task_mim import (
     patchify,
     unpatchify,
 )
-from ...visualize import draw_curves, draw_reconstructions
-from ..arguments import LIBRARY
-from ..checks import check_packages, check_training
-from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
-from ..load_stream import load_images
+from ...visualize import draw_reconstructions
+from ..arguments import LIBRARY, UnlabeledDataArguments
+from ..evaluator_trainer import EvaluatorTrainer
+from ..load_stream import UnlabeledImages, load_images
 from ..models import input_size, load_model
-from ..publishing.model_card import TrainingInfo, write_model_card
-from ..publishing.record import describe_data, describe_options, describe_stream, describe_training, scored_split
-from ..publishing.report import report_average, score_split
+from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
-from ..unlabeled_images import UnlabeledDataArguments
-from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
-from .base import TrainingTask
+from .base import EvaluatedModel, Task
+from .shared import TaskModelArguments, TaskTrainingArguments, best_by
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
@@ -102,7 +97,7 @@ class MaskedImageAugmentationArguments:
 
 
 @dataclass
-class MaskedImageTrainingArguments(ScoredTrainingArguments):
+class MaskedImageTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with the defaults of MAE."""
 
     learning_rate: float = field(
@@ -116,7 +111,6 @@ class MaskedImageTrainingArguments(ScoredTrainingArguments):
     metric_for_best_model: str | None = best_by("loss")
 
     def __post_init__(self) -> None:
-        """The learning rate grows with the number of images in a step."""
         super().__post_init__()
         if not self.learning_rate:
             images = self.train_batch_size * self.gradient_accumulation_steps * self.world_size
@@ -155,7 +149,7 @@ class MaskedImageEvaluator(BaseEvaluator):
     metric: NeighborAccuracy
 
     def __init__(self, processor: BaseImageProcessor, has_classes: bool) -> None:
-        """Begins.
+        """Makes an evaluator.
 
         Args:
             processor: Has made the images.
@@ -166,12 +160,12 @@ class MaskedImageEvaluator(BaseEvaluator):
         self.known: tuple[Tensor, Tensor] | None = None
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
-        """Returns what stands for each image, (B, D)."""
+        """Returns the features of each image, (B, D)."""
         hidden_states: Tensor = model.base_model(pixel_values).last_hidden_state
         return hidden_states[:, model.config.num_prefix_tokens :].mean(dim=1)
 
     def logits(self, model: PreTrainedModel, pixel_values: Tensor, masks: Tensor) -> Tensor:
-        """Returns what the model says of the patches, (B, N, p·q·C)."""
+        """Returns the predicted patches, (B, N, p·q·C)."""
         predicted: Tensor = model(pixel_values, bool_masked_pos=masks).logits
         return predicted
 
@@ -185,8 +179,8 @@ class MaskedImageEvaluator(BaseEvaluator):
         scale = PatchScale(patches) if options.normalizes_patches else None
         targets, pixels = (patches, logits) if scale is None else (scale.normalize(patches), scale.restore(logits))
         losses = [
-            float(masked_image_modeling_loss(said[None], true[None], mask[None], options.objective))
-            for said, true, mask in zip(logits, targets, masks, strict=True)
+            float(masked_image_modeling_loss(predicted[None], true[None], mask[None], options.objective))
+            for predicted, true, mask in zip(logits, targets, masks, strict=True)
         ]
         images, classes = unpatchify(pixels, grid, patch_size), self._classes(model, pixel_values)
         return [
@@ -197,7 +191,6 @@ class MaskedImageEvaluator(BaseEvaluator):
         ]
 
     def _classes(self, model: PreTrainedModel, pixel_values: Tensor) -> Sequence[int | None]:
-        """Returns the class that each image has by its neighbors."""
         if self.known is None:
             return [None] * len(pixel_values)
         numbers: list[int] = classify_by_neighbors(self.features(model, pixel_values), *self.known).tolist()
@@ -224,7 +217,7 @@ class MaskedImageEvaluator(BaseEvaluator):
         )
 
     def describe_evaluation(self) -> str:
-        """Says what the scores are of."""
+        """Returns what the scores are of, in words."""
         loss = "the loss on masks that are the same at every evaluation"
         if not self.metric.score_names:
             return loss
@@ -234,7 +227,7 @@ class MaskedImageEvaluator(BaseEvaluator):
         )
 
     def describe_limits(self) -> str:
-        """Says what the model is not good for."""
+        """Returns what the model is not good for, in words."""
         return (
             "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
             "features. What it makes of masked patches is a guess from their neighbors."
@@ -257,7 +250,7 @@ class BaselineEvaluator(MaskedImageEvaluator):
 
 
 def raw_pixels(pixel_values: Tensor) -> Tensor:
-    """Returns the pixels of images (B, C, H, W) at a small size, (B, C·32·32), as features that nobody learned."""
+    """Returns the pixels of images (B, C, H, W) at a small size, (B, C·32·32), as features that are not trained."""
     return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
 
 
@@ -272,8 +265,8 @@ def _masks(batch: Batch, grid: tuple[int, int], options: HfViTMaskedImageModelin
 class NeighborTrainer(EvaluatorTrainer):
     """`EvaluatorTrainer`, whose evaluations begin with the features of training images whose class is known.
 
-    Every process describes a share of these images and gets the features of all, and then looks for the neighbors of
-    those that it scores.
+    Every process encodes a share of these images, gets the features of all, and then finds the neighbors of the images
+    that it evaluates.
     """
 
     evaluator: MaskedImageEvaluator
@@ -311,140 +304,104 @@ class NeighborTrainer(EvaluatorTrainer):
 
 
 @dataclass
-class MaskedImageModeling(TrainingTask):
-    """Masked image modeling by a script.
+class MaskedImageModeling(Task):
+    """Masked image modeling, a pretraining without labels."""
 
-    Args:
-        model: Which model to train, and by which masks.
-        data: On which images.
-        augmentation: How they are changed at random.
-        args: How to train.
-    """
-
-    argument_types = (
-        MaskedImageModelArguments,
-        UnlabeledDataArguments,
-        MaskedImageAugmentationArguments,
-        MaskedImageTrainingArguments,
+    model_class = HfViTForMaskedImageModeling
+    pipeline = "image-feature-extraction"
+    usage = Usage(
+        name="describe",
+        stock="""(features,) = describe("image.png")
+print(len(features), "tokens of", len(features[0]), "features")""",
+        own="""print(outputs.bool_masked_pos.float().mean(), "of the patches were masked")
+print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     )
+    trainer_class = NeighborTrainer
 
     model: MaskedImageModelArguments
     data: UnlabeledDataArguments
     augmentation: MaskedImageAugmentationArguments
     args: MaskedImageTrainingArguments
 
-    def load_data(self) -> list[str]:
-        """Opens and checks the images; the model learns no classes, so there are no names.
+    loaded: UnlabeledImages = field(init=False)
 
-        Raises:
-            ImportError: if matplotlib is missing.
-            OSError: if the data is missing.
-            ValueError: if it is bad.
-        """
-        check_packages("matplotlib")
-        self.images = load_images(self.data, self.args)
-        return []
+    def load_training_data(self) -> UnlabeledImages:
+        """Opens and checks the images of a training."""
+        return load_images(self.data, self.args)
 
-    def make_trainer(self) -> NeighborTrainer:
-        """Returns the trainer of a new or a saved model; without validation images none are scored in training.
-
-        Raises:
-            ImportError: if torchvision is missing.
-            ValueError: if a value is out of range, or the best model cannot be chosen.
-        """
-        model, processor = load_model(HfViTForMaskedImageModeling, self.model)
-        splits = self.images.splits
-        evaluator = MaskedImageEvaluator(processor, has_classes=len(self.images.known) > 0)
-        has_validation = "validation" in splits
-        scores = {"loss", *evaluator.metric.score_names}
-        callbacks = check_training(self.args, self.images.num_train, has_validation, scores)
-        trainer = NeighborTrainer(
-            model=model,
-            args=self.args,
-            train_dataset=self._training_images(model, processor),
-            eval_dataset=self.images.examples("validation") if has_validation else None,
-            data_collator=MaskedImageModelingCollator(processor, to_pair(model.config.patch_size), model.options),
-            processing_class=processor,
-            callbacks=callbacks,
-            evaluator=evaluator,
-            known=TargetDataset(self.images.known, masked_image_target),
+    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, UnlabeledImages]:
+        """Refuses: outside of a training, the features are what is evaluated."""
+        raise ValueError(
+            f"{saved.model_name_or_path} was trained by masked images, and has no task of its own to evaluate. "
+            "Evaluate its features: scripts/extract_features.py and scripts/evaluate_features.py."
         )
-        if has_validation and self.args.eval_strategy != IntervalStrategy.NO:
-            trainer.add_callback(EvaluationPictures(trainer))
-        return trainer
 
-    def _training_images(
-        self, model: PreTrainedModel, processor: BaseImageProcessor
+    def count_training_images(self) -> int:
+        """Returns the number of training images, of a stream that of those that are read in advance."""
+        return self.loaded.num_train
+
+    def open_model(self) -> tuple[HfViTForMaskedImageModeling, BaseImageProcessor]:
+        """Returns the new or saved model to train, and its image processor."""
+        return load_model(HfViTForMaskedImageModeling, self.model)
+
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
+        """Returns the evaluator."""
+        return MaskedImageEvaluator(processor, has_classes=len(self.loaded.known) > 0)
+
+    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
+        """Returns the training images whose class is known."""
+        return {"known": TargetDataset(self.loaded.known, masked_image_target)}
+
+    def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> MaskedImageModelingCollator:
+        """Returns the collator of training and evaluation batches."""
+        return MaskedImageModelingCollator(processor, to_pair(model.config.patch_size), model.options)
+
+    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns the random transform of images, which draws the seed of a mask too."""
+        return cropped_example_augmentation(
+            draw_mask_seed, input_size(processor), config.num_channels, **asdict(self.augmentation)
+        )
+
+    def training_examples(
+        self, processor: BaseImageProcessor, config: HfViTConfig
     ) -> AugmentedDataset | AugmentedStream:
-        transform = cropped_example_augmentation(
-            draw_mask_seed, input_size(processor), model.config.num_channels, **asdict(self.augmentation)
+        """Returns the augmented images to train on."""
+        if self.loaded.stream is None:
+            examples: AugmentedDataset = super().training_examples(processor, config)
+            return examples
+        data, transform = self.data, self.make_transform(processor, config)
+        return AugmentedStream(
+            self.loaded.stream,
+            transform,
+            self.args.seed,
+            data.shuffle_buffer_size,
+            data.skip_unreadable,
+            shard_by_process=data.shard_by_process,
         )
-        seed, data, stream = self.args.seed, self.data, self.images.stream
-        if stream is None:
-            return AugmentedDataset(self.images.examples("train"), transform, seed, column=None)
-        buffer_size, by_process = data.shuffle_buffer_size, data.shard_by_process
-        return AugmentedStream(stream, transform, seed, buffer_size, data.skip_unreadable, shard_by_process=by_process)
 
-    def count_examples(self) -> dict[str, int]:
-        """Returns the number of images of each split, of a stream that of those that can be scored."""
-        return {name: len(rows) for name, rows in self.images.splits.items()}
-
-    def write_report(self, trainer: HfViTTrainer, **facts: Any) -> dict[str, float]:
-        """Scores a trained model and writes scores, pictures and model card into its output folder.
-
-        The split that is scored is "test", else "validation", else "train".
-        """
+    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
+        """Evaluates, on all processes, what is not trained: the mean of each patch, and raw pixels as features."""
         assert isinstance(trainer, NeighborTrainer)
-        splits = self.images.splits
-        split, folder = scored_split(list(splits)), Path(trainer.args.output_dir)
-        scores, pictures = score_split(trainer, split, self.images.examples(split))
-        baseline = score_naive_baseline(trainer, split, self.images.examples(split))
-        if not trainer.is_world_process_zero():
-            return scores
-        draw_curves(trainer.state.log_history, folder / "curves.png")
-        record = TrainingInfo.from_trainer(
-            trainer,
-            task="image-feature-extraction",
-            data=describe_data(self.data.dataset_name, self.data.dataset_license, self.count_examples(), split),
-            metrics=scores,
-            baselines={**report_average(trainer, split, scores), "mean of each patch, raw pixels": baseline},
-            pictures={**pictures, "Loss, validation scores and learning rate": "curves.png"},
-            limits=trainer.evaluator.describe_limits(),
-            recipe={
-                **describe_objective(trainer.model),
-                "augmentation": describe_options(self.augmentation),
-                "evaluation": trainer.evaluator.describe_evaluation(),
-                **describe_stream(self.data),
-            },
-            **describe_training(trainer, split),
-            **facts,
-        )
-        write_model_card(folder, record)
-        return scores
+        evaluator, average = trainer.evaluator, trainer.average
+        trainer.evaluator = BaselineEvaluator(evaluator.processor, has_classes=bool(evaluator.metric.score_names))
+        trainer.average = None  # what has no weights is evaluated once
+        metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
+        trainer.evaluator, trainer.average = evaluator, average
+        scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
+        return "mean of each patch, raw pixels", scores
 
-
-def score_naive_baseline(trainer: NeighborTrainer, split: str, examples: TargetDataset) -> dict[str, float]:
-    """Scores, on all processes, what has learned nothing: the mean of each patch, and raw pixels as features."""
-    evaluator, average = trainer.evaluator, trainer.average
-    trainer.evaluator = BaselineEvaluator(evaluator.processor, has_classes=bool(evaluator.metric.score_names))
-    trainer.average = None  # what looks at no weights is scored once
-    metrics = trainer.predict(examples, metric_key_prefix=split).metrics
-    trainer.evaluator, trainer.average = evaluator, average
-    return {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
-
-
-def describe_objective(model: HfViTForMaskedImageModeling) -> dict[str, str]:
-    """Says of masks, decoder and loss what a card shall say."""
-    options = model.options
-    unit = f", {options.mask_unit} patches a side" if options.mask_unit > 1 else ""
-    masks = f"{options.masked_share:.0%} of the patches, {options.mask_type}{unit}"
-    if options.objective == "simmim":
-        return {"objective": "simmim, mean absolute difference of pixels", "masks": masks}
-    pixels = "pixels"
-    if options.norm_pix_loss:
-        pixels = "pixels of normalized patches, which have their true mean and deviation in pictures"
-    return {
-        "objective": f"mae, mean squared difference of {pixels}",
-        "masks": masks,
-        "decoder": f"{options.decoder_num_hidden_layers} blocks of width {options.decoder_hidden_size}",
-    }
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on masks, decoder and loss."""
+        options = model.options
+        unit = f", {options.mask_unit} patches a side" if options.mask_unit > 1 else ""
+        masks = f"{options.masked_share:.0%} of the patches, {options.mask_type}{unit}"
+        if options.objective == "simmim":
+            return {"objective": "simmim, mean absolute difference of pixels", "masks": masks}
+        pixels = "pixels"
+        if options.norm_pix_loss:
+            pixels = "pixels of normalized patches, which have their true mean and deviation in pictures"
+        return {
+            "objective": f"mae, mean squared difference of {pixels}",
+            "masks": masks,
+            "decoder": f"{options.decoder_num_hidden_layers} blocks of width {options.decoder_hidden_size}",
+        }

@@ -1,10 +1,7 @@
-"""Scoring of saved models for objects and keypoints by scripts.
-
-Shapes: K classes, Q queries, N objects.
-"""
+"""Object detection: arguments, evaluator, sizes of batches and card lines."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -28,14 +25,19 @@ from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import DetectionPrediction
 from ...model.task_detection import HfViTForObjectDetection, class_loss_of, detection_loss
 from ...visualize import draw_detections, draw_precision_recall
-from ..arguments import LIBRARY, TrainedImagesArguments
-from ..distillation.arguments import DistillationArguments
-from ..evaluator_trainer import EvaluatorTrainer
+from ..arguments import LIBRARY, split_names
 from ..models import describe_whole_images, whole_image_processor
-from ..publishing.record import describe_weights
-from .arguments import ObjectImagesArguments, ScoredTrainingArguments, TaskModelArguments, best_by, split_names
-from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
-from .scored import ScoredTask
+from ..publishing.model_card import Usage
+from ..publishing.report import describe_weights
+from ..trainer import HfViTTrainer
+from .shared import (
+    ObjectDataArguments,
+    SupervisedTask,
+    TaskModelArguments,
+    TaskTrainingArguments,
+    augmentation_options,
+    best_by,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -50,7 +52,7 @@ class DetectionEvaluator(Evaluator):
     metric: DetectionMetric
 
     def __init__(self, processor: BaseImageProcessor, metric: DetectionMetric, num_queries: int) -> None:
-        """Begins.
+        """Makes an evaluator.
 
         Args:
             processor: Makes boxes of outputs.
@@ -89,11 +91,11 @@ class DetectionEvaluator(Evaluator):
         return bool((~target["is_crowd"]).any())
 
     def describe_lack(self, targets: Iterable[Target]) -> str:
-        """Says that there are no objects."""
+        """Returns that there are no objects, in words."""
         return "none has an object with a box. Check the annotations."
 
     def naive_baseline(self, targets: Iterable[Target]) -> tuple[str, Callable[[Target], Prediction]]:
-        """Finds one object of each class in every image, as sure as the class is common, where they are on average."""
+        """Predicts an object of each class in every image, at the mean place, scored by how common the class is."""
         count = len(self.metric.names)
         sums, counts = torch.zeros(count, 4, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
         for target in targets:
@@ -122,11 +124,11 @@ class DetectionEvaluator(Evaluator):
         return {"Precision over recall at IoU 0.5": file}
 
     def describe_evaluation(self) -> str:
-        """Says what is scored."""
+        """Returns what is scored, in words."""
         return f"whole images, the {self.num_queries} most likely pairs of a box and a class; AP and AR as COCO's"
 
     def describe_limits(self) -> str:
-        """Says what the model is not good for."""
+        """Returns what the model is not good for, in words."""
         return (
             f"It knows {len(self.metric.names)} classes, and finds {self.num_queries} objects in an image at most. It "
             "has seen images like those that it was trained on, and its score says little about others."
@@ -140,12 +142,12 @@ def corners_of(size: Tensor) -> Tensor:
 
 
 def warn_of_full_images(data: TargetData, num_queries: int) -> None:
-    """Warns of images with more objects than a model finds, crowds aside: the others are neither learned nor found."""
+    """Warns of images with more objects than a model finds, crowds aside: the rest is neither trained on nor found."""
     counts = [crowds.count(False) for rows in data.splits.values() for crowds in rows["is_crowd"][:]]
     if num_full := sum(count > num_queries for count in counts):
         logger.warning(
-            "%d of %d images have more objects than num_queries=%d, up to %d, and no more than that are learned and "
-            "found in any. Raise num_queries, which is in detection_config.",
+            "%d of %d images have more objects than num_queries=%d, up to %d, and no more than that are trained on "
+            "and found in any. Raise num_queries, which is in detection_config.",
             num_full,
             len(counts),
             num_queries,
@@ -167,8 +169,8 @@ class DetectionModelArguments(TaskModelArguments):
 
 
 @dataclass
-class DetectionImagesArguments(ObjectImagesArguments):
-    """Which images and boxes to score on."""
+class DetectionDataArguments(ObjectDataArguments):
+    """Images and boxes."""
 
     dataset_name: str = field(
         default="",
@@ -198,11 +200,6 @@ class DetectionImagesArguments(ObjectImagesArguments):
 
 
 @dataclass
-class DetectionDataArguments(DetectionImagesArguments, TrainedImagesArguments):
-    """Which images and boxes to train on."""
-
-
-@dataclass
 class DetectionAugmentationArguments:
     """How training images are changed at random, and their boxes with them, in this order."""
 
@@ -228,16 +225,9 @@ class DetectionAugmentationArguments:
         default=False, metadata={"help": "Every batch has a size of its own, from 0.75 to 1.25 times image_size."}
     )
 
-    def options(self) -> dict[str, Any]:
-        """Returns them as `detection_augmentation` takes them."""
-        options = asdict(self)
-        del options["multi_scale"]  # of batches
-        scale_range = options.pop("min_scale"), options.pop("max_scale")
-        return {**options, "scale_range": scale_range}
-
 
 @dataclass
-class DetectionTrainingArguments(ScoredTrainingArguments):
+class DetectionTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with defaults that suit object detection: slow, with short gradients."""
 
     learning_rate: float = field(default=2e-4, metadata=LIBRARY["learning_rate"].metadata)
@@ -247,30 +237,35 @@ class DetectionTrainingArguments(ScoredTrainingArguments):
 
 
 @dataclass
-class ObjectDetection(ScoredTask):
-    """Training of object detection by a script; see `ScoredTask`."""
+class ObjectDetection(SupervisedTask):
+    """Object detection."""
 
-    argument_types = (
-        DetectionModelArguments,
-        DetectionDataArguments,
-        DetectionAugmentationArguments,
-        DetectionTrainingArguments,
-        DistillationArguments,
-    )
     model_class = HfViTForObjectDetection
     pipeline = "object-detection"
+    usage = Usage(
+        name="detect",
+        stock="""for found in detect("image.png", threshold=0.3):
+    print(found["label"], found["score"], found["box"])""",
+        own="""sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_object_detection(outputs, threshold=0.3, target_sizes=sizes)
+for label, score, box in zip(result["labels"], result["scores"], result["boxes"]):
+    print(model.config.id2label[int(label)], float(score), box.tolist())  # x1, y1, x2, y2
+print(len(result["boxes"]), "objects")""",
+    )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     collator_class = ObjectDetectionCollator
 
+    model: DetectionModelArguments
     data: DetectionDataArguments
     augmentation: DetectionAugmentationArguments
+    args: DetectionTrainingArguments
 
     def open_data(self) -> TargetData:
         """Opens images and boxes."""
         return load_object_detection(self.data.dataset_name, **self.data.source_options())
 
-    def make_trainer(self) -> EvaluatorTrainer:
-        """Returns the trainer, and warns if the model has not enough queries; see `ScoredTask`."""
+    def make_trainer(self) -> HfViTTrainer:
+        """Returns the trainer, and warns if the model has not enough queries."""
         trainer = super().make_trainer()
         warn_of_full_images(self.loaded, trainer.model.options.num_queries)
         return trainer
@@ -279,15 +274,15 @@ class ObjectDetection(ScoredTask):
         """Returns an image processor that leaves nothing of an image out."""
         return whole_image_processor(processor, config, self.augmentation.keep_aspect_ratio)
 
-    def make_transform(self, config: HfViTConfig) -> Callable[[Any], Any]:
-        """Returns what changes images and boxes at random."""
-        return detection_augmentation(
-            to_pair(config.image_size), num_channels=config.num_channels, **self.augmentation.options()
-        )
+    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns the random transform of images and boxes."""
+        options = augmentation_options(self.augmentation)
+        del options["multi_scale"]  # of batches
+        return detection_augmentation(to_pair(config.image_size), num_channels=config.num_channels, **options)
 
-    def make_collator(self, processor: BaseImageProcessor, config: HfViTConfig) -> ObjectDetectionCollator:
-        """Returns what makes batches, of several sizes if asked for."""
-        return ObjectDetectionCollator(processor, self._sizes(config) if self.augmentation.multi_scale else None)
+    def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> ObjectDetectionCollator:
+        """Returns the collator, of batches of several sizes if asked for."""
+        return ObjectDetectionCollator(processor, self._sizes(model.config) if self.augmentation.multi_scale else None)
 
     def _sizes(self, config: HfViTConfig) -> list[tuple[int, int]]:
         patch = to_pair(config.patch_size)
@@ -295,11 +290,11 @@ class ObjectDetection(ScoredTask):
         return multi_scale_sizes(to_pair(config.image_size), (patch[0] * window[0], patch[1] * window[1]))
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionEvaluator:
-        """Returns what predicts and scores images."""
+        """Returns the evaluator."""
         return DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
 
-    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
-        """Says of decoder and loss what a card shall say."""
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on decoder and loss."""
         options = model.options
         classes = class_loss_of(options).replace("_", " ")
         weights = {f"{classes} of the class": 1.0, "L1": options.bbox_weight, "GIoU": options.giou_weight}
@@ -309,12 +304,5 @@ class ObjectDetection(ScoredTask):
         }
 
     def describe_size(self, config: HfViTConfig) -> str:
-        """Says how large images are."""
+        """Returns the size of images, in words."""
         return describe_whole_images(config, self.augmentation.keep_aspect_ratio)
-
-
-class DetectionEvaluation(ScoredEvaluation):
-    """Scoring of object detection."""
-
-    task_class = ObjectDetection
-    argument_types = (EvaluatedModel, DetectionImagesArguments, ScoredEvaluationArguments)

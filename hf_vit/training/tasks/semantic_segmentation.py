@@ -1,9 +1,10 @@
-"""What the training scripts of segmentation and depth can be told beside what all training scripts can."""
+"""Semantic segmentation: arguments, evaluator and card lines."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from typing import Any
 
 import torch
 from PIL.Image import Image
@@ -16,21 +17,18 @@ from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...visualize import draw_segmentation
-from ..arguments import TrainedImagesArguments
-from ..distillation.arguments import DistillationArguments
-from ..publishing.record import describe_weights
-from .arguments import ScoredTrainingArguments, TaskModelArguments, best_by
-from .dense import DenseAugmentationArguments, DenseTask, SemanticImagesArguments, size_of
-from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
+from ..publishing.model_card import Usage
+from ..publishing.report import describe_weights
+from .shared import DenseTask, MaskDataArguments, TaskModelArguments, TaskTrainingArguments, best_by, size_of
 
 
 @dataclass
 class SemanticEvaluationArguments:
-    """How semantic segmentation is scored."""
+    """How semantic segmentation is evaluated."""
 
     eval_window_size: int | None = field(
         default=None,
-        metadata={"help": "Side in pixels of windows that slide over an image; without, one look at all."},
+        metadata={"help": "Side in pixels of windows that slide over an image; without, it is seen as a whole."},
     )
     eval_scales: list[float] = field(
         default_factory=lambda: [1.0], metadata={"help": "Sizes, relative to the image, of copies that are averaged."}
@@ -38,12 +36,11 @@ class SemanticEvaluationArguments:
     eval_flip: bool = field(default=False, metadata={"help": "Whether the mirror image of each copy counts too."})
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without the model."""
         if not self.eval_scales or not all(0 < scale < math.inf for scale in self.eval_scales):
             raise ValueError(f"eval_scales={self.eval_scales} must be positive; 1.0 is the image itself.")
 
 
-LOOK_ONCE = SemanticEvaluationArguments()
+WHOLE_IMAGE = SemanticEvaluationArguments()
 
 
 class SemanticEvaluator(Evaluator):
@@ -56,14 +53,14 @@ class SemanticEvaluator(Evaluator):
         self,
         processor: BaseImageProcessor,
         names: Sequence[str],
-        evaluation: SemanticEvaluationArguments = LOOK_ONCE,
+        evaluation: SemanticEvaluationArguments = WHOLE_IMAGE,
     ) -> None:
-        """Begins.
+        """Makes an evaluator.
 
         Args:
             processor: Makes maps of outputs.
             names: The class names.
-            evaluation: Windows and copies; one look at the whole image unless said.
+            evaluation: Windows and copies; by default the whole image as it is.
         """
         super().__init__(processor, SemanticSegmentationMetric(names))
         self.evaluation = evaluation
@@ -71,7 +68,7 @@ class SemanticEvaluator(Evaluator):
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the map (H, W) and the loss of each image."""
         sizes = [size_of(target) for target in batch["targets"]]
-        if self.evaluation != LOOK_ONCE:
+        if self.evaluation != WHOLE_IMAGE:
             return [self._segment_one(model, *_own_part(batch, index), size) for index, size in enumerate(sizes)]
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
@@ -85,7 +82,6 @@ class SemanticEvaluator(Evaluator):
     def _segment_one(
         self, model: PreTrainedModel, pixels: Tensor, labels: Tensor, size: tuple[int, int]
     ) -> ImageResult:
-        """Segments one image (1, C, H, W) in windows and copies."""
         window, scales = self.evaluation.eval_window_size, tuple(self.evaluation.eval_scales)
         outputs = model.segment(pixels, window, scales=scales, flip=self.evaluation.eval_flip)
         (segmentation,) = self.processor.post_process_semantic_segmentation(outputs, [size])
@@ -100,14 +96,14 @@ class SemanticEvaluator(Evaluator):
         return bool((target != IGNORED_LABEL).any())
 
     def describe_lack(self, targets: Iterable[Tensor]) -> str:
-        """Says that there are no classes."""
+        """Returns that there are no classes, in words."""
         return (
             f"all pixels of all masks are of no class ({IGNORED_LABEL}). Check the masks and, where they count from "
             "1, --reduce_labels."
         )
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Gives every pixel the commonest class."""
+        """Predicts the commonest class for every pixel."""
         counts = torch.zeros(256, dtype=torch.int64)
         for target in targets:
             counts += target.flatten().bincount(minlength=256)
@@ -121,7 +117,7 @@ class SemanticEvaluator(Evaluator):
         draw_segmentation(images, predictions, targets, self.metric.names, file)
 
     def describe_evaluation(self) -> str:
-        """Says how closely images are looked at."""
+        """Returns in which windows and copies images are seen, in words."""
         evaluation = self.evaluation
         window = evaluation.eval_window_size
         return (
@@ -130,7 +126,7 @@ class SemanticEvaluator(Evaluator):
         )
 
     def describe_limits(self) -> str:
-        """Says what the model is not good for."""
+        """Returns what the model is not good for, in words."""
         return (
             f"It knows {len(self.metric.names)} classes and gives one of them to every pixel, whatever it is shown. "
             "It has seen images like those that it was trained on, and its score says little about others."
@@ -160,12 +156,7 @@ class SemanticModelArguments(TaskModelArguments):
 
 
 @dataclass
-class SemanticDataArguments(SemanticImagesArguments, TrainedImagesArguments):
-    """Which images and masks to train on."""
-
-
-@dataclass
-class SemanticTrainingArguments(ScoredTrainingArguments):
+class SemanticTrainingArguments(TaskTrainingArguments):
     """The library's arguments, with defaults that suit semantic segmentation."""
 
     metric_for_best_model: str | None = best_by("mean_iou")
@@ -173,32 +164,35 @@ class SemanticTrainingArguments(ScoredTrainingArguments):
 
 @dataclass
 class SemanticSegmentation(DenseTask):
-    """Training of semantic segmentation by a script; see `DenseTask`.
+    """Semantic segmentation, a class for every pixel.
 
     Args:
-        evaluation: How it is scored.
+        evaluation: How it is evaluated.
     """
 
-    argument_types = (
-        SemanticModelArguments,
-        SemanticDataArguments,
-        DenseAugmentationArguments,
-        SemanticTrainingArguments,
-        DistillationArguments,
-        SemanticEvaluationArguments,
-    )
     model_class = HfViTForSemanticSegmentation
     pipeline = "image-segmentation"
+    usage = Usage(
+        name="segment",
+        stock="""for part in segment("image.png"):
+    print(part["label"], part["mask"])  # white in the mask is where the image shows it""",
+        own="""sizes = [(image.height, image.width)]
+(classes,) = image_processor.post_process_semantic_segmentation(outputs, target_sizes=sizes)
+print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
+    )
+    evaluation_options = ("evaluation",)
 
-    data: SemanticDataArguments
+    model: SemanticModelArguments
+    data: MaskDataArguments
+    args: SemanticTrainingArguments
     evaluation: SemanticEvaluationArguments
 
     def open_data(self) -> TargetData:
         """Opens images and masks."""
         return load_semantic_segmentation(self.data.dataset_name, **self.data.source_options())
 
-    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
-        """Says of head and loss what a card shall say."""
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on head and loss."""
         options = model.options
         weights = {
             "cross-entropy": options.cross_entropy_weight,
@@ -209,7 +203,7 @@ class SemanticSegmentation(DenseTask):
         return {"head": options.head, "loss": describe_weights(weights)}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
-        """Returns what predicts and scores images.
+        """Returns the evaluator.
 
         Raises:
             ValueError: if windows are no whole patches, or the model ignores another label than masks have.
@@ -223,10 +217,3 @@ class SemanticSegmentation(DenseTask):
         if (window := self.evaluation.eval_window_size) is not None:
             window_of(window, model.config.patch_size, "eval_window_size")
         return SemanticEvaluator(processor, self.loaded.names, self.evaluation)
-
-
-class SemanticEvaluation(ScoredEvaluation):
-    """Scoring of semantic segmentation."""
-
-    task_class = SemanticSegmentation
-    argument_types = (EvaluatedModel, SemanticImagesArguments, ScoredEvaluationArguments, SemanticEvaluationArguments)

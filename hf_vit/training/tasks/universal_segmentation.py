@@ -1,4 +1,4 @@
-"""What the training scripts of segmentation and depth can be told beside what all training scripts can."""
+"""Universal segmentation: arguments, evaluator, annealing of masked attention and card lines."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,12 +21,10 @@ from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
-from ..arguments import ModelArguments, TrainedImagesArguments
-from ..distillation.arguments import DistillationArguments
-from ..publishing.record import describe_weights
-from .arguments import ScoredTrainingArguments, best_by, split_names
-from .dense import DenseAugmentationArguments, DenseTask, SemanticImagesArguments, size_of
-from .evaluation import EvaluatedModel, ScoredEvaluation, ScoredEvaluationArguments
+from ..arguments import split_names
+from ..publishing.model_card import Usage
+from ..publishing.report import describe_weights
+from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, size_of
 
 
 # Average precision ranks all detections, but the least likely do not move it.
@@ -39,12 +37,11 @@ class UniversalEvaluator(Evaluator):
     metric: UniversalMetric
 
     def __init__(self, processor: BaseImageProcessor, metric: UniversalMetric) -> None:
-        """Begins."""
         super().__init__(processor, metric)
         self.class_score = "PQ" if PANOPTIC in metric.parts else "AP"
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns what the parts of the metric score, and the loss of each image."""
+        """Returns the predictions that the parts of the metric take, and the loss, of each image."""
         mask = batch.get("patch_attention_mask")
         outputs = model(batch["pixel_values"], patch_attention_mask=mask)
         found: dict[str, list[Any]] = {}
@@ -63,7 +60,7 @@ class UniversalEvaluator(Evaluator):
         return [ImageResult(*pair) for pair in zip(predictions, self._losses(model, outputs, batch), strict=True)]
 
     def _losses(self, model: PreTrainedModel, outputs: Any, batch: Batch) -> list[float]:
-        """Returns the loss of each image alone, of the last block."""
+        # Of each image alone, and of the last block.
         mask = batch.get("patch_attention_mask")
         alone = [slice(index, index + 1) for index in range(len(batch["pixel_values"]))]
         return [
@@ -90,13 +87,13 @@ class UniversalEvaluator(Evaluator):
         return bool(target["masks"].any())
 
     def describe_lack(self, targets: Iterable[dict[str, Any]]) -> str:
-        """Says that there are no masks."""
+        """Returns that there are no masks, in words."""
         return "no pixel of any is of a mask. Check the masks or annotations."
 
     def naive_baseline(
         self, targets: Iterable[dict[str, Any]]
     ) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        """Makes one segment of the whole image, of the class with the most pixels."""
+        """Predicts one segment, the whole image, of the class with the most pixels."""
         names = self.metric.names
         counts = torch.zeros(len(names), dtype=torch.int64)
         for target in targets:
@@ -132,7 +129,7 @@ class UniversalEvaluator(Evaluator):
         draw_panoptic(images, [prediction[part] for prediction in predictions], targets, self.metric.names, file)
 
     def describe_evaluation(self) -> str:
-        """Says what is scored."""
+        """Returns what is scored, in words."""
         scored = {
             PANOPTIC: "PQ of segments",
             SEMANTIC: "IoU of the class of each pixel",
@@ -141,7 +138,7 @@ class UniversalEvaluator(Evaluator):
         return f"the whole image; {', '.join(scored[part] for part in self.metric.parts)}"
 
     def describe_limits(self) -> str:
-        """Says what the model is not good for."""
+        """Returns what the model is not good for, in words."""
         return (
             f"It knows {len(self.metric.names)} classes, and finds in an image as many segments as it has queries at "
             "most. It has seen images like those that it was trained on, and its score says little about others."
@@ -149,7 +146,6 @@ class UniversalEvaluator(Evaluator):
 
 
 def _listed(result: dict[str, Any]) -> dict[str, Any]:
-    """Returns instances with classes and scores in lists beside their masks."""
     info = result["segments_info"]
     return {
         "masks": result["segmentation"],
@@ -188,8 +184,8 @@ class MaskAnnealing(TrainerCallback):
 
 
 @dataclass
-class UniversalImagesArguments(SemanticImagesArguments):
-    """Which images, and masks of things and stuff, to score on."""
+class UniversalDataArguments(MaskDataArguments):
+    """Images, and masks of things and stuff."""
 
     dataset_name: str = field(
         default="",
@@ -211,38 +207,35 @@ class UniversalImagesArguments(SemanticImagesArguments):
         return {**super().source_options(), "thing_names": things, "annotations": self.annotations}
 
 
-@dataclass
-class UniversalDataArguments(UniversalImagesArguments, TrainedImagesArguments):
-    """Which images, and masks of things and stuff, to train on."""
-
-
 # Where instances may overlap there is no map of segments, and so no PQ.
 PQ_OR_MASK_AP = "pq or mask_ap"
 
 
 @dataclass
-class UniversalTrainingArguments(ScoredTrainingArguments):
-    """The same, for universal segmentation."""
+class UniversalTrainingArguments(TaskTrainingArguments):
+    """The library's arguments, with defaults that suit universal segmentation."""
 
     metric_for_best_model: str | None = best_by(PQ_OR_MASK_AP)
 
 
 @dataclass
 class UniversalSegmentation(DenseTask):
-    """Training of universal segmentation by a script; see `DenseTask`."""
+    """Universal segmentation: semantic, instance and panoptic."""
 
-    argument_types = (
-        ModelArguments,
-        UniversalDataArguments,
-        DenseAugmentationArguments,
-        UniversalTrainingArguments,
-        DistillationArguments,
-    )
     model_class = HfViTForUniversalSegmentation
     pipeline = "image-segmentation"
+    usage = Usage(
+        name="segment",
+        stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
+    print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
+        own="""sizes = [(image.height, image.width)]
+(result,) = image_processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
+print(result["segmentation"].shape, result["segments_info"])""",
+    )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
 
     data: UniversalDataArguments
+    args: UniversalTrainingArguments
 
     def open_data(self) -> TargetData:
         """Opens images and masks."""
@@ -256,7 +249,7 @@ class UniversalSegmentation(DenseTask):
         return names
 
     def callbacks(self) -> list[TrainerCallback]:
-        """Returns what anneals masked attention."""
+        """Returns the annealing of masked attention."""
         return [MaskAnnealing()]
 
     def processor_options(self) -> dict[str, Any]:
@@ -264,8 +257,8 @@ class UniversalSegmentation(DenseTask):
         things = self.loaded.thing_ids
         return {"label_ids_to_fuse": [label for label in range(len(self.loaded.names)) if label not in things]}
 
-    def describe_model(self, model: PreTrainedModel) -> dict[str, str]:
-        """Says of head and loss what a card shall say."""
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on head and loss."""
         options = model.options
         weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
         return {
@@ -274,7 +267,7 @@ class UniversalSegmentation(DenseTask):
         }
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
-        """Returns what predicts and scores images."""
+        """Returns the evaluator."""
         metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
         return UniversalEvaluator(processor, metric)
 
@@ -282,10 +275,3 @@ class UniversalSegmentation(DenseTask):
     def can_overlap(self) -> bool:
         """Whether masks may overlap, as instances of COCO: no map of segments or classes can be made of them."""
         return any("objects" in split.column_names for split in self.loaded.splits.values())
-
-
-class UniversalEvaluation(ScoredEvaluation):
-    """Scoring of universal segmentation."""
-
-    task_class = UniversalSegmentation
-    argument_types = (EvaluatedModel, UniversalImagesArguments, ScoredEvaluationArguments)

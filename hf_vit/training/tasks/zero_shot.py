@@ -1,4 +1,4 @@
-"""What the scripts of image-text contrast can be told beside what all scripts can.
+"""Evaluation of models of images and texts on labeled images, by the names of their classes.
 
 Shapes: B images, C channels, H W pixels, K classes, E width.
 """
@@ -17,16 +17,16 @@ from ...data import ImageClassificationCollator, unreadable_images
 from ...evaluation.classification import image_classification_metrics
 from ...model.processing_hf_vit import HfViTProcessor
 from ...model.task_contrastive import HfViTForZeroShotImageClassification
-from ..arguments import DataArguments, HfViTTrainingArguments, ImageDataArguments
-from ..load_data import open_splits, scored_images
-from ..publishing.record import public_name, scored_split
-from ..publishing.report import write_scores
+from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ImageDataArguments
+from ..checks import check_packages
+from ..load_data import evaluation_images, open_splits
+from ..publishing.report import evaluation_split, public_name, write_scores
 from ..trainer import HfViTTrainer
 
 
 @dataclass(frozen=True)
 class ZeroShotImages:
-    """Labeled images whose classes a model has not learned.
+    """Labeled images, on whose classes a model has not been trained.
 
     Args:
         source: Where they are from.
@@ -47,7 +47,7 @@ class ZeroShotImages:
         return names
 
     def describe(self, scores: dict[str, float]) -> str:
-        """Says in one line how well a model does."""
+        """Returns the scores of a model in one line."""
         return (
             f"accuracy {scores['accuracy']:.4f} on {len(self.images):,} {self.split} images of "
             f"{public_name(self.source)} (chance {1 / len(self.names):.4f}), by {', '.join(map(repr, self.templates))}"
@@ -56,7 +56,7 @@ class ZeroShotImages:
 
 @dataclass
 class ZeroShotArguments:
-    """On which labeled images to score classes by their names, after all is trained."""
+    """On which labeled images to evaluate classes by their names, after the training."""
 
     zero_shot_dataset: str | None = field(
         default=None, metadata={"help": "Labeled images, any that classifiers train on: a path, or a Hub name."}
@@ -76,17 +76,16 @@ class ZeroShotArguments:
     )
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without the data."""
         if wrong := [template for template in self.prompt_templates if template.count("{}") != 1]:
             raise ValueError(
                 f"prompt_templates has {', '.join(map(repr, wrong))}, but each needs one {{}} for the name of a class."
             )
 
-    def data_arguments(self, captions: ImageDataArguments) -> DataArguments | None:
+    def data_arguments(self, captions: ImageDataArguments) -> ClassificationDataArguments | None:
         """Returns where the labeled images are, if any; they are checked and limited as those with captions."""
         if self.zero_shot_dataset is None:
             return None
-        return DataArguments(
+        return ClassificationDataArguments(
             dataset_name=self.zero_shot_dataset,
             dataset_config_name=self.zero_shot_config_name,
             label_column_name=self.zero_shot_label_column_name,
@@ -107,27 +106,29 @@ def load_zero_shot(
         training_args: Gives the seed and, on several processes, the share of each.
 
     Raises:
+        ImportError: if a package is missing that is needed to score them.
         OSError: if the data is missing.
         ValueError: if it is bad, or has no such split.
     """
     data = args.data_arguments(captions)
     if data is None:
         return None
+    check_packages("sklearn")
     splits: DatasetDict = open_splits(data, training_args)
-    split = args.zero_shot_split or scored_split(list(splits))
+    split = args.zero_shot_split or evaluation_split(splits)
     if split not in splits:
         raise ValueError(f"{data.dataset_name} has no split {split!r}. Choose {' or '.join(splits)}.")
-    images = scored_images(splits[split], split, split, data, training_args, unreadable_images)
+    images = evaluation_images(splits[split], split, split, data, training_args, unreadable_images)
     return ZeroShotImages(data.dataset_name, split, images, args.prompt_templates)
 
 
 class ZeroShotClassifier(nn.Module):
-    """A classifier whose weights are what a model makes of the names of classes."""
+    """A classifier whose weights are a model's embeddings of the names of classes."""
 
     class_embeds: Tensor
 
     def __init__(self, model: HfViTForZeroShotImageClassification, class_embeds: Tensor) -> None:
-        """Takes a model and what it makes of K classes, (K, E) of length 1."""
+        """Makes a classifier of a model and its embeddings of K classes, (K, E) of length 1."""
         super().__init__()
         self.model = model
         self.register_buffer("class_embeds", class_embeds)
@@ -149,7 +150,7 @@ def embed_classes(
     names: Sequence[str],
     templates: Sequence[str],
 ) -> Tensor:
-    """Returns what a model makes of classes, (K, E) of length 1: the mean over the templates, as CLIP does.
+    """Returns embeddings of classes, (K, E) of length 1: the mean over the templates, as CLIP does.
 
     Args:
         model: In evaluation mode.
@@ -166,13 +167,13 @@ def embed_classes(
     return torch.stack(rows)
 
 
-def score_zero_shot(
+def evaluate_zero_shot(
     model: HfViTForZeroShotImageClassification,
     processor: HfViTProcessor,
     wanted: ZeroShotImages,
     args: HfViTTrainingArguments,
 ) -> dict[str, float]:
-    """Scores a model on labeled images, on all processes, and writes what `write_scores` does as `zero_shot_…`.
+    """Evaluates a model on labeled images, on all processes, and writes what `write_scores` does as `zero_shot_…`.
 
     Args:
         model: Compares images with texts.

@@ -1,0 +1,256 @@
+"""What several tasks share: options of arguments, targets that somebody has written down, predictions for pixels."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal
+
+from transformers import BaseImageProcessor, PreTrainedModel
+
+from ...data import DensePredictionCollator, TargetData, dense_augmentation
+from ...evaluation.evaluator import Evaluator, check_truth
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ..arguments import LIBRARY, HfViTTrainingArguments, ImageDataArguments, ModelArguments, split_names
+from ..distillation.arguments import DistillationArguments, make_distillation
+from ..evaluator_trainer import TargetCollator
+from ..load_data import load_evaluation_targets, load_targets
+from ..models import describe_whole_images, load_model, whole_image_processor
+from ..trainer import HfViTTrainer
+from .base import EvaluatedModel, Task
+
+
+LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
+
+
+@dataclass
+class TaskModelArguments(ModelArguments):
+    """Which model to train, with options of its head that have a name of their own."""
+
+    task_config: ClassVar[str]  # the field of HfViTConfig that holds the options of the head
+    task_options: ClassVar[tuple[str, ...]] = ("head",)  # those of them that are fields here
+
+    def overrides(self) -> dict[str, Any]:
+        """Returns the fields of `config_overrides`, and with them `image_size` and the options of the head.
+
+        Raises:
+            ValueError: if one of these is given twice, or the fields are no JSON object.
+        """
+        fields = super().overrides()
+        options = fields.get(self.task_config) or {}
+        given = {name: vars(self)[name] for name in self.task_options if vars(self)[name] is not None}
+        if twice := sorted(given.keys() & options.keys()):
+            raise ValueError(f"--{twice[0]} is given twice: leave it out of --config_overrides.")
+        return {**fields, self.task_config: {**options, **given}} if given else fields
+
+
+def best_by(default: str) -> Any:
+    """Returns the field of training arguments that names the score which chooses the best model."""
+    metadata = HfViTTrainingArguments.__dataclass_fields__["metric_for_best_model"].metadata
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class TaskTrainingArguments(HfViTTrainingArguments):
+    """The library's arguments, with defaults that suit targets of more than a class."""
+
+    per_device_train_batch_size: int = field(default=16, metadata=LIBRARY["per_device_train_batch_size"].metadata)
+    per_device_eval_batch_size: int = field(default=16, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+
+    def __post_init__(self) -> None:
+        if str(self.metric_for_best_model).removeprefix("eval_").removeprefix("ema_") in LOWER_IS_BETTER:
+            self.greater_is_better = False
+        super().__post_init__()
+
+
+@dataclass
+class MaskDataArguments(ImageDataArguments):
+    """Images and masks of classes."""
+
+    dataset_name: str = field(
+        default="",
+        metadata={"help": "Folder of <split>/images and <split>/masks, parquet files, or a Hub name."},
+    )
+    mask_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the masks, where it is not clear by itself."}
+    )
+    class_names: str | None = field(
+        default=None,
+        metadata={"help": 'Names of the classes, "sky,road,car", where no file beside the data has them.'},
+    )
+    classes_file: str | None = field(
+        default=None,
+        metadata={"help": "File of class names (classes.txt, id2label.json) or colors (palette.txt), if elsewhere."},
+    )
+    reduce_labels: bool = field(
+        default=False, metadata={"help": "The masks count classes from 1 and have 0 where there is none."}
+    )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with what the masks mean."""
+        return {
+            **super().source_options(),
+            "mask_column_name": self.mask_column_name,
+            "class_names": split_names(self.class_names),
+            "classes_file": self.classes_file,
+            "reduce_labels": self.reduce_labels,
+        }
+
+
+@dataclass
+class ObjectDataArguments(ImageDataArguments):
+    """Images with boxes, whatever else is known of the objects."""
+
+    objects_column_name: str | None = field(
+        default=None, metadata={"help": "Column of the objects, where it is not clear by itself."}
+    )
+    box_errors: Literal["raise", "clip", "drop"] = field(
+        default="raise",
+        metadata={
+            "help": "What is done about boxes that reach out of their image or have no area: they are listed and the "
+            "script stops (raise), what is outside is cut off (clip), or they are left out (drop)."
+        },
+    )
+
+    def source_options(self) -> dict[str, Any]:
+        """Returns the same, with where objects are and what is done about wrong boxes."""
+        return {
+            **super().source_options(),
+            "objects_column_name": self.objects_column_name,
+            "box_errors": self.box_errors,
+        }
+
+
+@dataclass
+class SupervisedTask(Task):
+    """A task whose targets are predicted one by one, maybe with the help of a teacher.
+
+    Args:
+        distillation: From which teacher, if any.
+    """
+
+    collator_class: ClassVar[type[TargetCollator]]
+
+    distillation: DistillationArguments
+
+    loaded: TargetData = field(init=False)
+
+    @abstractmethod
+    def open_data(self) -> TargetData:
+        """Opens the data."""
+
+    @abstractmethod
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+        """Returns the image processor of the trained model, given that of the model which it starts from."""
+
+    @abstractmethod
+    def describe_size(self, config: HfViTConfig) -> str:
+        """Returns the size of images for a model, in words."""
+
+    @abstractmethod
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Evaluator:
+        """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
+
+    def options_of_head(self) -> dict[str, dict[str, Any]]:
+        """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
+        return {}
+
+    def load_training_data(self) -> TargetData:
+        """Opens and checks the splits of a training."""
+        return load_targets(self.open_data, self.data, self.args)
+
+    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, TargetData]:
+        """Opens and checks the data of an evaluation."""
+        return load_evaluation_targets(self.open_data, self.data, saved.split, label2id, self.args)
+
+    def open_model(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
+        """Returns the new or saved model to train, and its image processor."""
+        model, processor = load_model(self.model_class, self.model, self.loaded.names, self.options_of_head())
+        return model, self.make_processor(processor, model.config)
+
+    def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> TargetCollator:
+        """Returns the collator of training and evaluation batches."""
+        return self.collator_class(processor)
+
+    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
+        """Returns the teacher."""
+        return {"distillation": make_distillation(self.distillation, model, processor)}
+
+    def evaluation_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
+        """Returns the evaluator; raises `ValueError` if a split has no truth."""
+        evaluator = self.make_evaluator(model, processor)
+        for split in self.loaded.splits:
+            check_truth(evaluator, split, self.loaded.examples(split))
+        return {"evaluator": evaluator}
+
+    def describe_recipe(self, trainer: HfViTTrainer) -> dict[str, str]:
+        """Returns the lines of the card's table that the trainer's settings do not tell."""
+        model = self.describe_model(trainer.model, trainer.processing_class)
+        size = {"input size": self.describe_size(trainer.model.config)}
+        return {**model, **size, **super().describe_recipe(trainer)}
+
+
+@dataclass
+class DenseAugmentationArguments:
+    """How training images are changed at random, and their targets with them, in this order."""
+
+    keep_aspect_ratio: bool = field(
+        default=True,
+        metadata={
+            "help": "Images keep their proportions, their shorter side being that of image_size; false squeezes them "
+            "into it."
+        },
+    )
+    min_scale: float = field(
+        default=0.5, metadata={"help": "Least scale; at 1 images are as large as in evaluations."}
+    )
+    max_scale: float = field(default=2.0, metadata={"help": "Largest scale."})
+    max_class_share: float = field(
+        default=0.75, metadata={"help": "Crops of class masks are drawn anew if one class has more; 1 takes any."}
+    )
+    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
+    max_rotation: float = field(default=0.0, metadata={"help": "Largest angle of a random rotation in degrees."})
+    photometric: float = field(
+        default=0.5, metadata={"help": "Probability that brightness, contrast and colors change."}
+    )
+
+
+def augmentation_options(augmentation: Any) -> dict[str, Any]:
+    """Returns a dataclass of options as the augmentations of `hf_vit.data` take them, with a range of scales."""
+    options = asdict(augmentation)
+    scale_range = options.pop("min_scale"), options.pop("max_scale")
+    return {**options, "scale_range": scale_range}
+
+
+@dataclass
+class DenseTask(SupervisedTask):
+    """A task that predicts something for every pixel."""
+
+    collator_class = DensePredictionCollator
+
+    augmentation: DenseAugmentationArguments
+
+    def processor_options(self) -> dict[str, Any]:
+        """Returns the options of this task's image processor."""
+        return {}
+
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+        """Returns an image processor that leaves nothing of an image out."""
+        return whole_image_processor(
+            processor, config, self.augmentation.keep_aspect_ratio, **self.processor_options()
+        )
+
+    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns the random transform of images and targets."""
+        return dense_augmentation(
+            to_pair(config.image_size), num_channels=config.num_channels, **augmentation_options(self.augmentation)
+        )
+
+    def describe_size(self, config: HfViTConfig) -> str:
+        """Returns the size of images for a model, in words."""
+        return describe_whole_images(config, self.augmentation.keep_aspect_ratio)
+
+
+def size_of(target: Any) -> tuple[int, int]:
+    """Returns the height and width of a target: a map (H, W), or a dictionary with `masks` (M, H, W)."""
+    height, width = (target["masks"] if isinstance(target, dict) else target).shape[-2:]
+    return height, width
