@@ -24,8 +24,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from prediction.inputs import find_images, name_outputs, open_image
-
+from hf_vit.predict import find_images, name_outputs, open_image
 from hf_vit.visualize.inspection import OF_ALL, OF_EACH, Inspection, InspectionOptions, kinds_of, open_for_inspection
 
 

@@ -1,4 +1,4 @@
-"""Pictures of trainings, of scores, of what models say about images, and of what they look at."""
+"""Pictures of trainings, scores and predictions, and of what models attend to."""
 
 from .attention import (
     Attention,
@@ -9,24 +9,23 @@ from .attention import (
     gradient_rollout,
     record_attention,
 )
-from .captions import draw_captions
 from .colors import segmentation_palette
 from .depth import color_depth, draw_depth
 from .detection import draw_boxes, draw_detections
 from .features import draw_feature_colors, feature_colors, patch_features, patch_similarity
-from .figures import MAX_ROWS
-from .heat import draw_heat, overlay_heat
+from .figures import MAX_ROWS, arrange_tiles, draw_label_tile, draw_text
 from .keypoints import draw_keypoints, draw_poses
 from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
-from .patches import patch_at, patch_distances
+from .patches import draw_heat, overlay_heat, patch_at, patch_distances
 from .plots import draw_class_scores, draw_confusion_matrix, draw_curves, draw_precision_recall
-from .reconstruction import draw_reconstructions
+from .pretraining import draw_captions, draw_reconstructions
 from .segmentation import draw_panoptic, draw_segmentation, overlay_segmentation, overlay_segments
 
 
 __all__ = [
     "MAX_ROWS",
     "Attention",
+    "arrange_tiles",
     "attention_distances",
     "attention_maps",
     "attention_rollout",
@@ -43,6 +42,7 @@ __all__ = [
     "draw_feature_colors",
     "draw_heat",
     "draw_keypoints",
+    "draw_label_tile",
     "draw_panoptic",
     "draw_patch_filters",
     "draw_poses",
@@ -50,6 +50,7 @@ __all__ = [
     "draw_precision_recall",
     "draw_reconstructions",
     "draw_segmentation",
+    "draw_text",
     "feature_colors",
     "gradient_rollout",
     "overlay_heat",

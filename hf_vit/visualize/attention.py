@@ -4,7 +4,6 @@ Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w pa
 head adds, L = P + N + Q, L tokens.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,8 +20,8 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_classification import HfViTForImageClassification
 from ..model.task_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
-from .figures import new_figure, save
-from .patches import Patch, check_evaluates, grids_of, number_of, patch_distances, patch_size_of
+from .figures import PictureFile, new_figure, save
+from .patches import Patch, check_eval_mode, grids_of, number_of, patch_distances, patch_size_of
 
 
 # Those whose blocks have other tokens than the model inside has by itself
@@ -87,7 +86,7 @@ def record_attention(
     Raises:
         ValueError: if the model is in training mode, or an input does not fit it.
     """
-    check_evaluates(model)
+    check_eval_mode(model)
     runs = model if isinstance(model, MODELS_WITH_QUERIES) else model.base_model
     outputs = runs(pixel_values, patch_attention_mask=patch_attention_mask, output_attentions=True, return_dict=True)
     return each_image(model, outputs.attentions, pixel_values, patch_attention_mask)
@@ -209,7 +208,7 @@ def gradient_rollout(
     Source: https://arxiv.org/abs/2103.15679, what is said there of self-attention.
     """
     check_classifier(model)
-    check_evaluates(model)
+    check_eval_mode(model)
     with torch.enable_grad():
         # A gradient for the pixels too: of a model whose weights are frozen there would be none at all.
         outputs = model(
@@ -280,7 +279,7 @@ def attention_distances(attention: Attention) -> Tensor:
     return ((weights * distances).sum(dim=-1) / total).mean(dim=-1)
 
 
-def draw_attention_distances(distances: ArrayLike | Tensor, everywhere: float, file: str | os.PathLike[str]) -> None:
+def draw_attention_distances(distances: ArrayLike | Tensor, everywhere: float, file: PictureFile) -> None:
     """Draws how far the heads of each layer look, and their mean as a line.
 
     Args:

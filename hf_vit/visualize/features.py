@@ -3,7 +3,6 @@
 Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w, D hidden size.
 """
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +15,8 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from ..model.pretrained import HfViTPreTrainedModel
 from .colors import IGNORED
-from .figures import MAX_ROWS, Picture, as_picture, large_enough, picture_rows, save, show
-from .patches import Patch, check_evaluates, grids_of, number_of
+from .figures import MAX_ROWS, Picture, PictureFile, as_picture, large_enough, picture_rows, save, show
+from .patches import Patch, check_eval_mode, grids_of, number_of
 
 
 def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -60,7 +59,7 @@ def patch_features(
     Raises:
         ValueError: if the model is in training mode, or an input does not fit it.
     """
-    check_evaluates(model)
+    check_eval_mode(model)
     encoder = model.base_model
     outputs = encoder(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True)
     tokens = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, N, D)
@@ -146,9 +145,7 @@ def _spread(values: Tensor) -> Tensor:
     return (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)
 
 
-def draw_feature_colors(
-    images: Sequence[Picture], colors: Sequence[ArrayLike | Tensor], file: str | os.PathLike[str]
-) -> None:
+def draw_feature_colors(images: Sequence[Picture], colors: Sequence[ArrayLike | Tensor], file: PictureFile) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, and its patches in their colors.
 
     Args:

@@ -28,9 +28,8 @@ from .attention import (
     record_attention,
 )
 from .features import draw_feature_colors, feature_colors, patch_features, patch_similarity
-from .heat import draw_heat
 from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
-from .patches import Patch, patch_at, patch_distances
+from .patches import Patch, draw_heat, patch_at, patch_distances
 
 
 def open_for_inspection(

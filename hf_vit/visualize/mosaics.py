@@ -3,8 +3,6 @@
 Shapes: R C rows and columns of maps, h w of each.
 """
 
-import os
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,9 +12,8 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from ..model.pretrained import HfViTPreTrainedModel
 from .features import principal_components
-from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, as_picture, large_enough, new_figure, save, show
-from .heat import HEAT_COLORS, mark
-from .patches import Patch
+from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, PictureFile, as_picture, large_enough, new_figure, save, show
+from .patches import HEAT_COLORS, Patch, mark_patch
 
 
 @torch.no_grad()
@@ -84,9 +81,7 @@ def mosaic(maps: np.ndarray) -> np.ndarray:
     return framed.reshape(rows * height, columns * width, *maps.shape[4:])[:-1, :-1]
 
 
-def draw_attention(
-    image: Picture, maps: ArrayLike | Tensor, file: str | os.PathLike[str], patch: Patch | None = None
-) -> None:
+def draw_attention(image: Picture, maps: ArrayLike | Tensor, file: PictureFile, patch: Patch | None = None) -> None:
     """Draws an image beside the attention of each layer (a row) and head (a column), in its own span of colors.
 
     Args:
@@ -111,7 +106,7 @@ def draw_attention(
     show(panels[0], np.asarray(large_enough(image)[0]))
     panels[0].set_anchor("N")
     if patch is not None:
-        mark(panels[0], patch, tuple(grid))
+        mark_patch(panels[0], patch, tuple(grid))
     # Cells are as high as those of the image, also where patches are not square.
     aspect = height / grid[0] / (width / grid[1])
     panels[1].imshow(mosaic(shares), cmap=HEAT_COLORS, aspect=aspect)
@@ -123,7 +118,7 @@ def draw_attention(
     save(figure, file)
 
 
-def draw_position_similarity(similarity: ArrayLike | Tensor, file: str | os.PathLike[str]) -> None:
+def draw_position_similarity(similarity: ArrayLike | Tensor, file: PictureFile) -> None:
     """Draws, at the place of each position, how alike it and all others are.
 
     Args:
@@ -148,7 +143,7 @@ def draw_position_similarity(similarity: ArrayLike | Tensor, file: str | os.Path
     save(figure, file)
 
 
-def draw_patch_filters(filters: ArrayLike | Tensor, file: str | os.PathLike[str]) -> None:
+def draw_patch_filters(filters: ArrayLike | Tensor, file: PictureFile) -> None:
     """Draws filters in rows, the most important first; gray is 0.
 
     Args:

@@ -1,14 +1,13 @@
 """Diagrams of a training and its scores, drawn by matplotlib."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .colors import segmentation_palette
-from .figures import new_figure
+from .figures import PictureFile, new_figure
 
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ MAX_NAMED = 60  # more than this leave none for their names
 MAX_CURVES = 10  # more than this have no colors of their own
 
 
-def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | os.PathLike[str]) -> None:
+def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: PictureFile) -> None:
     """Draws how many images of each class were taken for which; colors are shares of a row.
 
     Args:
@@ -53,7 +52,7 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | 
     figure.savefig(file, dpi=120)
 
 
-def draw_class_scores(scores: Mapping[str, float], file: str | os.PathLike[str], label: str = "IoU") -> None:
+def draw_class_scores(scores: Mapping[str, float], file: PictureFile, label: str = "IoU") -> None:
     """Draws a bar for each class, the best first, and their mean as a line.
 
     Args:
@@ -86,7 +85,7 @@ def draw_class_scores(scores: Mapping[str, float], file: str | os.PathLike[str],
     figure.savefig(file, dpi=120)
 
 
-def draw_precision_recall(curves: Mapping[str, np.ndarray], file: str | os.PathLike[str]) -> None:
+def draw_precision_recall(curves: Mapping[str, np.ndarray], file: PictureFile) -> None:
     """Draws how precise the detections of each class are at each recall, and the mean over the classes.
 
     Args:
@@ -120,7 +119,7 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: str | os.PathL
     figure.savefig(file, dpi=120)
 
 
-def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[str]) -> None:
+def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> None:
     """Draws the loss, the scores and the learning rate over the steps of a training.
 
     Args:

@@ -25,7 +25,7 @@ from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.task_contrastive import HfViTForZeroShotImageClassification, loss_of_pairs
 from ...visualize import draw_captions, draw_curves
-from ...visualize.captions import NUM_CAPTIONS
+from ...visualize.pretraining import NUM_CAPTIONS
 from ..arguments import LIBRARY, ImageDataArguments, TrainedImagesArguments
 from ..checks import check_packages, check_training
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
