@@ -88,9 +88,7 @@ def predict_files(
     """
     files = find_images(inputs)
     names, tiles = name_outputs(files), list[Image.Image]()
-    predictor = open_predictor(
-        model, files, boxes, top_k=top_k, batch_size=batch_size, threshold=threshold, subtask=subtask
-    )
+    predictor = _open_predictor(model, files, boxes, top_k, batch_size, threshold, subtask)
     for folder in filter(None, [output_dir, picture and picture.parent]):
         folder.mkdir(parents=True, exist_ok=True)
     for index, image, answer in _answers(predictor, files):
@@ -135,22 +133,16 @@ def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[in
     yield from failed
 
 
-def open_predictor(
+def _open_predictor(
     model: str,
     files: Sequence[Path],
-    boxes: Path | None = None,
-    *,
-    top_k: int = 3,
-    batch_size: int = 8,
-    threshold: float | None = None,
-    subtask: str | None = None,
+    boxes: Path | None,
+    top_k: int,
+    batch_size: int,
+    threshold: float | None,
+    subtask: str | None,
 ) -> "Predictor":
-    """Opens a model with the pipeline of the class that it was saved as.
-
-    Raises:
-        OSError: if there is no such model or file of boxes.
-        ValueError: if there is no task for its class, or boxes are not those of the files.
-    """
+    """Opens a model with the pipeline of the class that it was saved as."""
     config, _ = PreTrainedConfig.get_config_dict(model)
     # timm's checkpoints, which transformers opens too, name no class.
     name = str((config.get("architectures") or ["ForImageClassification"])[0])

@@ -1,4 +1,7 @@
-"""Pictures of trainings, scores and predictions, and of what models attend to."""
+"""Pictures of trainings, scores and predictions, and of what models attend to.
+
+Functions that draw to a file raise `ImportError` where matplotlib is not installed; outlines of segments need scipy.
+"""
 
 from .attention import (
     Attention,

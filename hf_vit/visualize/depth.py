@@ -52,7 +52,6 @@ def draw_depth(
         relative: Whether predictions are relative inverse depth.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image, or sizes differ.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]

@@ -100,7 +100,6 @@ def draw_detections(
         threshold: Lowest score of predictions that are drawn.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image.
     """
 

@@ -143,7 +143,6 @@ def draw_comparison(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image, or a column has not as many entries as there are images.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]

@@ -97,7 +97,6 @@ def draw_poses(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]

@@ -121,9 +121,6 @@ def draw_heat(
         title: What they are.
         file: Where to save the picture; the suffix is the format.
         patch: Row and column of the patch that they are about, to be marked; None where there is none.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
     """
     heat = as_array(values, np.float64)
     figure, (panels,) = picture_rows([as_picture(image)], ["image", title, ""], [1.0, 1.0, BAR_COLUMN])

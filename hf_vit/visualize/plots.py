@@ -28,7 +28,6 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: Pictur
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if the shapes do not fit.
     """
     matrix = np.asarray(matrix)
@@ -61,7 +60,6 @@ def draw_class_scores(scores: Mapping[str, float], file: PictureFile, label: str
         label: What the scores are.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no class.
     """
     if not scores:
@@ -94,7 +92,6 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: PictureFile) -
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if no class occurs.
     """
     known = {name: precision for name, precision in curves.items() if not np.isnan(precision).any()}
@@ -125,9 +122,6 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> Non
     Args:
         log_history: Entries of the Trainer, `trainer.state.log_history`.
         file: Where to save the picture; the suffix is the format.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
     """
     ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")  # no scores
     scores = sorted(

@@ -24,10 +24,7 @@ RIGHT, WRONG = "forestgreen", "firebrick"
 
 
 def draw_captions(
-    images: Sequence[Picture],
-    captions: Sequence[Sequence[str]],
-    found: Sequence[Sequence[str]],
-    file: PictureFile,
+    images: Sequence[Picture], captions: Sequence[Sequence[str]], found: Sequence[Sequence[str]], file: PictureFile
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, its captions, and those retrieved for it.
 
@@ -40,7 +37,6 @@ def draw_captions(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]
@@ -85,7 +81,6 @@ def draw_reconstructions(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image.
     """
     rows = []

@@ -67,7 +67,6 @@ def draw_segmentation(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image, or sizes differ.
     """
     palette = segmentation_palette(len(names))
@@ -138,7 +137,6 @@ def draw_panoptic(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image, or sizes differ.
     """
     palette = segmentation_palette(len(names))

@@ -71,10 +71,7 @@ def make_depth(args: Arguments) -> Models:
     shape = {**SHAPE, "intermediate_size": 1536, "image_size": args.image_size}
     peer = transformers.DPTForDepthEstimation(transformers.DPTConfig(**shape, **NECK))
     return {
-        "hf_vit": (
-            hf_vit.HfViTForDepthEstimation(config),
-            hf_vit.HfViTImageProcessor().post_process_depth_estimation,
-        ),
+        "hf_vit": (hf_vit.HfViTForDepthEstimation(config), hf_vit.HfViTImageProcessor().post_process_depth_estimation),
         "DPT": (peer, transformers.DPTImageProcessor().post_process_depth_estimation),
     }
 
