@@ -21,18 +21,9 @@ from transformers import PreTrainedConfig, pipeline
 from .data.formats.files import IMAGE_SUFFIXES, files_below
 from .model.configuration_hf_vit import HfViTConfig
 from .model.image_inputs import read_image
-from .visualize import (
-    arrange_tiles,
-    draw_boxes,
-    draw_depth,
-    draw_keypoints,
-    draw_label_tile,
-    draw_panoptic,
-    draw_segmentation,
-    draw_text,
-    segmentation_palette,
-)
+from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
 from .visualize.colors import IGNORED
+from .visualize.figures import arrange_tiles, draw_label_tile, draw_text
 
 
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels

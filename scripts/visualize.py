@@ -24,8 +24,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from hf_vit.inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
 from hf_vit.predict import find_images, name_outputs, open_image
-from hf_vit.visualize.inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
 
 
 def to_point(text: str) -> tuple[float, float]:

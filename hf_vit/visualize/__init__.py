@@ -16,7 +16,7 @@ from .colors import segmentation_palette
 from .depth import color_depth, draw_depth
 from .detection import draw_boxes, draw_detections
 from .features import draw_feature_colors, feature_colors, patch_features, patch_similarity
-from .figures import MAX_ROWS, arrange_tiles, draw_label_tile, draw_text
+from .figures import MAX_ROWS
 from .keypoints import draw_keypoints, draw_poses
 from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
 from .patches import draw_heat, overlay_heat, patch_at, patch_distances
@@ -28,7 +28,6 @@ from .segmentation import draw_panoptic, draw_segmentation, overlay_segmentation
 __all__ = [
     "MAX_ROWS",
     "Attention",
-    "arrange_tiles",
     "attention_distances",
     "attention_maps",
     "attention_rollout",
@@ -45,7 +44,6 @@ __all__ = [
     "draw_feature_colors",
     "draw_heat",
     "draw_keypoints",
-    "draw_label_tile",
     "draw_panoptic",
     "draw_patch_filters",
     "draw_poses",
@@ -53,7 +51,6 @@ __all__ = [
     "draw_precision_recall",
     "draw_reconstructions",
     "draw_segmentation",
-    "draw_text",
     "feature_colors",
     "gradient_rollout",
     "overlay_heat",

@@ -88,7 +88,7 @@ def record_attention(
     check_eval_mode(model)
     runs = model if isinstance(model, MODELS_WITH_QUERIES) else model.base_model
     outputs = runs(pixel_values, patch_attention_mask=patch_attention_mask, output_attentions=True, return_dict=True)
-    return each_image(model, outputs.attentions, pixel_values, patch_attention_mask)
+    return _each_image(model, outputs.attentions, pixel_values, patch_attention_mask)
 
 
 def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
@@ -107,19 +107,15 @@ def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
     return attention.to_maps(attention.query(patch) @ attention.weights)
 
 
-def each_image(
+def _each_image(
     model: HfViTPreTrainedModel,
     layers: Sequence[Tensor],
     pixel_values: Tensor,
-    patch_attention_mask: Tensor | None = None,
+    patch_attention_mask: Tensor | None,
 ) -> list[Attention]:
-    """Splits the weights of a batch into those of each image, without padding, in float32 at least.
+    """Splits weights (B, heads, L, L) of each layer into those of each image, without padding, in float32 at least.
 
-    Args:
-        model: The model that they are from.
-        layers: (B, heads, L, L) of each; blocks before a head's queries have Q tokens less.
-        pixel_values: (B, C, H, W).
-        patch_attention_mask: (B, h, w) bool or None.
+    Blocks before a head's queries have Q tokens less.
     """
     num_prefix, num_tokens = model.config.num_prefix_tokens, layers[-1].shape[-1]
     weights = torch.stack([_with_queries(layer, num_tokens) for layer in layers], dim=1)  # (B, layers, heads, L, L)
@@ -215,7 +211,7 @@ def gradient_rollout(
         raising = [
             (weights * gradient).clamp(min=0) for weights, gradient in zip(outputs.attentions, gradients, strict=True)
         ]
-        return [_relevance(image) for image in each_image(model, raising, pixel_values, patch_attention_mask)]
+        return [_relevance(image) for image in _each_image(model, raising, pixel_values, patch_attention_mask)]
 
 
 def check_classifier(model: HfViTPreTrainedModel) -> None:

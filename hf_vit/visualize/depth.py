@@ -102,5 +102,4 @@ def _draw_relative(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray
 
 
 def _is_valid(depth: np.ndarray) -> np.ndarray:
-    """Returns where a depth is finite and positive."""
     return np.isfinite(depth) & (depth > 0)

@@ -119,10 +119,9 @@ def truth_and_prediction(
     targets: Sequence[Any] | None, predictions: Sequence[Any], prepare: Callable[[Any], T]
 ) -> dict[str, list[T]]:
     """Returns the columns beside the first `MAX_ROWS` images, by their titles."""
-    columns = {} if targets is None else {"truth": targets}
+    columns = {"truth": targets, "prediction": predictions}
     return {
-        title: [prepare(value) for value in column[:MAX_ROWS]]
-        for title, column in {**columns, "prediction": predictions}.items()
+        title: [prepare(value) for value in found[:MAX_ROWS]] for title, found in columns.items() if found is not None
     }
 
 

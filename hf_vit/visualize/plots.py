@@ -138,7 +138,6 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> Non
 
 
 def _draw_lines(axes: "Axes", log_history: Sequence[dict[str, Any]], labels: dict[str, str], title: str) -> None:
-    """Draws the entries with the names in `labels` over the steps."""
     for name, label in labels.items():
         points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
         if points:

@@ -9,6 +9,7 @@ from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit.inspection import kinds_of, open_for_inspection
 from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import (
     draw_attention,
@@ -21,7 +22,6 @@ from hf_vit.visualize import (
     overlay_heat,
     record_attention,
 )
-from hf_vit.visualize.inspection import kinds_of, open_for_inspection
 from hf_vit.visualize.mosaics import mosaic
 
 from ..helpers.models import small_config

@@ -11,13 +11,13 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import BaseImageProcessor
 
-from ..convert import TASKS, load_image_processor, open_source
-from ..model.configuration_hf_vit import to_pair
-from ..model.modeling_hf_vit import HfViTModel
-from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_classification import HfViTForImageClassification
-from ..training.models import whole_image_processor
-from .attention import (
+from .convert import TASKS, load_image_processor, open_source
+from .model.configuration_hf_vit import to_pair
+from .model.modeling_hf_vit import HfViTModel
+from .model.pretrained import HfViTPreTrainedModel
+from .model.task_classification import HfViTForImageClassification
+from .training.models import whole_image_processor
+from .visualize.attention import (
     Attention,
     attention_distances,
     attention_maps,
@@ -27,9 +27,15 @@ from .attention import (
     gradient_rollout,
     record_attention,
 )
-from .features import draw_feature_colors, feature_colors, patch_features, patch_similarity
-from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
-from .patches import Patch, draw_heat, patch_at, patch_distances
+from .visualize.features import draw_feature_colors, feature_colors, patch_features, patch_similarity
+from .visualize.mosaics import (
+    draw_attention,
+    draw_patch_filters,
+    draw_position_similarity,
+    patch_filters,
+    position_similarity,
+)
+from .visualize.patches import Patch, draw_heat, patch_at, patch_distances
 
 
 MAX_SIDE = 1200  # pixels: more of a photo is not seen in a picture
