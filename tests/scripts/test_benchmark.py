@@ -4,12 +4,33 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import in_rounds, median_ratio
+
 from ..helpers.fresh import run_script
 
 
 def run(subject: str, options: str, output: Path) -> dict[str, Any]:
     run_script("benchmark", output.parent, subject, *options.split(), "--output", str(output)).check_returncode()
     return json.loads(output.read_text())
+
+
+def test_rounds_measure_everything_once_in_random_order() -> None:
+    def measure(number: int) -> float:
+        order.append(number)
+        return len(order) * (1.0 + number)
+
+    def measure_rounds() -> list[dict[str, float]]:
+        return list(in_rounds({str(number): lambda number=number: measure(number) for number in range(3)}, 20))
+
+    order: list[int] = []
+    rounds = measure_rounds()
+    orders = [tuple(order[start : start + 3]) for start in range(0, 60, 3)]
+    assert len(set(orders)) == 6
+    assert all(sorted(one) == [0, 1, 2] for one in orders)
+    assert all(list(found) == ["0", "1", "2"] for found in rounds)
+    assert median_ratio([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 1.0}, {"a": 5.0, "b": 5.0}], "a", to="b") == 1
+    order.clear()
+    assert measure_rounds() == rounds
 
 
 def test_benchmark_measures_all_three_libraries(tmp_path: Path) -> None:
