@@ -56,16 +56,14 @@ def predict_files(
     """Predicts image files, one after the other, and writes what is asked for.
 
     Args:
-        model: Folder of a saved model, or its name on the Hub. The code saved with it runs where this package does not
-            know the model.
+        model: Folder of a saved model, or its name on the Hub; unless it is ours, the code saved with it runs.
         inputs: Image files, and folders that are searched for them.
         output_dir: Where to write the answers about each image, and a picture of each.
         picture: File for one picture of the first `MAX_TILES` images with their answers.
         top_k: Labels per image, the likeliest first.
         batch_size: Images to be classified, or objects with keypoints, per pass.
         threshold: Lowest score of a segment or an object, by default 0.5, or of a keypoint, by default none.
-        boxes: JSON lines of object detection, see `read_box_file`: where keypoints are. By default, each image is one
-            object.
+        boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
         subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
 
     Yields:
