@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: install  ## train on real digits, save, reopen without the package, predict; options: make demo ARGS="--seed 1"
+demo: install  ## train on real digits, save, reopen in a fresh process, predict; options: make demo ARGS="--seed 1"
 	$(PYTHON) scripts/demo.py $(ARGS)
 
 test: install lint  ## run the linters, the type checker and all tests

@@ -64,7 +64,7 @@ def report_parity(source: convert.Source, converted: convert.Converted) -> list[
     return rows
 
 
-def bring_in(args: argparse.Namespace) -> None:
+def convert_published(args: argparse.Namespace) -> None:
     """Converts a published checkpoint, checks it and saves it with its image processor, code and card."""
     before, hub = convert.peak_memory(), {"revision": args.revision}
     source = convert.open_source(args.source, args.architecture, args.dataset_index, **hub)
@@ -92,8 +92,8 @@ def bring_in(args: argparse.Namespace) -> None:
     print(f"Saved {args.output}. Peak memory of {what}: {memory}.")
 
 
-def take_out(args: argparse.Namespace, config: dict[str, Any]) -> None:
-    """Exports one of our models as it is."""
+def export_ours(args: argparse.Namespace, config: dict[str, Any]) -> None:
+    """Exports one of our models to a layout."""
     if given := [
         f"--{name}"
         for name in ("config_overrides", "architecture", "dataset_index", "dtype", "task")
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
         if is_ours == (args.to is None):
             cure = "Say with --to what to export it to" if is_ours else "Bring it in first: the same without --to"
             raise ValueError(f"{args.source} is {'already' if is_ours else 'not'} one of ours. {cure}.")
-        take_out(args, config) if is_ours else bring_in(args)
+        export_ours(args, config) if is_ours else convert_published(args)
     except (ValueError, OSError) as error:
         sys.exit(f"{parser.prog}: {error}")
 

@@ -1,7 +1,7 @@
 """Trains a Vision Transformer on real handwritten digits in about a minute on two CPU cores, without a network.
 
 Then it scores the model on images held out from training, saves it with its image processor and a model card, and has
-scripts/predict.py name the digits on a few image files, in a fresh process that knows transformers but not `hf_vit`.
+scripts/predict.py name the digits on a few image files, in a fresh process.
 
 Examples:
     python scripts/demo.py
@@ -69,14 +69,11 @@ def predict_in_fresh_process(model: Path, images: Dataset) -> None:
     folder.mkdir(exist_ok=True)
     for digit in range(10):
         images[images["label"].index(digit)]["image"].save(folder / f"{digit}.png")
-    launch = "import runpy, sys; sys.modules['hf_vit'] = None; sys.path[0] = sys.argv.pop(1); "
-    launch += "runpy.run_module('predict', None, '__main__')"
-    command = [sys.executable, "-c", launch, *map(str, (scripts, model, folder, "--picture", picture))]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, *map(str, (scripts / "predict.py", model, folder, "--picture", picture))]
     with tempfile.TemporaryDirectory() as elsewhere:
-        environment["HF_HOME"] = elsewhere
+        environment = {**os.environ, "HF_HOME": elsewhere}
         answer = subprocess.run(command, cwd=elsewhere, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    print("\nA fresh process without hf_vit, through pipeline('image-classification', trust_remote_code=True), says:")
+    print("\nA fresh process predicts:")
     for prediction in map(json.loads, answer.stdout.splitlines()):
         print(f"  {Path(prediction['file']).name}: {prediction['label']} ({prediction['score']:.1%})")
     print(f"The same as a picture: {picture}\nThe model, its image processor and its card: {model}")

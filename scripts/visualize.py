@@ -1,32 +1,31 @@
-"""Draws what a model looks at, on photos and in its own weights: any model of ours, or a published ViT.
+"""Draws what a model attends to, on photos and in its own weights: any model of ours, or a published ViT.
 
 Writes <photo>_<kind>.png for each photo and <kind>.png for all together, by default all kinds that the model has:
 
-    <photo>_attention    how much each head of each layer looks at which patches
-    <photo>_rollout      how much of each patch reaches the end: attention followed through all layers
-    <photo>_saliency     how much each patch speaks for a class (of classifiers)
-    <photo>_similarity   how alike one patch and all others are
-    distance             how far the heads of each layer look
-    pca                  patches in the colors of what tells them apart, the same in all photos
-    positions            how alike the position embeddings are (of models that have a table of them)
-    filters              what the model sees in patches first
+    <photo>_attention    the attention of each head of each layer to the patches
+    <photo>_rollout      the share of each patch that reaches the end: attention followed through all layers
+    <photo>_saliency     the relevance of each patch for a class (of classifiers)
+    <photo>_similarity   the similarity of one patch to all others
+    distance             how far the heads of each layer attend
+    pca                  patches in the colors of their principal components, the same in all photos
+    positions            the similarity of the position embeddings (of models that have a table of them)
+    filters              the principal components of the patch embedding
 
 Photos are seen as a whole, in their proportions.
 
 Examples:
     V=scripts/visualize.py
-    python $V outputs/photos photo.jpg --output_dir outputs/looks
-    python $V outputs/photos photo.jpg --output_dir outputs/looks --kinds attention similarity --point 320,200
-    python $V facebook/dinov2-small folder_of_photos --output_dir outputs/looks --kinds pca --foreground_threshold 0.5
+    python $V outputs/photos photo.jpg --output_dir outputs/maps
+    python $V outputs/photos photo.jpg --output_dir outputs/maps --kinds attention similarity --point 320,200
+    python $V facebook/dinov2-small folder_of_photos --output_dir outputs/maps --kinds pca --foreground_threshold 0.5
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from prediction.inputs import find_images, name_outputs, open_image
-
-from hf_vit.visualize.inspection import OF_ALL, OF_EACH, Inspection, InspectionOptions, kinds_of, open_for_inspection
+from hf_vit.inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
+from hf_vit.predict import find_images, name_outputs, open_image
 
 
 def to_point(text: str) -> tuple[float, float]:
@@ -46,10 +45,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--point",
         type=to_point,
-        help="x,y in pixels of the photo: whose attention and rollout, by default that of what sums the photo up, and "
-        "what is compared, by default the middle",
+        help="x,y in pixels of the photo: the patch whose attention and rollout are drawn (default: those of the CLS "
+        "token or the mean of the patches), and which is compared (default: that in the middle)",
     )
-    parser.add_argument("--class_name", help="what saliency speaks for (default: the likeliest class)")
+    parser.add_argument("--class_name", help="the class that saliency explains (default: the likeliest)")
     parser.add_argument("--foreground_threshold", type=float, help="leave patches below out of pca, from 0 to 1")
     return parser
 
@@ -58,19 +57,19 @@ def run(args: argparse.Namespace) -> None:
     """Draws and names what was written."""
     files = find_images(args.photos)
     model, processor = open_for_inspection(args.model, args.image_size)
-    options = InspectionOptions(args.point, args.class_name, args.foreground_threshold)
-    looks = [Inspection(model, processor, open_image(file), options) for file in files]
+    options = {name: vars(args)[name] for name in ("point", "class_name", "foreground_threshold")}
+    photos = [Inspection(model, processor, open_image(file), **options) for file in files]
     kinds = args.kinds or kinds_of(model)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     for kind in kinds:
         if kind in OF_ALL:
             written = args.output_dir / f"{kind}.png"
-            OF_ALL[kind](looks, written)
+            OF_ALL[kind](photos, written)
             print(written, flush=True)
             continue
-        for look, name in zip(looks, name_outputs(files), strict=True):
+        for photo, name in zip(photos, name_outputs(files), strict=True):
             written = args.output_dir / f"{name}_{kind}.png"
-            OF_EACH[kind](look, written)
+            OF_EACH[kind](photo, written)
             print(written, flush=True)
 
 

@@ -230,7 +230,7 @@ def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_con
         if values.min() < 0 or values.max() > 65535:
             raise ValueError(
                 f"{name} has mode {image.mode!r} with values from {values.min()} to {values.max()}, but 16-bit gray "
-                "goes from 0 to 65535. Scale it to that range first."
+                "goes from 0 to 65535. Scale them to that range first."
             )
         return values.astype(np.uint16)
     if image.mode == "F":

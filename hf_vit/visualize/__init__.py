@@ -1,4 +1,7 @@
-"""Pictures of trainings, of scores, of what models say about images, and of what they look at."""
+"""Pictures of trainings, scores and predictions, and of what models attend to.
+
+Functions that draw to a file raise `ImportError` where matplotlib is not installed; outlines of segments need scipy.
+"""
 
 from .attention import (
     Attention,
@@ -9,18 +12,16 @@ from .attention import (
     gradient_rollout,
     record_attention,
 )
-from .captions import draw_captions
 from .colors import segmentation_palette
 from .depth import color_depth, draw_depth
 from .detection import draw_boxes, draw_detections
 from .features import draw_feature_colors, feature_colors, patch_features, patch_similarity
 from .figures import MAX_ROWS
-from .heat import draw_heat, overlay_heat
 from .keypoints import draw_keypoints, draw_poses
 from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
-from .patches import patch_at, patch_distances
+from .patches import draw_heat, overlay_heat, patch_at, patch_distances
 from .plots import draw_class_scores, draw_confusion_matrix, draw_curves, draw_precision_recall
-from .reconstruction import draw_reconstructions
+from .pretraining import draw_captions, draw_reconstructions
 from .segmentation import draw_panoptic, draw_segmentation, overlay_segmentation, overlay_segments
 
 

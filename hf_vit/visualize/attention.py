@@ -1,10 +1,9 @@
 """Attention within each image of a batch: maps, rollout, saliency and distances.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w patches, P prefix tokens, Q queries that a
-head adds, L = P + N + Q, L tokens.
+head adds, L = P + N + Q tokens.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,25 +20,25 @@ from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_classification import HfViTForImageClassification
 from ..model.task_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
-from .figures import new_figure, save
-from .patches import Patch, check_evaluates, grids_of, number_of, patch_distances, patch_size_of
+from .figures import PictureFile, new_figure, save
+from .patches import Patch, check_eval_mode, grids_of, number_of, patch_distances, patch_size_of
 
 
-# Those whose blocks have other tokens than the model inside has by itself
+# Their blocks have queries beside the tokens of the model inside
 MODELS_WITH_QUERIES = HfViTForObjectDetection | HfViTForUniversalSegmentation
 
 
 @dataclass(frozen=True)
 class Attention:
-    """How much each token of one image looks at each other.
+    """The attention within one image.
 
     Args:
-        weights: (layers, heads, L, L), a row for each token that looks, a column for each that is looked at. Before
-            queries join the others they look at themselves alone.
+        weights: (layers, heads, L, L), a row for each token that attends, a column for each attended token. Before
+            queries join the others they attend to themselves alone.
         grid: Rows and columns (h, w) of patches.
         patch_size: Height and width of a patch in pixels.
         num_prefix: Number P of tokens before the patches.
-        pooled: (L,) How much each token counts in what the model sums the image up by; 1 together.
+        pooled: (L,) Weight of each token in the model's summary of the image; 1 together.
     """
 
     weights: Tensor
@@ -49,19 +48,18 @@ class Attention:
     pooled: Tensor
 
     def query(self, patch: Patch | None) -> Tensor:
-        """Returns the share (L,) of each token in who looks: one patch, or with None what sums the image up.
+        """Returns the weight (L,) of each token in what attends: one patch, or with None the image's summary.
 
         Raises:
             ValueError: if there is no such patch.
         """
         if patch is None:
             return self.pooled
-        return F.one_hot(
-            torch.tensor(self.num_prefix + number_of(patch, self.grid), device=self.pooled.device), len(self.pooled)
-        ).to(self.pooled.dtype)
+        number = torch.tensor(self.num_prefix + number_of(patch, self.grid), device=self.pooled.device)
+        return F.one_hot(number, len(self.pooled)).to(self.pooled.dtype)
 
     def to_maps(self, values: Tensor) -> Tensor:
-        """Returns those of values (..., L) of tokens that are of patches, (..., h, w)."""
+        """Returns the values of patches (..., h, w) among those of all tokens (..., L)."""
         num_patches = self.grid[0] * self.grid[1]
         return values[..., self.num_prefix : self.num_prefix + num_patches].unflatten(-1, self.grid)
 
@@ -72,9 +70,9 @@ def record_attention(
 ) -> list[Attention]:
     """Returns the attention within images, in all blocks and heads, whatever `attn_implementation` the model has.
 
-    The weights are those of the model's own run, with the queries that a head adds (EoMT, YOLOS) and within its
-    windows. A model of masked images sees the whole image. What sums an image up is the CLS token, with a distillation
-    token the mean of both, or, where `config.pooling` is "mean" or "attention", the mean of the patches.
+    The weights are those of the model's own forward pass, with the queries that a head adds (EoMT, YOLOS) and within
+    its windows. A model of masked images sees the whole image. The summary of an image is the CLS token, with a
+    distillation token the mean of both, or, where `config.pooling` is "mean" or "attention", the mean of the patches.
 
     Args:
         model: A model of any task.
@@ -87,21 +85,21 @@ def record_attention(
     Raises:
         ValueError: if the model is in training mode, or an input does not fit it.
     """
-    check_evaluates(model)
+    check_eval_mode(model)
     runs = model if isinstance(model, MODELS_WITH_QUERIES) else model.base_model
     outputs = runs(pixel_values, patch_attention_mask=patch_attention_mask, output_attentions=True, return_dict=True)
-    return each_image(model, outputs.attentions, pixel_values, patch_attention_mask)
+    return _each_image(model, outputs.attentions, pixel_values, patch_attention_mask)
 
 
 def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
-    """Returns how much one patch looks at all patches, in each layer and head.
+    """Returns the attention of one patch to all patches, in each layer and head.
 
     Args:
         attention: Of one image.
-        patch: Row and column of the patch that looks; None means what sums the image up, see `record_attention`.
+        patch: Row and column of the patch that attends; None means the image's summary, see `record_attention`.
 
     Returns:
-        (layers, heads, h, w). What is missing to a sum of 1 goes to tokens that are no patches.
+        (layers, heads, h, w). What is missing to a sum of 1 goes to other tokens.
 
     Raises:
         ValueError: if there is no such patch.
@@ -109,22 +107,15 @@ def attention_maps(attention: Attention, patch: Patch | None = None) -> Tensor:
     return attention.to_maps(attention.query(patch) @ attention.weights)
 
 
-def each_image(
+def _each_image(
     model: HfViTPreTrainedModel,
     layers: Sequence[Tensor],
     pixel_values: Tensor,
-    patch_attention_mask: Tensor | None = None,
+    patch_attention_mask: Tensor | None,
 ) -> list[Attention]:
-    """Takes the weights of a batch apart.
+    """Splits weights (B, heads, L, L) of each layer into those of each image, without padding, in float32 at least.
 
-    Args:
-        model: Whose they are.
-        layers: (B, heads, L, L) of each; blocks before a head's queries have Q tokens less.
-        pixel_values: (B, C, H, W).
-        patch_attention_mask: (B, h, w) bool or None.
-
-    Returns:
-        One for each image, without padding, in float32 at least.
+    Blocks before a head's queries have Q tokens less.
     """
     num_prefix, num_tokens = model.config.num_prefix_tokens, layers[-1].shape[-1]
     weights = torch.stack([_with_queries(layer, num_tokens) for layer in layers], dim=1)  # (B, layers, heads, L, L)
@@ -143,14 +134,14 @@ def each_image(
 
 
 def _with_queries(layer: Tensor, num_tokens: int) -> Tensor:
-    """Adds to weights (B, heads, ., .) those of queries that look at themselves alone, (B, heads, L, L)."""
+    """Adds to weights (B, heads, ., .) those of queries that attend to themselves alone, (B, heads, L, L)."""
     missing = num_tokens - layer.shape[-1]
     alone = torch.arange(num_tokens, device=layer.device) >= layer.shape[-1]  # (L,)
     return F.pad(layer, (0, missing, 0, missing)) + torch.diag(alone.to(layer.dtype))
 
 
 def _pooled(config: HfViTConfig, weights: Tensor, num_patches: int) -> Tensor:
-    """Returns how much each token counts in what the model sums an image up by, (L,)."""
+    """Returns the weight of each token in the image's summary, (L,)."""
     first, second, patches = weights.new_zeros(3, weights.shape[-1])
     patches[config.num_prefix_tokens : config.num_prefix_tokens + num_patches] = 1 / num_patches
     first[0], second[1] = 1, 1
@@ -159,17 +150,17 @@ def _pooled(config: HfViTConfig, weights: Tensor, num_patches: int) -> Tensor:
 
 
 def attention_rollout(attention: Attention, patch: Patch | None = None) -> Tensor:
-    """Returns how much of each patch reaches one token through all blocks.
+    """Returns the share of each patch that reaches one token through all blocks.
 
-    A token of a block is thought to be half itself, by the residual connection, and half what it looks at, by the mean
-    of the heads; the shares are multiplied through the blocks.
+    Each block is taken to give a token half of itself, by the residual connection, and half of what it attends to, by
+    the mean of the heads; the shares are multiplied through the blocks.
 
     Args:
         attention: Of one image.
-        patch: Row and column of the patch that is reached; None means what sums the image up, see `record_attention`.
+        patch: Row and column of the patch that is reached; None means the image's summary, see `record_attention`.
 
     Returns:
-        (h, w). What is missing to a sum of 1 comes from tokens that are no patches.
+        (h, w). What is missing to a sum of 1 comes from other tokens.
 
     Raises:
         ValueError: if there is no such patch.
@@ -188,10 +179,10 @@ def gradient_rollout(
     class_numbers: Sequence[int] | None = None,
     patch_attention_mask: Tensor | None = None,
 ) -> list[Tensor]:
-    """Returns how much each patch speaks for a class.
+    """Returns the relevance of each patch for a class.
 
-    The rollout of attention that counts where it raises the score of the class: weight times gradient, where that is
-    positive, by the mean of the heads, is added up through the blocks beside the residual connection.
+    Counts attention where it raises the score of the class: weight times gradient, where that is positive, by the mean
+    of the heads, is added up through the blocks beside the residual connection.
 
     Args:
         model: A classifier.
@@ -200,40 +191,35 @@ def gradient_rollout(
         patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
 
     Returns:
-        One map (h, w) for each image, without padding; 0 means nothing, there is no upper limit.
+        One map (h, w) for each image, without padding; 0 means no relevance, there is no upper limit.
 
     Raises:
         ValueError: if the model is no classifier or in training mode, there is no such class, or an input does not fit
             the model.
 
-    Source: https://arxiv.org/abs/2103.15679, what is said there of self-attention.
+    Source: https://arxiv.org/abs/2103.15679, its rules for self-attention.
     """
     check_classifier(model)
-    check_evaluates(model)
+    check_eval_mode(model)
     with torch.enable_grad():
         # A gradient for the pixels too: of a model whose weights are frozen there would be none at all.
-        outputs = model(
-            pixel_values.detach().requires_grad_(),
-            patch_attention_mask=patch_attention_mask,
-            output_attentions=True,
-            return_dict=True,
-        )
+        pixels = pixel_values.detach().requires_grad_()
+        outputs = model(pixels, patch_attention_mask=patch_attention_mask, output_attentions=True, return_dict=True)
         scores = _scores(outputs.logits, class_numbers)
         gradients = torch.autograd.grad(scores.sum(), outputs.attentions)
     with torch.no_grad():
-        speaking = [
+        raising = [
             (weights * gradient).clamp(min=0) for weights, gradient in zip(outputs.attentions, gradients, strict=True)
         ]
-        images = each_image(model, speaking, pixel_values, patch_attention_mask)
-        return [_relevance(image) for image in images]
+        return [_relevance(image) for image in _each_image(model, raising, pixel_values, patch_attention_mask)]
 
 
 def check_classifier(model: HfViTPreTrainedModel) -> None:
-    """Raises `ValueError` if a model gives images no class."""
+    """Raises `ValueError` if a model does not classify images."""
     if not isinstance(model, HfViTForImageClassification):
         raise ValueError(
-            f"A {type(model).__name__} gives images no class that something could speak for. Open a classifier, "
-            "HfViTForImageClassification, or use attention_rollout, which needs none."
+            f"A {type(model).__name__} gives images no class to explain. Open an HfViTForImageClassification, or use "
+            "attention_rollout, which needs none."
         )
 
 
@@ -250,26 +236,26 @@ def _scores(logits: Tensor, class_numbers: Sequence[int] | None) -> Tensor:
     return logits[torch.arange(num_images), list(class_numbers)]
 
 
-def _relevance(speaking: Attention) -> Tensor:
-    """Follows what speaks for a class through the blocks; returns what looks have brought of each patch, (h, w)."""
-    relevance = speaking.pooled  # (L,)
-    for layer in speaking.weights.mean(dim=1).flip(0):  # (L, L), from the last one
+def _relevance(raising: Attention) -> Tensor:
+    """Follows the attention that raises a score through the blocks; returns the relevance of each patch, (h, w)."""
+    relevance = raising.pooled  # (L,)
+    for layer in raising.weights.mean(dim=1).flip(0):  # (L, L), from the last one
         relevance = relevance + relevance @ layer
-    # Where patches are summed up, each has a share that it brought itself, the same for all.
-    return speaking.to_maps(relevance - speaking.pooled)
+    # Where patches are pooled, each has a share that it brought itself, the same for all.
+    return raising.to_maps(relevance - raising.pooled)
 
 
 def attention_distances(attention: Attention) -> Tensor:
-    """Returns how far patches look: the distance of what they look at, weighted by how much they do, as a mean.
+    """Returns how far patches attend: the mean distance to other patches, weighted by the attention to these.
 
-    Looks at tokens that are no patches do not count. The model looks at images globally from the layer on whose heads
-    reach about as far as `patch_distances(...).mean()`, which is that of a look at everything alike.
+    A layer whose heads reach about as far as `patch_distances(...).mean()`, the distance of uniform attention, attends
+    globally. Attention to tokens that are no patches does not count.
 
     Args:
         attention: Of one image.
 
     Returns:
-        (layers, heads) in pixels of what the model saw.
+        (layers, heads) in pixels of the model's input.
 
     Source: figure 7 of https://arxiv.org/abs/2010.11929.
     """
@@ -280,16 +266,13 @@ def attention_distances(attention: Attention) -> Tensor:
     return ((weights * distances).sum(dim=-1) / total).mean(dim=-1)
 
 
-def draw_attention_distances(distances: ArrayLike | Tensor, everywhere: float, file: str | os.PathLike[str]) -> None:
-    """Draws how far the heads of each layer look, and their mean as a line.
+def draw_attention_distances(distances: ArrayLike | Tensor, uniform: float, file: PictureFile) -> None:
+    """Draws how far the heads of each layer attend, and their mean as a line.
 
     Args:
         distances: (layers, heads) in pixels, from `attention_distances`, maybe the mean of many images.
-        everywhere: The distance of a look at everything alike, drawn as a dashed line.
+        uniform: The distance of uniform attention, drawn as a dashed line.
         file: Where to save the picture; the suffix is the format.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
     """
     values = as_array(distances, np.float64)
     layers = np.arange(1, len(values) + 1)
@@ -297,7 +280,7 @@ def draw_attention_distances(distances: ArrayLike | Tensor, everywhere: float, f
     axes = figure.subplots()
     axes.scatter(layers.repeat(values.shape[1]), values.ravel(), s=16, alpha=0.7, linewidth=0, label="head")
     axes.plot(layers, values.mean(axis=1), color="black", linewidth=1.2, label="mean of the heads")
-    axes.axhline(everywhere, color="gray", linestyle="--", linewidth=1, label="everywhere alike")
+    axes.axhline(uniform, color="gray", linestyle="--", linewidth=1, label="uniform attention")
     axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xticks=layers)
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BAR_COLUMN = 0.28  # of a picture: the bar, its numbers and its label
+BAR_WIDTH = 0.2  # of that column
+OUTLIERS = 1  # per cent of the values, at either end, that do not stretch the colors
 IGNORED = (128, 128, 128)  # of pixels that belong to no class
 # Okabe and Ito's (https://jfly.uni-koeln.de/color) without black and the lighter of the two blues
 FIRST = ((0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0), (240, 228, 66), (204, 121, 167))
@@ -16,7 +22,7 @@ DEFICIENCIES = (
     ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
 )
-# Oklab (Ottosson 2020): distances in it are differences that one sees.
+# Oklab (Ottosson 2020), whose distances are perceived differences
 RGB_TO_LMS = (
     (0.4122214708, 0.5363325363, 0.0514459929),
     (0.2119034982, 0.6806995451, 0.1073969566),
@@ -40,7 +46,7 @@ def segmentation_palette(num_labels: int) -> np.ndarray:
         num_labels: Number of classes.
 
     Returns:
-        (num_labels, 3) uint8, red, green and blue. Not to be written to.
+        (num_labels, 3) uint8, red, green and blue; read-only.
     """
     levels = np.linspace(0, 255, 18).round()
     candidates = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
@@ -74,15 +80,6 @@ def _difference(seen: np.ndarray, color: np.ndarray) -> np.ndarray:
     return np.linalg.norm((seen - color[:, None]) * (LIGHTNESS_WEIGHT, 1, 1), axis=-1).mean(axis=0)
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-BAR_COLUMN = 0.28  # of a picture: the bar, its numbers and what they are
-BAR_WIDTH = 0.2  # of that column
-OUTLIERS = 1  # per cent of the values, at either end, that do not stretch the colors
-
-
 def span_of(values: np.ndarray) -> tuple[float, float]:
     """Returns the lowest and the highest of values (N,), without outliers; 0 and 1 where there are none."""
     if not len(values):
@@ -92,16 +89,13 @@ def span_of(values: np.ndarray) -> tuple[float, float]:
 
 
 def in_colors(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colors: str) -> np.ndarray:
-    """Returns values in colors.
+    """Returns values (H, W) in colors, (H, W, 3) uint8; gray where `valid` (H, W) is False.
 
     Args:
-        values: (H, W).
-        valid: (H, W) bool; where it is False, the color is gray.
+        values: The values.
+        valid: Where to draw them.
         span: The values of the first and the last color.
         colors: Name of a color map of matplotlib.
-
-    Returns:
-        (H, W, 3) uint8.
     """
     from matplotlib import colormaps  # here, as training needs this package but not always a picture
 

@@ -1,6 +1,5 @@
 """Depth in colors."""
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from ..evaluation.base import as_array
 from .colors import BAR_COLUMN, draw_bar, in_colors, span_of
-from .figures import MAX_ROWS, Picture, as_picture, check_size, picture_rows, save, show
+from .figures import MAX_ROWS, Picture, PictureFile, as_picture, check_size, picture_rows, save, show
 
 
 DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # what is near is bright
@@ -36,7 +35,7 @@ def draw_depth(
     images: Sequence[Picture],
     predictions: Sequence[ArrayLike | Tensor],
     targets: Sequence[ArrayLike | Tensor] | None,
-    file: str | os.PathLike[str],
+    file: PictureFile,
     relative: bool = False,
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: image, truth and prediction in the same colors, and error.
@@ -53,7 +52,6 @@ def draw_depth(
         relative: Whether predictions are relative inverse depth.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image, or sizes differ.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]
@@ -104,5 +102,4 @@ def _draw_relative(panels: np.ndarray, prediction: np.ndarray, truth: np.ndarray
 
 
 def _is_valid(depth: np.ndarray) -> np.ndarray:
-    """Returns where a depth is finite and positive."""
     return np.isfinite(depth) & (depth > 0)

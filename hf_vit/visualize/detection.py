@@ -1,6 +1,5 @@
 """Boxes over images: object detection."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,8 +10,18 @@ from torch import Tensor
 
 from ..evaluation.base import as_array
 from .colors import segmentation_palette
-from .comparison import Legend, draw_comparison, truth_and_prediction
-from .figures import Picture, font_for, large_enough, line_width, readable_on, show
+from .figures import (
+    Legend,
+    Picture,
+    PictureFile,
+    draw_comparison,
+    font_for,
+    large_enough,
+    line_width,
+    readable_on,
+    show,
+    truth_and_prediction,
+)
 
 
 if TYPE_CHECKING:
@@ -77,7 +86,7 @@ def draw_detections(
     predictions: Sequence[Mapping[str, Any]],
     targets: Sequence[Mapping[str, Any]] | None,
     names: Sequence[str],
-    file: str | os.PathLike[str],
+    file: PictureFile,
     threshold: float = 0.3,
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, the true and the predicted boxes over it.
@@ -91,7 +100,6 @@ def draw_detections(
         threshold: Lowest score of predictions that are drawn.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image.
     """
 

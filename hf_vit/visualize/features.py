@@ -3,7 +3,6 @@
 Shapes: B batch, C channels, H W pixels, h w patch grid of an image, N = h·w, D hidden size.
 """
 
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +15,8 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from ..model.pretrained import HfViTPreTrainedModel
 from .colors import IGNORED
-from .figures import MAX_ROWS, Picture, as_picture, large_enough, picture_rows, save, show
-from .patches import Patch, check_evaluates, grids_of, number_of
+from .figures import MAX_ROWS, Picture, PictureFile, as_picture, large_enough, picture_rows, save, show
+from .patches import Patch, check_eval_mode, grids_of, number_of
 
 
 def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -31,8 +30,8 @@ def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         The directions (count, D), each of length 1 and with a positive largest entry, and the share of the variance
         (count,) along each; the first has the most. Float64, as shares are small differences of large sums.
     """
-    centerd = rows.double() - rows.double().mean(dim=0)
-    variances, directions = torch.linalg.eigh(centerd.T @ centerd)  # of the least first; directions are columns
+    centered = rows.double() - rows.double().mean(dim=0)
+    variances, directions = torch.linalg.eigh(centered.T @ centered)  # of the least first; directions are columns
     count = min(count, *rows.shape)
     components = directions.T.flip(0)[:count]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))  # (count, 1)
@@ -47,7 +46,7 @@ NUM_COLORS = 3
 def patch_features(
     model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_mask: Tensor | None = None
 ) -> list[Tensor]:
-    """Returns the patches of images after the last block and the final norm.
+    """Returns the features of patches after the last block and the final norm.
 
     Args:
         model: A model of any task; its encoder sees the images without masks and without queries.
@@ -60,7 +59,7 @@ def patch_features(
     Raises:
         ValueError: if the model is in training mode, or an input does not fit it.
     """
-    check_evaluates(model)
+    check_eval_mode(model)
     encoder = model.base_model
     outputs = encoder(pixel_values, patch_attention_mask=patch_attention_mask, return_dict=True)
     tokens = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, N, D)
@@ -71,14 +70,11 @@ def patch_features(
 
 
 def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
-    """Returns how alike one patch and all others are.
+    """Returns the similarity of one patch to all patches, (h, w) cosines from -1 to 1.
 
     Args:
         features: (h, w, D) of one image.
         patch: Row and column.
-
-    Returns:
-        (h, w) cosines, from -1 to 1.
 
     Raises:
         ValueError: if there is no such patch.
@@ -89,7 +85,7 @@ def patch_similarity(features: Tensor, patch: Patch) -> Tensor:
 
 
 def feature_colors(features: Sequence[Tensor], foreground_threshold: float | None = None) -> list[Tensor]:
-    """Gives patches colors by the three directions along which they differ most: like patches have like colors.
+    """Returns colors of patches by their three principal components: similar patches have similar colors.
 
     Args:
         features: (h, w, D) of each image. All have the same directions and colors.
@@ -108,8 +104,11 @@ def feature_colors(features: Sequence[Tensor], foreground_threshold: float | Non
     rows = torch.cat([own.flatten(0, 1) for own in features]).double()  # (M, D) of all images
     is_foreground = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     if foreground_threshold is not None:
-        borders = torch.cat([_borders(own).flatten() for own in features])  # (M,)
-        is_foreground = _spread(_off_borders(rows, borders))[:, 0] > foreground_threshold
+        borders = torch.cat([_is_border(own).flatten() for own in features])  # (M,)
+        (component,), _ = principal_components(rows, 1)
+        places = (rows - rows.mean(dim=0)) @ component  # (M,)
+        places = places if places[borders].mean() <= 0 else -places  # the borders lie low
+        is_foreground = _spread(places[:, None])[:, 0] > foreground_threshold
     count = int(is_foreground.sum())
     if min(count, rows.shape[1]) <= NUM_COLORS:
         above = "" if foreground_threshold is None else f" above foreground_threshold={foreground_threshold}"
@@ -126,29 +125,20 @@ def feature_colors(features: Sequence[Tensor], foreground_threshold: float | Non
     return [part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True)]
 
 
-def _borders(features: Tensor) -> Tensor:
-    """Returns which patches (h, w) of features (h, w, D) lie at the border of their image."""
+def _is_border(features: Tensor) -> Tensor:
+    """Returns which patches of features (h, w, D) lie at the border of their image, (h, w)."""
     borders = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
     borders[1:-1, 1:-1] = False
     return borders
 
 
-def _off_borders(rows: Tensor, borders: Tensor) -> Tensor:
-    """Returns where patches (M, D) lie in the direction in which they differ most, (M, 1); borders (M,) lie low."""
-    (component,), _ = principal_components(rows, 1)
-    places = (rows - rows.mean(dim=0)) @ component  # (M,)
-    return (places if places[borders].mean() <= 0 else -places)[:, None]
-
-
 def _spread(values: Tensor) -> Tensor:
-    """Returns each column of values (M, K) from 0, the least, to 1, the largest."""
+    """Scales each column of values (M, K) to 0, the least, to 1, the largest."""
     lowest, highest = values.amin(dim=0), values.amax(dim=0)
     return (values - lowest) / (highest - lowest).clamp(min=torch.finfo(values.dtype).tiny)
 
 
-def draw_feature_colors(
-    images: Sequence[Picture], colors: Sequence[ArrayLike | Tensor], file: str | os.PathLike[str]
-) -> None:
+def draw_feature_colors(images: Sequence[Picture], colors: Sequence[ArrayLike | Tensor], file: PictureFile) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, and its patches in their colors.
 
     Args:
@@ -157,7 +147,6 @@ def draw_feature_colors(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]

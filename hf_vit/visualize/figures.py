@@ -1,54 +1,36 @@
-"""Canvases, empty figures, and rows of pictures with titles."""
+"""Figures, pictures beside and below each other, and pictures of images with truth and prediction."""
 
+import math
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-
-MIN_SIDE = 480  # pixels: the longer side of a smaller image has no room for letters
-LETTER_SHARE, LINE_SHARE = 1 / 30, 1 / 220  # of the longer side, so that they can be read however it is shown
-BRIGHT = 140  # level of gray from which black can be read better than white
-GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
-Picture = Image.Image | np.ndarray | torch.Tensor
-
-
-def large_enough(image: Picture) -> tuple[Image.Image, float]:
-    """Returns an image as an RGB image of at least `MIN_SIDE` pixels, and how much larger it has become."""
-    picture = Image.fromarray(as_picture(image))
-    scale = max(1.0, MIN_SIDE / max(picture.size))
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-    return picture.resize(size, Image.Resampling.BICUBIC), scale
-
-
-def line_width(picture: Image.Image) -> int:
-    """Returns the width of lines in pixels."""
-    return round(LINE_SHARE * max(picture.size))
-
-
-def font_for(picture: Image.Image) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Returns PIL's own font, as large as the picture needs it."""
-    return ImageFont.load_default(LETTER_SHARE * max(picture.size))
-
-
-def readable_on(color: np.ndarray) -> str:
-    """Returns black or white, for letters on a color (3,)."""
-    return "black" if color @ GRAY > BRIGHT else "white"
+from .colors import IGNORED
 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Picture = Image.Image | np.ndarray | torch.Tensor
+PictureFile = str | os.PathLike[str] | IO[bytes]
+T = TypeVar("T")
 
-MAX_ROWS = 8  # images in one picture; more would be too small or too long
+MAX_ROWS = 8  # images in one figure; more would be too small or too long
 COLUMN_WIDTH = 3.0  # inches
 MAX_ASPECT = 1.4  # height of a row to its width, for portraits
-LEGEND_LINE = 0.22  # inches
+LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075  # inches
 RESOLUTION = 150  # pixels per inch
+MIN_SIDE = 480  # pixels: the longer side of a smaller image has no room for letters
+LETTER_SHARE, LINE_SHARE = 1 / 30, 1 / 220  # of the longer side, so that they can be read however it is shown
+BRIGHT = 140  # gray level from which black can be read better than white
+GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
+TILE_SIZE, TILE_TEXT_HEIGHT = 128, 40  # pixels
+TEXT_HEIGHT, TEXT_SIZE = 20, 13  # pixels
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -62,6 +44,11 @@ def new_figure(width: float, height: float) -> "Figure":
     except ImportError as error:
         raise ImportError('Diagrams need matplotlib. Install it: pip install "hf-vit[train]".') from error
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: "Figure", file: PictureFile) -> None:
+    """Writes a figure; the suffix of the file is the format, in memory PNG."""
+    figure.savefig(file, dpi=RESOLUTION)
 
 
 def as_picture(image: Picture) -> np.ndarray:
@@ -81,8 +68,8 @@ def as_picture(image: Picture) -> np.ndarray:
     return np.broadcast_to(array, (*array.shape[:2], 3))
 
 
-def check_size(picture: np.ndarray, values: np.ndarray, what: str) -> None:
-    """Compares the size of a picture (H, W, 3) with that of what is drawn over or beside it, (..., H, W).
+def check_size(picture: np.ndarray, values: np.ndarray, name: str) -> None:
+    """Compares the size of a picture (H, W, 3) with that of values (..., H, W) to draw over or beside it.
 
     Raises:
         ValueError: if they differ.
@@ -90,7 +77,7 @@ def check_size(picture: np.ndarray, values: np.ndarray, what: str) -> None:
     if picture.shape[:2] != values.shape[-2:]:
         sizes = ["x".join(map(str, size)) for size in (picture.shape[:2], values.shape[-2:])]
         raise ValueError(
-            f"The image is of size {sizes[0]} (height x width), its {what} of {sizes[1]}. Bring it to the image's "
+            f"The image is of size {sizes[0]} (height x width), its {name} of {sizes[1]}. Bring it to the image's "
             "size, with target_sizes in post-processing."
         )
 
@@ -98,16 +85,13 @@ def check_size(picture: np.ndarray, values: np.ndarray, what: str) -> None:
 def picture_rows(
     pictures: Sequence[np.ndarray], titles: Sequence[str], widths: Sequence[float], legend_lines: int = 0
 ) -> tuple["Figure", np.ndarray]:
-    """Returns a figure with a row of empty panels for each picture.
+    """Returns a figure with a row of empty panels for each picture, and the panels (rows, columns).
 
     Args:
-        pictures: The first picture (H, W, 3) of each row, which says how high the row is.
+        pictures: The first picture (H, W, 3) of each row, which sets the height of the row.
         titles: Of each column.
         widths: Of each column, 1 for a picture.
         legend_lines: How many lines of text to leave room for at the bottom.
-
-    Returns:
-        The figure and its panels, (rows, columns).
 
     Raises:
         ValueError: if there is no picture.
@@ -131,6 +115,130 @@ def show(panel: "Axes", picture: np.ndarray) -> None:
     panel.set_axis_off()
 
 
-def save(figure: "Figure", file: str | os.PathLike[str]) -> None:
-    """Writes a figure; the suffix of the file is the format."""
-    figure.savefig(file, dpi=RESOLUTION)
+def truth_and_prediction(
+    targets: Sequence[Any] | None, predictions: Sequence[Any], prepare: Callable[[Any], T]
+) -> dict[str, list[T]]:
+    """Returns the columns beside the first `MAX_ROWS` images, by their titles."""
+    columns = {"truth": targets, "prediction": predictions}
+    return {
+        title: [prepare(value) for value in found[:MAX_ROWS]] for title, found in columns.items() if found is not None
+    }
+
+
+def draw_comparison(
+    images: Sequence[Picture],
+    columns: Mapping[str, Sequence[T]],
+    draw: Callable[["Axes", np.ndarray, T], None],
+    legend: "Legend",
+    file: PictureFile,
+) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: the image, then the columns.
+
+    Args:
+        images: N images of any sizes.
+        columns: A value for each image, by the title of the column.
+        draw: Fills a panel; takes the panel, the image (H, W, 3) and the column's value for it.
+        legend: The legend below.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ValueError: if there is no image, or a column has not as many entries as there are images.
+    """
+    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
+    widths = [1.0] * (1 + len(columns))
+    figure, panels = picture_rows(pictures, ["image", *columns], widths, legend.lines(COLUMN_WIDTH * len(widths)))
+    for row, picture, *values in zip(panels, pictures, *columns.values(), strict=True):
+        show(row[0], picture)
+        for panel, value in zip(row[1:], values, strict=True):
+            draw(panel, picture, value)
+    legend.draw(figure)
+    save(figure, file)
+
+
+class Legend:
+    """Names of those classes that occur in a figure, beside their colors.
+
+    Args:
+        labels: Class numbers, in any order; those that are none of the K classes stand for ignored pixels.
+        names: The K class names.
+        palette: (K, 3) uint8.
+    """
+
+    def __init__(self, labels: Iterable[int], names: Sequence[str], palette: np.ndarray) -> None:
+        found = set(labels)
+        known = [label for label in range(len(names)) if label in found]
+        self.entries = [(names[label], tuple(palette[label] / 255)) for label in known]
+        if len(known) < len(found):
+            self.entries.append(("ignored", tuple(np.array(IGNORED) / 255)))
+
+    def lines(self, width: float) -> int:
+        """Returns the number of its lines in a figure of a width in inches."""
+        return math.ceil(len(self.entries) / self._columns(width))
+
+    def draw(self, figure: "Figure") -> None:
+        """Puts the legend at the bottom of a figure."""
+        from matplotlib.patches import Patch  # here, as training needs this package but not always a picture
+
+        patches = [Patch(facecolor=color, label=name) for name, color in self.entries]
+        columns = self._columns(figure.get_figwidth())
+        legend = figure.legend(handles=patches, loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+    def _columns(self, width: float) -> int:
+        longest = max((len(name) for name, _ in self.entries), default=1)
+        return max(1, min(int(width / (LEGEND_PATCH + LEGEND_LETTER * longest)), len(self.entries)))
+
+
+def large_enough(image: Picture) -> tuple[Image.Image, float]:
+    """Returns an image as an RGB image of at least `MIN_SIDE` pixels, and the factor of its size."""
+    picture = Image.fromarray(as_picture(image))
+    scale = max(1.0, MIN_SIDE / max(picture.size))
+    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
+    return picture.resize(size, Image.Resampling.BICUBIC), scale
+
+
+def line_width(picture: Image.Image) -> int:
+    """Returns the width of lines in pixels."""
+    return round(LINE_SHARE * max(picture.size))
+
+
+def font_for(picture: Image.Image) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Returns PIL's own font, in a size that can be read in the picture."""
+    return ImageFont.load_default(LETTER_SHARE * max(picture.size))
+
+
+def readable_on(color: np.ndarray) -> str:
+    """Returns black or white, for letters on a color (3,)."""
+    return "black" if color @ GRAY > BRIGHT else "white"
+
+
+def draw_text(line: str, color: str = "gray") -> Image.Image:
+    """Returns a line of text."""
+    font = ImageFont.load_default(TEXT_SIZE)
+    picture = Image.new("RGB", (max(1, math.ceil(font.getlength(line))), TEXT_HEIGHT), "white")
+    ImageDraw.Draw(picture).text((0, 2), line, color, font)
+    return picture
+
+
+def draw_label_tile(image: Image.Image, label: str, caption: str) -> Image.Image:
+    """Returns an image above its label and a caption, all in `TILE_SIZE` pixels; small images keep their pixels."""
+    method = Image.Resampling.NEAREST if max(image.size) < TILE_SIZE else Image.Resampling.LANCZOS
+    tile = Image.new("RGB", (TILE_SIZE, TILE_SIZE + TILE_TEXT_HEIGHT), "white")
+    tile.paste(ImageOps.pad(image, (TILE_SIZE, TILE_SIZE), method, "white"))
+    pen = ImageDraw.Draw(tile)
+    pen.text((0, TILE_SIZE + 3), label, "black", ImageFont.load_default(14))
+    pen.text((0, TILE_SIZE + 21), caption[-24:], "gray", ImageFont.load_default(10))
+    return tile
+
+
+def arrange_tiles(tiles: Sequence[Image.Image], columns: int, margin: int = 8) -> Image.Image:
+    """Returns pictures of any sizes in rows, on white, with a margin in pixels around each."""
+    rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
+    widths = [max(tile.width for tile in tiles[column::columns]) + margin for column in range(columns)]
+    heights = [max(tile.height for tile in row) + margin for row in rows]
+    canvas = Image.new("RGB", (sum(widths) + margin, sum(heights) + margin), "white")
+    for number, tile in enumerate(tiles):
+        row, column = divmod(number, columns)
+        canvas.paste(tile, (margin + sum(widths[:column]), margin + sum(heights[:row])))
+    return canvas

@@ -1,6 +1,5 @@
 """Keypoints and skeletons over images. Shape: K keypoints."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,9 +9,19 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ..evaluation.base import as_array
-from .colors import segmentation_palette
-from .comparison import Legend, draw_comparison, truth_and_prediction
-from .figures import MAX_ROWS, Picture, as_picture, large_enough, line_width, show
+from .colors import IGNORED, segmentation_palette
+from .figures import (
+    MAX_ROWS,
+    Legend,
+    Picture,
+    PictureFile,
+    as_picture,
+    draw_comparison,
+    large_enough,
+    line_width,
+    show,
+    truth_and_prediction,
+)
 
 
 if TYPE_CHECKING:
@@ -40,6 +49,7 @@ def draw_keypoints(
     visibility: ArrayLike | Tensor | None = None,
     skeleton: Iterable[Sequence[int]] = (),
     scores: ArrayLike | Tensor | None = None,
+    boxes: ArrayLike | Tensor | None = None,
 ) -> Image.Image:
     """Draws the keypoints of one or several objects over an image, each in its color, with lines between them.
 
@@ -49,11 +59,15 @@ def draw_keypoints(
         visibility: (K,) or (N, K): 2 is seen, 1 hidden, drawn as a ring, and 0 not labeled, not drawn; 2 by default.
         skeleton: Pairs of keypoints (numbers) that a line joins.
         scores: (K,) or (N, K) in [0, 1]; the lower, the fainter.
+        boxes: (4,) or (N, 4) left, top, right and bottom in pixels of the image, drawn in gray below; none by default.
 
     Returns:
         RGB image. A small one is enlarged.
     """
     picture, scale = large_enough(image)
+    outlines = np.zeros((0, 4)) if boxes is None else scale * as_array(boxes, np.float64).reshape(-1, 4)
+    for outline in outlines.tolist():
+        ImageDraw.Draw(picture).rectangle(outline, outline=IGNORED)
     points = as_array(keypoints, np.float64)
     points = (points.reshape(-1, *points.shape[-2:]) + 0.5) * scale * SMOOTH  # (N, K, 2)
     shape = points.shape[:2]
@@ -70,7 +84,7 @@ def draw_poses(
     predictions: Sequence[Mapping[str, Any]],
     targets: Sequence[Mapping[str, Any]] | None,
     skeleton: Iterable[Sequence[int]],
-    file: str | os.PathLike[str],
+    file: PictureFile,
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` objects: the part of its image, its true and predicted keypoints.
 
@@ -83,7 +97,6 @@ def draw_poses(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]

@@ -3,7 +3,8 @@
 Shapes: R C rows and columns of maps, h w of each.
 """
 
-import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,14 +15,21 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from ..model.pretrained import HfViTPreTrainedModel
 from .features import principal_components
-from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, as_picture, large_enough, new_figure, save, show
-from .heat import HEAT_COLORS, mark
-from .patches import Patch
+from .figures import COLUMN_WIDTH, MAX_ASPECT, Picture, PictureFile, as_picture, large_enough, new_figure, save, show
+from .patches import HEAT_COLORS, Patch, mark_patch
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAP_WIDTH = 0.75  # inches
+MAX_POSITIONS = 14  # rows and columns of position embeddings; more would be too small
+FILTERS_BESIDE = 7  # as in the paper
 
 
 @torch.no_grad()
 def position_similarity(model: HfViTPreTrainedModel) -> Tensor:
-    """Returns how alike the position embeddings of all patches are, at the native size of the model.
+    """Returns the similarity of the position embeddings of all patches, at the native size of the model.
 
     Args:
         model: A model with a table of positions, learned or fixed; rotary ones beside it have no part in this.
@@ -48,7 +56,7 @@ def position_similarity(model: HfViTPreTrainedModel) -> Tensor:
 
 @torch.no_grad()
 def patch_filters(model: HfViTPreTrainedModel, count: int = 28) -> Tensor:
-    """Returns the principal components of the kernels that patches are projected by.
+    """Returns the principal components of the kernels of the patch embedding.
 
     Args:
         model: A model of any task.
@@ -64,16 +72,8 @@ def patch_filters(model: HfViTPreTrainedModel, count: int = 28) -> Tensor:
     return components.unflatten(1, kernels.shape[1:])
 
 
-MAP_WIDTH = 0.75  # inches
-MAX_POSITIONS = 14  # rows and columns of position embeddings; more would be too small
-FILTERS_BESIDE = 7  # as in the paper
-
-
 def mosaic(maps: np.ndarray) -> np.ndarray:
-    """Puts maps into rows and columns.
-
-    Args:
-        maps: (R, C, h, w), or with channels (R, C, h, w, K).
+    """Puts maps (R, C, h, w), maybe with channels (R, C, h, w, K), into rows and columns.
 
     Returns:
         (R·(h + 1) - 1, C·(w + 1) - 1) or with channels, float64; NaN in the gaps.
@@ -84,19 +84,14 @@ def mosaic(maps: np.ndarray) -> np.ndarray:
     return framed.reshape(rows * height, columns * width, *maps.shape[4:])[:-1, :-1]
 
 
-def draw_attention(
-    image: Picture, maps: ArrayLike | Tensor, file: str | os.PathLike[str], patch: Patch | None = None
-) -> None:
+def draw_attention(image: Picture, maps: ArrayLike | Tensor, file: PictureFile, patch: Patch | None = None) -> None:
     """Draws an image beside the attention of each layer (a row) and head (a column), in its own span of colors.
 
     Args:
         image: PIL image, (H, W, 3) array or (C, H, W) tensor of uint8, that the model saw as a whole at any size.
         maps: (layers, heads, h, w), from `attention_maps`.
         file: Where to save the picture; the suffix is the format.
-        patch: Row and column of the patch that looks, to be marked; None where none does.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
+        patch: Row and column of the patch that attends, to be marked; None where none does.
     """
     values = as_array(maps, np.float64)
     layers, heads, *grid = values.shape
@@ -111,52 +106,48 @@ def draw_attention(
     show(panels[0], np.asarray(large_enough(image)[0]))
     panels[0].set_anchor("N")
     if patch is not None:
-        mark(panels[0], patch, tuple(grid))
+        mark_patch(panels[0], patch, tuple(grid))
     # Cells are as high as those of the image, also where patches are not square.
     aspect = height / grid[0] / (width / grid[1])
     panels[1].imshow(mosaic(shares), cmap=HEAT_COLORS, aspect=aspect)
     panels[1].set(xlabel="head", ylabel="layer")
-    panels[1].set_xticks(np.arange(heads) * (grid[1] + 1) + grid[1] / 2, range(1, heads + 1), fontsize=8)
-    panels[1].set_yticks(np.arange(layers) * (grid[0] + 1) + grid[0] / 2, range(1, layers + 1), fontsize=8)
-    panels[1].tick_params(length=0)
-    panels[1].spines[:].set_visible(False)
+    _number(panels[1], (range(1, layers + 1), range(1, heads + 1)), (grid[0], grid[1]))
     save(figure, file)
 
 
-def draw_position_similarity(similarity: ArrayLike | Tensor, file: str | os.PathLike[str]) -> None:
-    """Draws, at the place of each position, how alike it and all others are.
+def draw_position_similarity(similarity: ArrayLike | Tensor, file: PictureFile) -> None:
+    """Draws, at the place of each position, its similarity to all others.
 
     Args:
         similarity: (h, w, h, w), from `position_similarity`. Of many rows or columns, evenly spread ones are drawn.
         file: Where to save the picture; the suffix is the format.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
     """
     values = as_array(similarity, np.float64)
     rows, columns = (np.linspace(0, n - 1, min(n, MAX_POSITIONS)).round().astype(int) for n in values.shape[:2])
     figure = new_figure(len(columns) * MAP_WIDTH * 0.8 + 1, len(rows) * MAP_WIDTH * 0.8 + 0.6)
     axes = figure.subplots()
     drawn = axes.imshow(mosaic(values[np.ix_(rows, columns)]), cmap="viridis")
-    height, width = values.shape[2:]
-    axes.set_xticks(np.arange(len(columns)) * (width + 1) + width / 2, columns + 1, fontsize=8)
-    axes.set_yticks(np.arange(len(rows)) * (height + 1) + height / 2, rows + 1, fontsize=8)
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    _number(axes, (rows + 1, columns + 1), values.shape[2:])
     figure.colorbar(drawn, shrink=0.6).set_label("cosine similarity", fontsize=8)
     save(figure, file)
 
 
-def draw_patch_filters(filters: ArrayLike | Tensor, file: str | os.PathLike[str]) -> None:
+def _number(axes: "Axes", numbers: Sequence[Iterable[int]], size: Sequence[int]) -> None:
+    """Numbers the rows and columns of a mosaic of maps of a size (h, w)."""
+    for axis, own, length in zip((axes.yaxis, axes.xaxis), numbers, size, strict=True):
+        labels = [str(number) for number in own]
+        axis.set_ticks(np.arange(len(labels)) * (length + 1) + length / 2, labels, fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def draw_patch_filters(filters: ArrayLike | Tensor, file: PictureFile) -> None:
     """Draws filters in rows, the most important first; gray is 0.
 
     Args:
         filters: (count, height, width, C), from `patch_filters`; those of neither 1 nor 3 channels show their first.
         file: Where to save the picture; the suffix is the format.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
     """
     values = as_array(filters, np.float64)
     values = values if values.shape[-1] == 3 else np.repeat(values[..., :1], 3, axis=-1)

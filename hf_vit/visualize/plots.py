@@ -1,14 +1,13 @@
 """Diagrams of a training and its scores, drawn by matplotlib."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .colors import segmentation_palette
-from .figures import new_figure
+from .figures import PictureFile, new_figure
 
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ MAX_NAMED = 60  # more than this leave none for their names
 MAX_CURVES = 10  # more than this have no colors of their own
 
 
-def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | os.PathLike[str]) -> None:
+def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: PictureFile) -> None:
     """Draws how many images of each class were taken for which; colors are shares of a row.
 
     Args:
@@ -29,7 +28,6 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | 
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if the shapes do not fit.
     """
     matrix = np.asarray(matrix)
@@ -53,7 +51,7 @@ def draw_confusion_matrix(matrix: np.ndarray, names: Sequence[str], file: str | 
     figure.savefig(file, dpi=120)
 
 
-def draw_class_scores(scores: Mapping[str, float], file: str | os.PathLike[str], label: str = "IoU") -> None:
+def draw_class_scores(scores: Mapping[str, float], file: PictureFile, label: str = "IoU") -> None:
     """Draws a bar for each class, the best first, and their mean as a line.
 
     Args:
@@ -62,7 +60,6 @@ def draw_class_scores(scores: Mapping[str, float], file: str | os.PathLike[str],
         label: What the scores are.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no class.
     """
     if not scores:
@@ -86,7 +83,7 @@ def draw_class_scores(scores: Mapping[str, float], file: str | os.PathLike[str],
     figure.savefig(file, dpi=120)
 
 
-def draw_precision_recall(curves: Mapping[str, np.ndarray], file: str | os.PathLike[str]) -> None:
+def draw_precision_recall(curves: Mapping[str, np.ndarray], file: PictureFile) -> None:
     """Draws how precise the detections of each class are at each recall, and the mean over the classes.
 
     Args:
@@ -95,7 +92,6 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: str | os.PathL
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if no class occurs.
     """
     known = {name: precision for name, precision in curves.items() if not np.isnan(precision).any()}
@@ -120,15 +116,12 @@ def draw_precision_recall(curves: Mapping[str, np.ndarray], file: str | os.PathL
     figure.savefig(file, dpi=120)
 
 
-def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[str]) -> None:
+def draw_curves(log_history: Sequence[dict[str, Any]], file: PictureFile) -> None:
     """Draws the loss, the scores and the learning rate over the steps of a training.
 
     Args:
         log_history: Entries of the Trainer, `trainer.state.log_history`.
         file: Where to save the picture; the suffix is the format.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
     """
     ignored = ("_loss", "_runtime", "_per_second", "_model_preparation_time")  # no scores
     scores = sorted(
@@ -145,7 +138,6 @@ def draw_curves(log_history: Sequence[dict[str, Any]], file: str | os.PathLike[s
 
 
 def _draw_lines(axes: "Axes", log_history: Sequence[dict[str, Any]], labels: dict[str, str], title: str) -> None:
-    """Draws the entries with the names in `labels` over the steps."""
     for name, label in labels.items():
         points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
         if points:

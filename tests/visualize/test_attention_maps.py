@@ -1,4 +1,4 @@
-"""Who looks at whom agrees with what the model computes, and what is made of it with loops and matrices."""
+"""Recorded attention is the model's own, and what is computed from it agrees with loops and matrices."""
 
 import math
 import operator
@@ -157,7 +157,7 @@ def test_half_precision_is_recorded_in_float32() -> None:
     assert (recorded.weights.dtype, recorded.pooled.dtype) == (torch.float32, torch.float32)
 
 
-def test_maps_show_what_one_patch_or_the_cls_token_looks_at() -> None:
+def test_maps_show_what_one_patch_or_the_cls_token_attends_to() -> None:
     attention = by_hand()
     for patch, token in ((None, 0), ((0, 0), 2), ((1, 2), 7)):
         maps = attention_maps(attention, patch)
@@ -177,7 +177,7 @@ def test_rollout_is_the_product_of_matrices() -> None:
         torch.testing.assert_close(attention_rollout(attention, patch), product[token, 2:].view(2, 3))
 
 
-def test_distance_is_the_mean_over_looks_in_pixels() -> None:
+def test_distance_is_the_attention_weighted_mean_in_pixels() -> None:
     attention = by_hand(grid=(2, 3), patch_size=(8, 16))
     distances = attention_distances(attention)
     assert distances.shape == (3, 2)
@@ -185,9 +185,9 @@ def test_distance_is_the_mean_over_looks_in_pixels() -> None:
         for head in range(2):
             means = []
             for query in range(6):
-                looks = attention.weights[layer, head, 2 + query, 2:].tolist()
+                shares = attention.weights[layer, head, 2 + query, 2:].tolist()
                 steps = [math.hypot(8 * (query // 3 - other // 3), 16 * (query % 3 - other % 3)) for other in range(6)]
-                means.append(sum(map(operator.mul, looks, steps)) / sum(looks))
+                means.append(sum(map(operator.mul, shares, steps)) / sum(shares))
             assert distances[layer, head].item() == pytest.approx(sum(means) / 6, rel=1e-12)
 
 
@@ -254,9 +254,9 @@ def test_nothing_speaks_for_a_class_that_all_images_have_alike(pooling: str) -> 
 def test_what_cannot_be_looked_at_is_refused() -> None:
     config = small_config()
     classifier = HfViTForImageClassification(config).eval()
-    for look in (record_attention, gradient_rollout):
+    for record in (record_attention, gradient_rollout):
         with pytest.raises(ValueError, match=r"Call model\.eval\(\)"):
-            look(HfViTForImageClassification(config).train(), pixels(config))
+            record(HfViTForImageClassification(config).train(), pixels(config))
     with pytest.raises(ValueError, match="HfViTForDepthEstimation gives images no class"):
         gradient_rollout(HfViTForDepthEstimation(config).eval(), pixels(config))
     for wrong in ([5, 0], [0], [-1, 0]):

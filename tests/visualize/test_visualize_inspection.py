@@ -1,14 +1,16 @@
-"""Pictures of what models look at show what they should, and the script draws them from photos and saved models."""
+"""Pictures of attention and features show what they should, and the script draws them from photos and saved models."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hf_vit.visualize.inspection import kinds_of, open_for_inspection
 from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, HfViTModel
+from hf_vit.inspection import kinds_of, open_for_inspection
 from hf_vit.training.models import whole_image_processor
 from hf_vit.visualize import (
     draw_attention,
@@ -21,7 +23,6 @@ from hf_vit.visualize import (
     overlay_heat,
     record_attention,
 )
-from hf_vit.visualize.inspection import kinds_of, open_for_inspection
 from hf_vit.visualize.mosaics import mosaic
 
 from ..helpers.models import small_config
@@ -92,7 +93,7 @@ def test_attention_has_a_row_for_each_layer_and_a_column_for_each_head(tmp_path:
 def test_distances_have_a_place_for_each_layer(tmp_path: Path) -> None:
     draw_attention_distances(torch.rand(3, 4), 0.5, tmp_path / "distance.svg")
     written = texts(tmp_path / "distance.svg")
-    for text in ("1", "2", "3", "layer", "mean attention distance in pixels", "everywhere alike"):
+    for text in ("1", "2", "3", "layer", "mean attention distance in pixels", "uniform attention"):
         assert text in written
 
 
@@ -124,7 +125,7 @@ def test_patches_have_their_colors_and_the_background_is_gray(tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier, a depth model of rotary positions, and two photos of different shapes."""
-    folder = tmp_path_factory.mktemp("looks")
+    folder = tmp_path_factory.mktemp("inspection")
     torch.manual_seed(0)
     names = {"id2label": {0: "cat", 1: "dog"}, "label2id": {"cat": 0, "dog": 1}, "num_labels": 2}
     classifier = HfViTForImageClassification(small_config(**names))
@@ -140,7 +141,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def look(workplace: Path, model: str, output: Path, *options: str, photos: str = "photos") -> list[str]:
+def inspect(workplace: Path, model: str, output: Path, *options: str, photos: str = "photos") -> list[str]:
     """Runs the script; returns what it has written."""
     load_script("visualize").main(
         [str(workplace / model), str(workplace / photos), "--output_dir", str(output), *options]
@@ -151,7 +152,7 @@ def look(workplace: Path, model: str, output: Path, *options: str, photos: str =
 def test_the_script_draws_all_kinds_that_a_model_has(
     workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written = look(workplace, "pets", tmp_path / "pets")
+    written = inspect(workplace, "pets", tmp_path / "pets")
     each = ("attention", "rollout", "saliency", "similarity")
     together = ["distance.png", "filters.png", "pca.png", "positions.png"]
     assert written == sorted([f"{name}_{kind}.png" for name in "ab" for kind in each] + together)
@@ -163,7 +164,7 @@ def test_the_script_draws_all_kinds_that_a_model_has(
 
 def test_the_script_searches_a_photo_seen_as_a_whole_for_a_class(workplace: Path, tmp_path: Path) -> None:
     options = ["--kinds", "saliency", "--image_size", "48", "--class_name", "dog"]
-    look(workplace, "pets", tmp_path, *options, photos="photos/a.png")
+    inspect(workplace, "pets", tmp_path, *options, photos="photos/a.png")
     model = HfViTForImageClassification.from_pretrained(workplace / "pets").eval()
     processor = HfViTImageProcessor.from_pretrained(workplace / "pets", size={"height": 48, "width": 72})
     photo = Image.open(workplace / "photos" / "a.png")
@@ -173,10 +174,10 @@ def test_the_script_searches_a_photo_seen_as_a_whole_for_a_class(workplace: Path
     assert np.abs(read(tmp_path / "a_saliency.png") - read(tmp_path / "expected.png")).max() <= 3
 
 
-def test_a_point_changes_what_looks_and_what_is_compared(workplace: Path, tmp_path: Path) -> None:
+def test_a_point_changes_what_attends_and_what_is_compared(workplace: Path, tmp_path: Path) -> None:
     kinds, photo = ["--kinds", "attention", "rollout", "similarity"], "photos/a.png"
-    written = look(workplace, "rooms", tmp_path / "whole", *kinds, photos=photo)
-    assert look(workplace, "rooms", tmp_path / "point", *kinds, "--point", "45,5", photos=photo) == written
+    written = inspect(workplace, "rooms", tmp_path / "whole", *kinds, photos=photo)
+    assert inspect(workplace, "rooms", tmp_path / "point", *kinds, "--point", "45,5", photos=photo) == written
     for name in written:
         assert not np.array_equal(read(tmp_path / "whole" / name), read(tmp_path / "point" / name))
 
@@ -196,7 +197,7 @@ def test_what_cannot_be_drawn_is_said_in_one_line(
     model: str, options: list[str], message: str, workplace: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit, match=message) as stopped:
-        look(workplace, model, tmp_path, *options)
+        inspect(workplace, model, tmp_path, *options)
     assert "\n" not in str(stopped.value)
 
 

@@ -32,7 +32,7 @@ from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
 from ...model.task_contrastive import HfViTForZeroShotImageClassification, loss_of_pairs
 from ...visualize import draw_captions
-from ...visualize.captions import NUM_CAPTIONS
+from ...visualize.pretraining import NUM_CAPTIONS
 from ..arguments import LIBRARY, ImageDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import load_evaluation_targets, load_targets

@@ -1,37 +1,31 @@
 """Images per second that reach a training from folders, parquet and tar files, as a list and as a stream.
 
-python scripts/benchmark_reading.py --photos path/to/photos
-python scripts/benchmark_reading.py --photos path/to/photos --image_size 224 --num_workers 0 8 --max_images 20000
-
 Photos in class folders are written once more as parquet and tar shards. Each is then read by the loader of
-HfViTTrainer, decoded, cropped, flipped and normalized, once to warm up and then by turns; no model is trained. Also
-says how long a training that is taken up again waits for the first batch after --resume_batches, beside how long it
-takes to read these.
+HfViTTrainer, decoded, cropped, flipped and normalized; no model is trained. Also measures how long a resumed training
+waits for the first batch after --resume_batches, beside how long it takes to read these.
 """
 
-import json
 import tarfile
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import torch
-from benchmarking import describe_device, save
-from datasets import Image
+import datasets
 from torch.utils.data import DataLoader
-from transformers import HfArgumentParser
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor, data, training
 from hf_vit.training.load_stream import TrainingStream
 
+from .harness import RoundArguments, describe_run, in_rounds, median_of, print_header, print_row, save
 
-@dataclass
-class Arguments:
+
+@dataclass(kw_only=True)
+class Arguments(RoundArguments):
     """What to measure."""
 
     photos: str = field(metadata={"help": "folder of train/<class>/<image>, or of <class>/<image>"})
@@ -40,14 +34,13 @@ class Arguments:
     num_workers: list[int] = field(default_factory=lambda: [0, 2], metadata={"help": "processes that read images"})
     shards: int = field(default=8, metadata={"help": "parquet and tar files"})
     max_images: int = field(default=1000, metadata={"help": "read so many"})
-    rounds: int = field(default=3, metadata={"help": "timed rounds"})
-    resume_batches: int = field(default=10, metadata={"help": "batches that are passed over"})
-    output: str | None = field(default=None, metadata={"help": "write the result as JSON here too"})
+    rounds: int = field(default=3, metadata={"help": "timed rounds, in random order"})
+    resume_batches: int = field(default=10, metadata={"help": "batches that are skipped"})
 
 
 def write_shards(args: Arguments, folder: Path) -> dict[str, str]:
     """Writes the photos as parquet and tar files, and returns the path of each way that they lie."""
-    train = data.load_image_classification(args.photos)["train"].cast_column("image", Image(decode=False))
+    train = data.load_image_classification(args.photos)["train"].cast_column("image", datasets.Image(decode=False))
     train = train.shuffle(seed=0).select(range(min(args.max_images, len(train))))
     for number in range(args.shards):
         shard = train.shard(args.shards, number)
@@ -88,12 +81,12 @@ def make_loader(args: Arguments, path: str, streaming: bool, workers: int, done:
     return trainer.get_train_dataloader()
 
 
-def images_per_second(loader: DataLoader[Any], batches: int) -> float:
+def images_per_second(args: Arguments, path: str, mode: str, workers: int) -> float:
     """Reads for an epoch of a list, or as many images of a stream; the first batch is not timed."""
-    iterator = iter(loader)
+    iterator = iter(make_loader(args, path, mode == "stream", workers))
     next(iterator)
     start = time.perf_counter()
-    sizes = [len(batch["labels"]) for batch in islice(iterator, batches)]
+    sizes = [len(batch["labels"]) for batch in islice(iterator, args.max_images // args.batch_size - 2)]
     return sum(sizes) / (time.perf_counter() - start)
 
 
@@ -107,24 +100,23 @@ def seconds_to_resume(args: Arguments, path: str, is_skipped: bool) -> float:
 
 def main(args: Arguments) -> None:
     """Measures and prints."""
-    print(describe_device("cuda" if torch.cuda.is_available() else "cpu"), vars(args))
+    run = describe_run(args, datasets)
     with tempfile.TemporaryDirectory() as folder:
         paths = write_shards(args, Path(folder))
-        ways = [(kind, mode, workers) for kind in paths for mode in ("list", "stream") for workers in args.num_workers]
-        rates: dict[Any, list[float]] = {way: [] for way in ways}
-        batches = args.max_images // args.batch_size - 2
-        for _ in range(args.rounds):
-            for kind, mode, workers in ways:
-                loader = make_loader(args, paths[kind], mode == "stream", workers)
-                rates[kind, mode, workers].append(images_per_second(loader, batches))
+        ways = {
+            f"{kind} {mode} {workers}": partial(images_per_second, args, paths[kind], mode, workers)
+            for kind, mode, workers in product(paths, ("list", "stream"), args.num_workers)
+        }
+        rounds = list(in_rounds(ways, args.rounds))
         resume = {
             kind: [seconds_to_resume(args, path, skip) for skip in (True, False)] for kind, path in paths.items()
         }
-    result = {" ".join(map(str, way)): round(median(found)) for way, found in rates.items()}
-    print("images/s by kind, mode and workers:", json.dumps(result, indent=1))
-    print("seconds to resume, passed over and read:", json.dumps(resume))
-    save({"arguments": vars(args), "images_per_second": result, "resume_seconds": resume}, args.output)
-
-
-if __name__ == "__main__":
-    main(HfArgumentParser(Arguments).parse_args_into_dataclasses()[0])
+    rates = {way: round(median_of(rounds, way)) for way in ways}
+    print_header("kind, mode and workers", "images/s")
+    for way, rate in rates.items():
+        print_row(way, rate)
+    print()
+    print_header("kind", "seconds to resume, skipping", "reading")
+    for kind, seconds in resume.items():
+        print_row(kind, *seconds)
+    save({**run, "images_per_second": rates, "resume_seconds": resume}, args.output)

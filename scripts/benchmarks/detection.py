@@ -1,26 +1,21 @@
 """Throughput of our detection models beside transformers', from pixels to boxes in the image.
 
-python scripts/benchmark_detection.py
-python scripts/benchmark_detection.py --peers RF-DETR --rounds 9
-python scripts/benchmark_detection.py --device cuda --batch_size 16 --dtype bfloat16
-
 Backbones are alike, ViT-S/16, for the deformable decoder in 4 x 4 windows with 4 global blocks; so are queries, layers
-and points of the decoders. Each step is a forward pass and the post-processing of each library; measured as in
-benchmark.py. Above 1 means that ours is faster.
+and points of the decoders. Each step is a forward pass and the post-processing of each library. A ratio above 1 means
+that ours is faster.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
-from benchmarking import DTYPES, describe_device, describe_versions, in_turns, save
 from torch import nn
-from transformers import HfArgumentParser
 
 import hf_vit
+
+from .harness import ModelArguments, compare_with_peer, describe_run, print_header, save
 
 
 SHAPE = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "patch_size": 16}
@@ -30,20 +25,14 @@ NUM_LAYERS, NUM_POINTS = 3, 2
 PEERS = {"YOLOS": "queries", "LW-DETR": "deformable", "RF-DETR": "deformable"}
 
 
-@dataclass
-class Arguments:
+@dataclass(kw_only=True)
+class Arguments(ModelArguments):
     """What to measure."""
 
     peers: list[str] = field(default_factory=lambda: [*PEERS], metadata={"help": ", ".join(PEERS)})
     image_size: int = field(default=640, metadata={"help": "height and width of the images in pixels"})
-    batch_size: int = field(default=1, metadata={"help": "images per step"})
     num_labels: int = field(default=80, metadata={"help": "number of classes"})
     num_queries: int = field(default=300, metadata={"help": "number of objects that an image can have"})
-    dtype: str = field(default="float32", metadata={"help": ", ".join(DTYPES)})
-    rounds: int = field(default=7, metadata={"help": "timed rounds; each runs both libraries"})
-    min_seconds: float = field(default=0.5, metadata={"help": "least time per measurement; short steps are repeated"})
-    device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
-    output: str | None = field(default=None, metadata={"help": "write the table as JSON here too"})
 
 
 def make_ours(decoder: str, args: Arguments) -> nn.Module:
@@ -85,32 +74,17 @@ def make_peer(name: str, args: Arguments) -> tuple[nn.Module, Any]:
     return transformers.RfDetrForObjectDetection(config), transformers.RfDetrImageProcessor()
 
 
-def make_step(model: nn.Module, processor: Any, args: Arguments) -> Callable[[], object]:
-    """Returns a forward pass with post-processing to boxes in pixels, on fixed images."""
-    model.to(args.device, DTYPES[args.dtype]).eval()
-    size = args.image_size
-    images = torch.randn(args.batch_size, 3, size, size).to(args.device, DTYPES[args.dtype])
-    sizes = torch.tensor([(size, size)] * args.batch_size, device=args.device)
-    post_process = processor.post_process_object_detection
-    return torch.inference_mode()(lambda: post_process(model(pixel_values=images), 0.3, target_sizes=sizes))
-
-
 def main(args: Arguments) -> None:
-    """Measures beside every peer and prints a line as soon as it stands."""
-    device, versions = describe_device(args.device), describe_versions(torch, transformers)
-    print(f"{device}; {versions}; {args.rounds} rounds; {args.dtype}; {args.image_size} px, batch {args.batch_size}")
-    print("| decoder | peer | hf_vit images/s | peer images/s | ratio |\n|---|---|---|---|---|")
-    rows: list[list[Any]] = []
+    """Measures beside every peer, and prints a row as soon as it stands."""
+    run, rows = describe_run(args, transformers), list[list[Any]]()
+    sizes = torch.tensor([(args.image_size, args.image_size)] * args.batch_size, device=args.device)
+    print_header("decoder", "peer", "hf_vit images/s", "peer images/s", "ratio")
     for peer in args.peers:
         torch.manual_seed(0)
         models = {"hf_vit": (make_ours(PEERS[peer], args), hf_vit.HfViTImageProcessor()), peer: make_peer(peer, args)}
-        steps = {name: make_step(*pair, args) for name, pair in models.items()}
-        rounds = in_turns(steps, args.rounds, args.min_seconds, args.device)
-        speeds = [args.batch_size / median(r[name] for r in rounds) for name in ("hf_vit", peer)]
-        rows.append([PEERS[peer], peer, *speeds, median(r[peer] / r["hf_vit"] for r in rounds)])
-        print("| " + " | ".join(f"{x:.3f}" if isinstance(x, float) else x for x in rows[-1]) + " |", flush=True)
-    save({"device": device, "versions": versions, "rows": rows}, args.output)
-
-
-if __name__ == "__main__":
-    main(HfArgumentParser(Arguments).parse_args_into_dataclasses()[0])
+        decoding = {
+            name: (model, partial(processor.post_process_object_detection, threshold=0.3, target_sizes=sizes))
+            for name, (model, processor) in models.items()
+        }
+        rows.append(compare_with_peer(PEERS[peer], decoding, args))
+    save({**run, "rows": rows}, args.output)

@@ -11,13 +11,13 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import BaseImageProcessor
 
-from ..convert import TASKS, load_image_processor, open_source
-from ..model.configuration_hf_vit import to_pair
-from ..model.modeling_hf_vit import HfViTModel
-from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_classification import HfViTForImageClassification
-from ..training.models import whole_image_processor
-from .attention import (
+from .convert import TASKS, load_image_processor, open_source
+from .model.configuration_hf_vit import to_pair
+from .model.modeling_hf_vit import HfViTModel
+from .model.pretrained import HfViTPreTrainedModel
+from .model.task_classification import HfViTForImageClassification
+from .training.models import whole_image_processor
+from .visualize.attention import (
     Attention,
     attention_distances,
     attention_maps,
@@ -27,10 +27,18 @@ from .attention import (
     gradient_rollout,
     record_attention,
 )
-from .features import draw_feature_colors, feature_colors, patch_features, patch_similarity
-from .heat import draw_heat
-from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
-from .patches import Patch, patch_at, patch_distances
+from .visualize.features import draw_feature_colors, feature_colors, patch_features, patch_similarity
+from .visualize.mosaics import (
+    draw_attention,
+    draw_patch_filters,
+    draw_position_similarity,
+    patch_filters,
+    position_similarity,
+)
+from .visualize.patches import Patch, draw_heat, patch_at, patch_distances
+
+
+MAX_SIDE = 1200  # pixels: more of a photo is not seen in a picture
 
 
 def open_for_inspection(
@@ -60,50 +68,36 @@ def open_for_inspection(
 
 
 def _class_of(config: Mapping[str, Any]) -> type[HfViTPreTrainedModel]:
-    """Returns the class that was saved, by its configuration; those of timm say how many classes there are."""
+    """Returns the class that was saved, by its configuration; those of timm hold the number of classes."""
     saved = (config.get("architectures") or ["ForImageClassification" if config.get("num_classes") else ""])[0]
     heads = (model for model in TASKS.values() if model is not HfViTModel)
     return next((model for model in heads if model.__name__.removeprefix("HfViT") in saved), HfViTModel)
 
 
-MAX_SIDE = 1200  # pixels: more of a photo is not seen in a picture
-
-
-@dataclass(frozen=True)
-class InspectionOptions:
-    """What to look for.
-
-    Args:
-        point: x and y in pixels of the photo, what looks or is compared; None means what sums the photo up, or the
-            middle of it.
-        class_name: What the photo is searched for; None means the likeliest class.
-        foreground_threshold: See `feature_colors`.
-    """
-
-    point: tuple[float, float] | None = None
-    class_name: str | None = None
-    foreground_threshold: float | None = None
-
-
 @dataclass(frozen=True)
 class Inspection:
-    """A model that looks at a photo.
+    """A photo as a model sees it.
 
     Args:
         model: A model in evaluation mode.
         processor: Prepares photos without cutting anything off, see `open_for_inspection`.
         photo: The photo.
-        options: What to look for.
+        point: x and y in pixels of the photo: the patch that attends or is compared; None means the image's summary,
+            or the patch in the middle.
+        class_name: The class that saliency explains; None means the likeliest.
+        foreground_threshold: See `feature_colors`.
     """
 
     model: HfViTPreTrainedModel
     processor: BaseImageProcessor
     photo: Image.Image
-    options: InspectionOptions
+    point: tuple[float, float] | None = None
+    class_name: str | None = None
+    foreground_threshold: float | None = None
 
     @cached_property
     def pixel_values(self) -> Tensor:
-        """What the model sees, (1, C, H, W)."""
+        """The model's input, (1, C, H, W)."""
         pixel_values: Tensor = self.processor(self.photo, return_tensors="pt").pixel_values
         return pixel_values.to(self.model.device)
 
@@ -114,17 +108,16 @@ class Inspection:
         return self.photo if fits else ImageOps.contain(self.photo, (MAX_SIDE, MAX_SIDE))
 
     def attention(self) -> Attention:
-        """Returns who looks at whom."""
+        """Returns the attention within the photo."""
         return record_attention(self.model, self.pixel_values)[0]
 
     def features(self) -> Tensor:
-        """Returns what patches are to the model, (h, w, D)."""
+        """Returns the features of its patches, (h, w, D)."""
         return patch_features(self.model, self.pixel_values)[0]
 
     def patch(self, grid: tuple[int, int]) -> Patch | None:
         """Returns row and column of the patch under the point, None where there is no point."""
-        point = self.options.point
-        return None if point is None else patch_at(point, (self.photo.height, self.photo.width), grid)
+        return None if self.point is None else patch_at(self.point, (self.photo.height, self.photo.width), grid)
 
     def class_number(self) -> int:
         """Returns the number of the class.
@@ -132,59 +125,59 @@ class Inspection:
         Raises:
             ValueError: if the model does not know it.
         """
-        name, known = self.options.class_name, self.model.config.label2id
-        if name is None:
+        known = self.model.config.label2id
+        if self.class_name is None:
             with torch.no_grad():
                 return int(self.model(self.pixel_values, return_dict=True).logits.argmax())
-        if name not in known:
-            raise ValueError(f"The model knows no class {name!r}, but {', '.join(list(known)[:20])}.")
-        return int(known[name])
+        if self.class_name not in known:
+            raise ValueError(f"The model knows no class {self.class_name!r}, but {', '.join(list(known)[:20])}.")
+        return int(known[self.class_name])
 
 
-def _draw_attention(look: Inspection, file: Path) -> None:
-    attention = look.attention()
-    patch = look.patch(attention.grid)
-    draw_attention(look.picture, attention_maps(attention, patch), file, patch)
+def _draw_attention(one: Inspection, file: Path) -> None:
+    attention = one.attention()
+    patch = one.patch(attention.grid)
+    draw_attention(one.picture, attention_maps(attention, patch), file, patch)
 
 
-def _draw_rollout(look: Inspection, file: Path) -> None:
-    attention = look.attention()
-    patch = look.patch(attention.grid)
-    draw_heat(look.picture, attention_rollout(attention, patch), "rollout", file, patch)
+def _draw_rollout(one: Inspection, file: Path) -> None:
+    attention = one.attention()
+    patch = one.patch(attention.grid)
+    draw_heat(one.picture, attention_rollout(attention, patch), "rollout", file, patch)
 
 
-def _draw_saliency(look: Inspection, file: Path) -> None:
-    check_classifier(look.model)
-    number = look.class_number()
-    (heat,) = gradient_rollout(look.model, look.pixel_values, [number])
-    draw_heat(look.picture, heat, f"saliency for {look.model.config.id2label[number]}", file)
+def _draw_saliency(one: Inspection, file: Path) -> None:
+    check_classifier(one.model)
+    number = one.class_number()
+    (heat,) = gradient_rollout(one.model, one.pixel_values, [number])
+    draw_heat(one.picture, heat, f"saliency for {one.model.config.id2label[number]}", file)
 
 
-def _draw_similarity(look: Inspection, file: Path) -> None:
-    features = look.features()
+def _draw_similarity(one: Inspection, file: Path) -> None:
+    features = one.features()
     rows, columns = features.shape[:2]
-    patch = look.patch((rows, columns)) or (rows // 2, columns // 2)
-    draw_heat(look.picture, patch_similarity(features, patch), "similarity", file, patch)
+    patch = one.patch((rows, columns)) or (rows // 2, columns // 2)
+    draw_heat(one.picture, patch_similarity(features, patch), "similarity", file, patch)
 
 
-def _draw_distance(looks: Sequence[Inspection], file: Path) -> None:
-    seen = [look.attention() for look in looks]
-    everywhere = [patch_distances(own.grid, own.patch_size).mean() for own in seen]
-    distances = torch.stack([attention_distances(own) for own in seen]).mean(dim=0)
-    draw_attention_distances(distances, float(torch.stack(everywhere).mean()), file)
+def _draw_distance(every: Sequence[Inspection], file: Path) -> None:
+    recorded = [one.attention() for one in every]
+    uniform = torch.stack([patch_distances(own.grid, own.patch_size).mean() for own in recorded])
+    distances = torch.stack([attention_distances(own) for own in recorded]).mean(dim=0)
+    draw_attention_distances(distances, float(uniform.mean()), file)
 
 
-def _draw_pca(looks: Sequence[Inspection], file: Path) -> None:
-    colors = feature_colors([look.features() for look in looks], looks[0].options.foreground_threshold)
-    draw_feature_colors([look.picture for look in looks], colors, file)
+def _draw_pca(every: Sequence[Inspection], file: Path) -> None:
+    colors = feature_colors([one.features() for one in every], every[0].foreground_threshold)
+    draw_feature_colors([one.picture for one in every], colors, file)
 
 
-def _draw_positions(looks: Sequence[Inspection], file: Path) -> None:
-    draw_position_similarity(position_similarity(looks[0].model), file)
+def _draw_positions(every: Sequence[Inspection], file: Path) -> None:
+    draw_position_similarity(position_similarity(every[0].model), file)
 
 
-def _draw_filters(looks: Sequence[Inspection], file: Path) -> None:
-    draw_patch_filters(patch_filters(looks[0].model), file)
+def _draw_filters(every: Sequence[Inspection], file: Path) -> None:
+    draw_patch_filters(patch_filters(every[0].model), file)
 
 
 # A picture of each photo
@@ -204,7 +197,7 @@ OF_ALL: Mapping[str, Callable[[Sequence[Inspection], Path], None]] = {
 
 
 def kinds_of(model: HfViTPreTrainedModel) -> list[str]:
-    """Returns the kinds of pictures that a model has: saliency is of classifiers, positions of those with a table."""
+    """Returns the kinds of pictures that a model has: saliency needs a classifier, positions a table of them."""
     missing = set() if isinstance(model, HfViTForImageClassification) else {"saliency"}
     if model.get_position_embeddings() is None:
         missing.add("positions")

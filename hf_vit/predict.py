@@ -1,0 +1,520 @@
+"""Predictions of a saved model on image files: JSON lines, files with the answers, and pictures.
+
+Any task that a pipeline answers for single images: classes, segmentation, depth, objects, keypoints. Models of
+transformers' own classes work too.
+"""
+
+import csv
+import json
+import math
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image, ImageOps
+from transformers import PreTrainedConfig, pipeline
+
+from .data.formats.files import IMAGE_SUFFIXES, files_below
+from .model.configuration_hf_vit import HfViTConfig
+from .model.image_inputs import read_image
+from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
+from .visualize.colors import IGNORED
+from .visualize.figures import arrange_tiles, draw_label_tile, draw_text
+
+
+Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
+Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
+
+BOX_SIDES = ("xmin", "ymin", "xmax", "ymax")
+BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
+THRESHOLD = 0.5  # least score of a segment or an object
+OVERLAP_THRESHOLD = 0.8  # as in the scores of a training: of a segment, at least so much of the mask is its own
+NO_CLASS = 255  # in masks
+# Of families whose configuration does not tell, those that predict meters
+METRIC = {"glpn", "hf_vit", "zoedepth"}
+MAX_MILLIMETERS = 65535  # of 16 bits
+MAX_SIDE = 480  # pixels: pictures of larger images are drawn at this size
+MAX_TILES = 100  # of one picture of many images
+
+
+def predict_files(
+    model: str,
+    inputs: Sequence[Path],
+    *,
+    output_dir: Path | None = None,
+    picture: Path | None = None,
+    top_k: int = 3,
+    batch_size: int = 8,
+    threshold: float | None = None,
+    boxes: Path | None = None,
+    subtask: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Predicts image files, one after the other, and writes what is asked for.
+
+    Args:
+        model: Folder of a saved model, or its name on the Hub; unless it is ours, the code saved with it runs.
+        inputs: Image files, and folders that are searched for them.
+        output_dir: Where to write the answers about each image, and a picture of each.
+        picture: File for one picture of the first `MAX_TILES` images with their answers.
+        top_k: Labels per image, the likeliest first.
+        batch_size: Images to be classified, or objects with keypoints, per pass.
+        threshold: Lowest score of a segment or an object, by default 0.5, or of a keypoint, by default none.
+        boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
+        subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
+
+    Yields:
+        For each image a dict ready for JSON: `file`, the answer, and, with `output_dir`, the paths `written`. A file
+        that cannot be read yields `file` and `error`.
+
+    Raises:
+        ImportError: if a picture needs matplotlib or scipy, which is not installed.
+        OSError: if there is no such model or file.
+        ValueError: if there is no image, or no task for the model, or an option does not fit it.
+    """
+    files = find_images(inputs)
+    names, tiles = name_outputs(files), list[Image.Image]()
+    predictor = _open_predictor(model, files, boxes, top_k, batch_size, threshold, subtask)
+    for folder in filter(None, [output_dir, picture and picture.parent]):
+        folder.mkdir(parents=True, exist_ok=True)
+    for index, image, answer in _answers(predictor, files):
+        if image is None:
+            yield {"file": str(files[index]), "error": answer}
+            continue
+        line = {"file": str(files[index]), **predictor.describe(image, answer)}
+        is_tile = picture is not None and len(tiles) < MAX_TILES
+        if is_tile or output_dir is not None:
+            tile = predictor.draw(image, answer, files[index].name)
+        if output_dir is not None:
+            written = predictor.write(image, answer, output_dir / names[index])
+            written.append(output_dir / f"{names[index]}_picture.png")
+            arrange_tiles([tile], columns=1).save(written[-1])
+            line["written"] = [str(file) for file in written]
+        if is_tile:
+            tiles.append(tile)
+        yield line
+    if picture is not None and tiles:
+        columns = predictor.columns or max(5, math.isqrt(len(tiles)))
+        arrange_tiles(tiles, min(len(tiles), columns)).save(picture)
+
+
+def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[int, Image.Image | None, Any]]:
+    """Yields the number, the image and the answer of each file; None and an error of those that cannot be read."""
+    failed, opened = deque[tuple[int, None, str]](), deque[tuple[int, Image.Image]]()
+
+    def read() -> Iterator[Any]:  # only a batch of images is in memory at a time
+        for index, file in enumerate(files):
+            try:
+                image = open_image(file)
+            except ValueError as error:
+                failed.append((index, None, str(error)))
+            else:
+                opened.append((index, image))
+                yield predictor.prepare(file, image)
+
+    for answer in predictor.answer(read()):
+        while failed:
+            yield failed.popleft()
+        yield *opened.popleft(), answer
+    yield from failed
+
+
+def _open_predictor(
+    model: str,
+    files: Sequence[Path],
+    boxes: Path | None,
+    top_k: int,
+    batch_size: int,
+    threshold: float | None,
+    subtask: str | None,
+) -> "Predictor":
+    """Opens a model with the pipeline of the class that it was saved as."""
+    config, _ = PreTrainedConfig.get_config_dict(model)
+    # timm's checkpoints, which transformers opens too, name no class.
+    name = str((config.get("architectures") or ["ForImageClassification"])[0])
+    if boxes is not None and "ForKeypointDetection" not in name:
+        raise ValueError(f"--boxes {boxes} says where keypoints are to be found, but {model} finds none.")
+    least = THRESHOLD if threshold is None else threshold
+    if "ForImageClassification" in name:
+        return ClassificationPredictor(model, top_k=top_k, batch_size=batch_size)
+    if "Segmentation" in name:
+        is_semantic = subtask == "semantic" or "ForSemanticSegmentation" in name
+        predictor = SemanticPredictor if is_semantic else PanopticPredictor
+        return predictor(model, least, subtask)
+    if "ForDepthEstimation" in name:
+        return DepthPredictor(model)
+    if "ForObjectDetection" in name:
+        return DetectionPredictor(model, threshold=least)
+    if "ForKeypointDetection" in name:
+        boxes_of = {} if boxes is None else read_box_file(boxes, files)
+        return KeypointPredictor(model, boxes_of, threshold=threshold, batch_size=batch_size)
+    raise ValueError(
+        f"{model} was saved as {name}, which neither names images, nor segments them, nor estimates depth, nor "
+        "finds objects or keypoints. Give a model that was trained for one of these."
+    )
+
+
+class Predictor(ABC):
+    """Predicts for one task: answers as JSON, as files and as a picture.
+
+    Args:
+        model: Folder of a saved model, or its name on the Hub.
+        **options: Keyword arguments of the pipeline's call.
+    """
+
+    pipeline: ClassVar[str]
+    columns: ClassVar[int | None] = 1  # of a picture of many images; None makes as many as there are rows
+
+    def __init__(self, model: str, **options: Any) -> None:
+        config, _ = PreTrainedConfig.get_config_dict(model)
+        is_ours = config.get("model_type") == HfViTConfig.model_type  # whose code is here
+        self.run = pipeline(self.pipeline, model=model, trust_remote_code=None if is_ours else True)
+        self.options = options
+        self.label2id: dict[str, int] = self.run.model.config.label2id
+        known = {number: label for label, number in self.label2id.items()}
+        self.labels = [known.get(number, str(number)) for number in range(max(known, default=-1) + 1)]
+
+    def prepare(self, file: Path, image: Image.Image) -> Any:
+        """Returns the pipeline's input for an image."""
+        return image
+
+    def answer(self, inputs: Iterable[Any]) -> Iterator[Any]:
+        """Yields the pipeline's answer to each prepared image."""
+        yield from self.run(iter(inputs), **self.options)
+
+    @abstractmethod
+    def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
+        """Returns an answer as JSON has it."""
+
+    def write(self, image: Image.Image, answer: Any, stem: Path) -> list[Path]:
+        """Writes an answer to files whose names begin with `stem`, and returns their paths."""
+        return []
+
+    @abstractmethod
+    def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
+        """Returns a picture of an image and its answer, with a caption."""
+
+
+class ClassificationPredictor(Predictor):
+    """Predicts labels of images: `label`, `score`, and `top_k` of these."""
+
+    pipeline = "image-classification"
+    columns = None
+
+    def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
+        """Returns the likeliest label, its score, and the runners-up."""
+        return {**answer[0], "top_k": answer}
+
+    def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
+        """Returns the image above label, score and caption."""
+        return draw_label_tile(image, f"{answer[0]['label'][:12]} ({answer[0]['score']:.1%})", caption)
+
+
+class SemanticPredictor(Predictor):
+    """Predicts the class of every pixel: `classes` with their share of the image, the largest first.
+
+    Args:
+        model: As in `Predictor`.
+        threshold: Lowest score of a segment; classes have none.
+        subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
+    """
+
+    pipeline = "image-segmentation"
+
+    def __init__(self, model: str, threshold: float, subtask: str | None) -> None:
+        chosen = {} if subtask is None else {"subtask": subtask}
+        super().__init__(model, threshold=threshold, overlap_mask_area_threshold=OVERLAP_THRESHOLD, **chosen)
+
+    def answer(self, inputs: Iterable[Image.Image]) -> Iterator[list[Part]]:
+        """Yields the parts of each image, without those that others cover."""
+        for parts in super().answer(inputs):
+            yield [part for part in parts if part["mask"].getbbox()]
+
+    def describe(self, image: Image.Image, answer: list[Part]) -> dict[str, Any]:
+        """Returns score and share of the pixels of each class, the largest first."""
+        pixels = image.width * image.height
+        classes = [
+            {"label": part["label"], "score": part["score"], "share": round(_area(part) / pixels, 6), "id": number}
+            for number, part in self.numbered(answer)
+        ]
+        return {"classes": sorted(classes, key=lambda found: -found["share"])}
+
+    def numbered(self, answer: list[Part]) -> list[tuple[int, Part]]:
+        """Returns each part with its number in masks, that of its class."""
+        return [(self.label2id[part["label"]], part) for part in answer]
+
+    def write(self, image: Image.Image, answer: list[Part], stem: Path) -> list[Path]:
+        """Writes a PNG that holds the number of each pixel, and shows it in color."""
+        values = np.full((image.height, image.width), NO_CLASS, dtype=np.uint8)
+        colors = segmentation_palette(len(self.labels))
+        palette = np.full((NO_CLASS + 1, 3), IGNORED, dtype=np.uint8)
+        for number, part in self.numbered(answer):
+            if number >= NO_CLASS:
+                raise ValueError(f"A mask holds numbers up to {NO_CLASS - 1}, but {part['label']!r} has {number}.")
+            values[np.asarray(part["mask"]) > 0] = number
+            palette[number] = colors[self.label2id[part["label"]]]
+        mask = Image.fromarray(values)
+        mask.putpalette(palette.tobytes())
+        file = stem.with_name(f"{stem.name}_mask.png")
+        mask.save(file)
+        return [file]
+
+    def draw(self, image: Image.Image, answer: list[Part], caption: str) -> Image.Image:
+        """Returns the image, and its classes over it in colors that a legend explains."""
+        picture = _fitted(image)
+        numbers = np.full((picture.height, picture.width), -1)
+        for number, part in self.numbered(answer):
+            numbers[_mask(part, picture)] = number
+        return _figure(caption, draw_segmentation, [picture], [numbers], None, self.labels)
+
+
+class PanopticPredictor(SemanticPredictor):
+    """Predicts `segments`: things one by one, and, if the model does, stuff; boxes are left, top, right, bottom."""
+
+    def describe(self, image: Image.Image, answer: list[Part]) -> dict[str, Any]:
+        """Returns label, score, area in pixels and box of each segment."""
+        segments = [
+            {
+                "label": part["label"],
+                "score": part["score"],
+                "area": _area(part),
+                "box": part["mask"].getbbox(),
+                "id": number,
+            }
+            for number, part in self.numbered(answer)
+        ]
+        return {"segments": segments}
+
+    def numbered(self, answer: list[Part]) -> list[tuple[int, Part]]:
+        """Returns each part with its number in masks, that of the segment."""
+        return list(enumerate(answer))
+
+    def draw(self, image: Image.Image, answer: list[Part], caption: str) -> Image.Image:
+        """Returns the image, and its segments over it, each with an outline and, where there is room, its label."""
+        picture = _fitted(image)
+        segments = {
+            "masks": np.reshape([_mask(part, picture) for part in answer], (-1, picture.height, picture.width)),
+            "class_labels": [self.label2id[part["label"]] for part in answer],
+            "scores": [part["score"] for part in answer],
+        }
+        return _figure(caption, draw_panoptic, [picture], [segments], None, self.labels)
+
+
+class DepthPredictor(Predictor):
+    """Predicts the depth of every pixel, in meters, or, relative, as inverse depth up to scale and shift."""
+
+    pipeline = "depth-estimation"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        config = self.run.model.config.to_dict()
+        default = "metric" if config["model_type"] in METRIC else "relative"
+        options = config.get("depth_config") or config
+        self.is_metric = options.get("depth_estimation_type", default) == "metric"
+        self.unit = "meters" if self.is_metric else "relative inverse depth"
+
+    def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
+        """Returns the least, the median and the largest value, and their unit."""
+        depth = answer["predicted_depth"].numpy()
+        values = {"min": depth.min(), "median": np.median(depth), "max": depth.max()}
+        return {"unit": self.unit, **{name: round(float(value), 4) for name, value in values.items()}}
+
+    def write(self, image: Image.Image, answer: Any, stem: Path) -> list[Path]:
+        """Writes the values as they are, and meters in millimeters too, 0 where these need more than 16 bits."""
+        depth = answer["predicted_depth"].numpy()
+        files = [stem.with_name(f"{stem.name}_depth.npy")]
+        np.save(files[0], depth)
+        if self.is_metric:
+            millimeters = (depth * 1000).round()
+            files.append(stem.with_name(f"{stem.name}_depth.png"))
+            Image.fromarray(np.where(millimeters > MAX_MILLIMETERS, 0, millimeters).astype(np.uint16)).save(files[1])
+        return files
+
+    def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
+        """Returns the image, its depth in colors, the nearest being bright, and the scale of the colors."""
+        picture, depth = _fitted(image), Image.fromarray(answer["predicted_depth"].float().numpy())
+        values = np.asarray(depth.resize(picture.size, Image.Resampling.NEAREST))
+        return _figure(caption, draw_depth, [picture], [values], None, relative=not self.is_metric)
+
+
+class DetectionPredictor(Predictor):
+    """Predicts `objects`: a box, a label and a score each, the surest first."""
+
+    pipeline = "object-detection"
+
+    def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
+        """Returns score, label and box of each object."""
+        return {"objects": answer}
+
+    def write(self, image: Image.Image, answer: Any, stem: Path) -> list[Path]:
+        """Writes a table with an object a row."""
+        rows = [[found["label"], found["score"], *found["box"].values()] for found in answer]
+        return [_write_table(stem.with_name(f"{stem.name}_objects.csv"), ["label", "score", *BOX_SIDES], rows)]
+
+    def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
+        """Returns the image with the boxes in the colors of their classes, the surest on top."""
+        picture = _fitted(image)
+        labels = [self.label2id[found["label"]] for found in answer]
+        scores = [found["score"] for found in answer]
+        drawn = draw_boxes(picture, _scaled_boxes(answer, picture, image), labels, self.labels, scores)
+        return arrange_tiles([drawn, draw_text(caption)], columns=1, margin=0)
+
+
+class KeypointPredictor(Predictor):
+    """Predicts `poses`: the keypoints of the one object that an image shows, or of each in a box.
+
+    Args:
+        model: As in `Predictor`.
+        boxes: Of each image; where it has no entry, the whole image is the object.
+        **options: As in `Predictor`.
+    """
+
+    pipeline = "keypoint-detection"
+
+    def __init__(self, model: str, boxes: dict[Path, list[Box]], **options: Any) -> None:
+        super().__init__(model, **options)
+        self.boxes = boxes
+        self.skeleton = (self.run.model.config.to_dict().get("keypoint_config") or {}).get("skeleton", ())
+
+    def prepare(self, file: Path, image: Image.Image) -> dict[str, Any]:
+        """Returns the image with its boxes."""
+        return {"image": image, "boxes": self.boxes.get(file)}
+
+    def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
+        """Returns keypoints, scores, labels and box of each object."""
+        return {"poses": answer}
+
+    def write(self, image: Image.Image, answer: Any, stem: Path) -> list[Path]:
+        """Writes a table with a keypoint a row."""
+        rows = [
+            [number, label, *place, score]
+            for number, pose in enumerate(answer)
+            for label, place, score in zip(pose["labels"], pose["keypoints"], pose["scores"], strict=True)
+        ]
+        file = stem.with_name(f"{stem.name}_keypoints.csv")
+        return [_write_table(file, ["object", "label", "x", "y", "score"], rows)]
+
+    def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
+        """Returns the image with boxes, keypoints in a color each, the fainter the less sure, and the skeleton."""
+        picture = _fitted(image)
+        shape = (len(answer), len(self.labels))
+        points, visibility, scores = np.zeros((*shape, 2)), np.zeros(shape, dtype=int), np.zeros(shape)
+        for number, pose in enumerate(answer):
+            found = [self.label2id[label] for label in pose["labels"]]
+            # the center of the first pixel is at 0
+            points[number, found] = (np.reshape(pose["keypoints"], (-1, 2)) + 0.5) * picture.width / image.width - 0.5
+            visibility[number, found], scores[number, found] = 2, pose["scores"]
+        boxes = _scaled_boxes(answer, picture, image)
+        drawn = draw_keypoints(picture, points, visibility, self.skeleton, scores, boxes)
+        return arrange_tiles([drawn, draw_text(caption)], columns=1, margin=0)
+
+
+def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
+    """Returns the boxes of each image from the lines that are predicted for objects.
+
+    Args:
+        file: A JSON line for each image, see `BOX_LINE`.
+        images: The images.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if it is another one, or says nothing of an image.
+    """
+    boxes = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            boxes[Path(entry["file"])] = [
+                {side: found["box"][side] for side in BOX_SIDES} for found in entry["objects"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"Line {number} of {file} is not {BOX_LINE}, as this script prints it for a model of object "
+                f"detection: {error!r}."
+            ) from error
+    missing = [str(image) for image in images if image not in boxes]
+    if missing:
+        raise ValueError(f"{file} says nothing of {missing[0]}, as of {len(missing)} of {len(images)} images.")
+    return boxes
+
+
+def find_images(inputs: Sequence[Path]) -> list[Path]:
+    """Lists the files among `inputs` and, sorted, the images in their folders.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    files: list[Path] = []
+    for path in inputs:
+        if not path.exists():
+            raise ValueError(f"There is no file or folder {path}.")
+        found = [path] if path.is_file() else [p for p in files_below(path) if p.suffix.lower() in IMAGE_SUFFIXES]
+        if not found:
+            raise ValueError(f"The folder {path} holds no image: no file ends in {', '.join(sorted(IMAGE_SUFFIXES))}.")
+        files += found
+    return files
+
+
+def open_image(file: Path) -> Image.Image:
+    """Opens an image upright, as 8-bit colors on white, as no pipeline does by itself.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    try:
+        with Image.open(file) as opened:
+            pixels = read_image(opened, "it", num_channels=3)  # (3, H, W)
+        return Image.fromarray(pixels.round().byte().movedim(0, -1).numpy())
+    except Exception as error:  # decoders fail in many ways
+        raise ValueError(f"{file} cannot be read as an image: {error}") from error
+
+
+def name_outputs(files: Sequence[Path]) -> list[str]:
+    """Returns a name for what is written about each file: its own without the suffix, numbered where it is taken."""
+    counts: Counter[str] = Counter()
+    names: dict[str, None] = {}
+    for file in files:
+        name = file.stem
+        while name in names:
+            counts[file.stem] += 1
+            name = f"{file.stem}-{counts[file.stem] + 1}"
+        names[name] = None
+    return list(names)
+
+
+def _figure(caption: str, draw: Callable[..., None], *values: Any, **options: Any) -> Image.Image:
+    """Returns a figure that is drawn to a file, with a caption below."""
+    buffer = BytesIO()
+    draw(*values, file=buffer, **options)
+    with Image.open(buffer) as figure:
+        return arrange_tiles([figure.convert("RGB"), draw_text(caption)], columns=1, margin=0)
+
+
+def _fitted(image: Image.Image) -> Image.Image:
+    return image if max(image.size) <= MAX_SIDE else ImageOps.contain(image, (MAX_SIDE, MAX_SIDE))
+
+
+def _mask(part: Part, picture: Image.Image) -> np.ndarray:
+    """Returns where a part is in a picture of any size, (H, W)."""
+    return np.asarray(part["mask"].resize(picture.size, Image.Resampling.NEAREST)) > 0
+
+
+def _scaled_boxes(answer: Sequence[dict[str, Any]], picture: Image.Image, image: Image.Image) -> np.ndarray:
+    """Returns the boxes (N, 4) of an answer about an image in pixels of a picture of it."""
+    boxes = np.array([[found["box"][side] for side in BOX_SIDES] for found in answer], dtype=float)
+    return boxes.reshape(-1, 4) * picture.width / image.width
+
+
+def _write_table(file: Path, header: list[str], rows: list[list[Any]]) -> Path:
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return file
+
+
+def _area(part: Part) -> int:
+    """Returns the number of pixels of a part."""
+    count: int = part["mask"].histogram()[255]
+    return count

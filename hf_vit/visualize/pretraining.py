@@ -1,0 +1,106 @@
+"""Images with captions that a model finds for them, and reconstructions of masked images."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .colors import IGNORED
+from .figures import MAX_ROWS, Picture, PictureFile, as_picture, picture_rows, save, show
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+NUM_CAPTIONS = 3  # more have no room beside a wide image
+TEXT_WIDTH = 1.5  # of a column, to that of an image
+LETTERS = 70  # in a line
+RIGHT, WRONG = "forestgreen", "firebrick"
+
+
+def draw_captions(
+    images: Sequence[Picture], captions: Sequence[Sequence[str]], found: Sequence[Sequence[str]], file: PictureFile
+) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: the image, its captions, and those retrieved for it.
+
+    Of both, the first `NUM_CAPTIONS` are shown. Retrieved captions are green if they are the image's own, else red.
+
+    Args:
+        images: N images of any sizes.
+        captions: Those of each image.
+        found: What a model retrieves for each image, the best first.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ValueError: if there is no image.
+    """
+    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
+    titles = ["image", "its captions", "captions that are found for it"]
+    figure, panels = picture_rows(pictures, titles, [1.0, TEXT_WIDTH, TEXT_WIDTH])
+    for row, picture, own, other in zip(panels, pictures, captions[:MAX_ROWS], found[:MAX_ROWS], strict=True):
+        show(row[0], picture)
+        _write(row[1], own, ["black"] * len(own))
+        _write(row[2], other, [RIGHT if caption in own else WRONG for caption in other])
+    save(figure, file)
+
+
+def _write(panel: "Axes", texts: Sequence[str], colors: Sequence[str]) -> None:
+    """Writes texts of two lines at most below each other."""
+    panel.set_axis_off()
+    for place, (text, color) in enumerate(zip(texts[:NUM_CAPTIONS], colors, strict=False)):
+        lines = textwrap.fill(textwrap.shorten(text, 2 * LETTERS - 10, placeholder=" ..."), LETTERS)
+        drawn = panel.text(0, 1 - place / NUM_CAPTIONS, lines, transform=panel.transAxes, va="top", color=color)
+        drawn.set_fontsize(8)
+        drawn.set_parse_math(False)  # a caption may hold "$5_$", which is no formula
+        drawn.set_in_layout(False)  # a long one would make its panel narrow
+
+
+def draw_reconstructions(
+    pixel_values: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    reconstructions: Sequence[Tensor],
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    file: PictureFile,
+) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: the image, its visible part, and the reconstruction.
+
+    Masked patches are gray in the second picture; in the third, the others are as they are in the image.
+
+    Args:
+        pixel_values: N normalized images (C, H, W); those of neither 1 nor 3 channels show their first one.
+        masks: N masks (h, w), True where a patch is masked.
+        reconstructions: N images (C, H, W) in the units of `pixel_values`.
+        mean: What the image processor has subtracted from values in 0..1, one number or one for each channel.
+        std: What it has divided by, in the same way.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ValueError: if there is no image.
+    """
+    rows = []
+    for pixels, mask, reconstruction in zip(
+        pixel_values[:MAX_ROWS], masks[:MAX_ROWS], reconstructions[:MAX_ROWS], strict=True
+    ):
+        masked = F.interpolate(mask[None, None].float(), size=pixels.shape[-2:])[0, 0].bool().numpy(force=True)
+        image, filled = to_picture(pixels, mean, std), to_picture(reconstruction, mean, std)
+        hidden = np.where(masked[..., None], np.array(IGNORED, dtype=np.uint8), image)
+        rows.append((image, hidden, np.where(masked[..., None], filled, image)))
+    titles = ["image", "what the model sees", "reconstruction"]
+    figure, panels = picture_rows([row[0] for row in rows], titles, [1.0] * len(titles))
+    for panel_row, pictures in zip(panels, rows, strict=True):
+        for panel, picture in zip(panel_row, pictures, strict=True):
+            show(panel, picture)
+    save(figure, file)
+
+
+def to_picture(pixels: Tensor, mean: float | Sequence[float], std: float | Sequence[float]) -> np.ndarray:
+    """Returns a normalized image (C, H, W) as colors (H, W, 3) uint8."""
+    shift, scale = (torch.as_tensor(values).to(pixels.device).reshape(-1, 1, 1) for values in (mean, std))
+    colors = ((pixels.float() * scale + shift) * 255).round().clamp(0, 255).to(torch.uint8)
+    return as_picture(colors if len(colors) in (1, 3) else colors[:1])

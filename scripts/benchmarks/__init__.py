@@ -1,0 +1,1 @@
+"""The subjects of `scripts/benchmark.py`, a file each, and their harness."""

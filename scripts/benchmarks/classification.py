@@ -1,0 +1,118 @@
+"""Throughput of our image classifier beside transformers' and timm's; a ratio above 1 means that ours is faster."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import timm
+import torch
+import transformers
+from timm.models import VisionTransformer
+from torch import nn
+
+from hf_vit import HfViTConfig, HfViTForImageClassification
+from hf_vit.model.configuration_hf_vit import to_pair
+
+from .harness import (
+    DTYPES,
+    StepArguments,
+    describe_run,
+    median_of,
+    median_ratio,
+    print_header,
+    print_row,
+    save,
+    time_steps,
+)
+
+
+@dataclass(kw_only=True)
+class Arguments(StepArguments):
+    """What to measure."""
+
+    presets: list[str] = field(default_factory=lambda: ["base"], metadata={"help": "tiny, small, base, large, huge"})
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32], metadata={"help": "images per step"})
+    dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "also float16"})
+    modes: list[str] = field(default_factory=lambda: ["forward", "train"], metadata={"help": "forward, train"})
+    rounds: int = field(default=6, metadata={"help": "rounds; each runs every library, in random order"})
+    compile: bool = field(default=False, metadata={"help": "run all models under torch.compile"})
+
+
+def make_transformers_model(config: HfViTConfig) -> nn.Module:
+    """Returns the architecture from transformers, with fresh weights."""
+    names = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "layer_norm_eps"}
+    names |= {"image_size", "patch_size", "num_channels"}
+    shape = {name: value for name, value in config.to_dict().items() if name in names}
+    return transformers.ViTForImageClassification(transformers.ViTConfig(**shape, num_labels=config.num_labels))
+
+
+def make_timm_model(config: HfViTConfig) -> nn.Module:
+    """Returns it from timm."""
+    return VisionTransformer(
+        img_size=to_pair(config.image_size),
+        patch_size=to_pair(config.patch_size),
+        in_chans=config.num_channels,
+        num_classes=config.num_labels,
+        embed_dim=config.hidden_size,
+        depth=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        mlp_ratio=config.intermediate_size / config.hidden_size,
+    )
+
+
+MAKE_MODEL: dict[str, Callable[[HfViTConfig], nn.Module]] = {
+    "hf_vit": HfViTForImageClassification,
+    "transformers": make_transformers_model,
+    "timm": make_timm_model,
+}
+
+
+def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], object]:
+    """Returns one forward pass, or one whole training step with AdamW, on fixed images of 224 pixels.
+
+    Inference runs in weights of `dtype`; training keeps float32 weights and casts by autocast, as the Trainer does.
+    """
+    training = mode == "train"
+    model.to(device, torch.float32 if training else dtype).train(training)
+    images = torch.randn(batch_size, 3, 224, 224, device=device, dtype=next(model.parameters()).dtype)
+    labels = torch.randint(1000, (batch_size,), device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) if training else None
+
+    def forward() -> torch.Tensor:
+        outputs = model(images)
+        return outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+
+    if optimizer is None:
+        return torch.inference_mode()(forward)
+
+    def train() -> None:
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            loss = nn.functional.cross_entropy(forward(), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return train
+
+
+def main(args: Arguments) -> None:
+    """Measures every combination, and prints a row as soon as it stands."""
+    run, rows = describe_run(args, transformers, timm), list[dict[str, Any]]()
+    for preset in args.presets:
+        torch.manual_seed(0)
+        config = HfViTConfig.from_preset(preset, num_labels=1000)
+        models = {name: make(config) for name, make in MAKE_MODEL.items()}
+        for model in models.values() if args.compile else ():
+            model.compile()
+        for mode, dtype, batch_size in product(args.modes, args.dtypes, args.batch_sizes):
+            steps = {name: make_step(m, mode, DTYPES[dtype], batch_size, args.device) for name, m in models.items()}
+            rounds = time_steps(steps, args)
+            row: dict[str, Any] = {"preset": preset, "mode": mode, "dtype": dtype, "batch_size": batch_size}
+            row |= {f"{name} images/s": batch_size / median_of(rounds, name) for name in steps}
+            row |= {f"ratio to {name}": median_ratio(rounds, name, to="hf_vit") for name in steps if name != "hf_vit"}
+            if not rows:
+                print_header(*row)
+            print_row(*row.values())
+            rows.append(row)
+    save({**run, "rows": rows}, args.output)

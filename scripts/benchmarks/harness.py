@@ -1,0 +1,140 @@
+"""What the benchmarks share: options, rounds in random order, ratios, tables, and results as JSON."""
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+
+T = TypeVar("T")
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(kw_only=True)
+class RoundArguments:
+    """How often to measure, and where to write the result."""
+
+    rounds: int = field(default=7, metadata={"help": "rounds; each measures all that is compared, in random order"})
+    output: str | None = field(default=None, metadata={"help": "write the result as JSON here too"})
+
+
+@dataclass(kw_only=True)
+class StepArguments(RoundArguments):
+    """How to time short steps."""
+
+    min_seconds: float = field(default=0.5, metadata={"help": "least time per measurement; short steps are repeated"})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
+
+
+@dataclass(kw_only=True)
+class ModelArguments(StepArguments):
+    """Images for models."""
+
+    image_size: int = field(default=224, metadata={"help": "height and width of the images in pixels"})
+    batch_size: int = field(default=1, metadata={"help": "images per step"})
+    dtype: str = field(default="float32", metadata={"help": ", ".join(DTYPES)})
+
+    def random_images(self) -> torch.Tensor:
+        """Returns a batch of noise, (B, 3, H, W) float32."""
+        return torch.randn(self.batch_size, 3, self.image_size, self.image_size).to(self.device)
+
+
+def in_rounds(measurements: Mapping[str, Callable[[], T]], rounds: int) -> Iterator[dict[str, T]]:
+    """Makes each measurement once a round, in random order as its place in the round shows, and yields each round."""
+    names, order = list(measurements), random.Random(0)
+    for _ in range(rounds):
+        found = {name: measurements[name]() for name in order.sample(names, len(names))}
+        yield {name: found[name] for name in names}
+
+
+def time_steps(steps: Mapping[str, Callable[[], object]], args: StepArguments) -> list[dict[str, float]]:
+    """Returns the seconds of each step in each round; short steps are repeated."""
+
+    def seconds(step: Callable[[], object], repeats: int = 1) -> float:
+        start = time.perf_counter()
+        for _ in range(repeats):
+            step()
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / repeats
+
+    warm = [[seconds(step) for step in steps.values()] for _ in range(2)]
+    repeats = max(1, round(args.min_seconds / min(warm[-1])))
+    return list(in_rounds({name: partial(seconds, step, repeats) for name, step in steps.items()}, args.rounds))
+
+
+def median_of(rounds: Sequence[Mapping[str, float]], name: str) -> float:
+    """Returns the median of a measurement."""
+    return median(found[name] for found in rounds)
+
+
+def median_ratio(rounds: Sequence[Mapping[str, float]], name: str, to: str) -> float:
+    """Returns the median over the rounds of the ratio of two measurements within a round."""
+    return median(found[name] / found[to] for found in rounds)
+
+
+def compare_with_peer(
+    task: str, models: Mapping[str, tuple[nn.Module, Callable[[Any], object]]], args: ModelArguments
+) -> list[Any]:
+    """Times two models from pixels to decoded outputs, and prints a row of the table.
+
+    Args:
+        task: First cell of the row.
+        models: "hf_vit" and a peer, each the model and the decoding of its outputs.
+        args: How to measure.
+
+    Returns:
+        The task, the peer, images per second of ours and of the peer, and their ratio; above 1 ours is faster.
+    """
+    images = args.random_images().to(DTYPES[args.dtype])
+
+    def make_step(model: nn.Module, decode: Callable[[Any], object]) -> Callable[[], object]:
+        model.to(args.device, DTYPES[args.dtype]).eval()
+        return torch.inference_mode()(lambda: decode(model(pixel_values=images)))
+
+    rounds = time_steps({name: make_step(*pair) for name, pair in models.items()}, args)
+    (peer,) = set(models) - {"hf_vit"}
+    speeds = [args.batch_size / median_of(rounds, name) for name in ("hf_vit", peer)]
+    row = [task, peer, *speeds, median_ratio(rounds, peer, to="hf_vit")]
+    print_row(*row)
+    return row
+
+
+def describe_run(args: RoundArguments, *libraries: ModuleType) -> dict[str, Any]:
+    """Prints and returns hardware, versions and options."""
+    device = args.device if isinstance(args, StepArguments) else "cuda" if torch.cuda.is_available() else "cpu"
+    run = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+        "versions": ", ".join(f"{library.__name__} {library.__version__}" for library in (torch, *libraries)),
+        "arguments": vars(args),
+    }
+    print("; ".join(map(str, run.values())), flush=True)
+    return run
+
+
+def print_header(*columns: str) -> None:
+    """Prints the head of a Markdown table."""
+    print_row(*columns)
+    print_row(*["---"] * len(columns))
+
+
+def print_row(*values: Any) -> None:
+    """Prints a row of a Markdown table."""
+    cells = (f"{value:.3f}" if isinstance(value, float) else str(value) for value in values)
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def save(result: dict[str, Any], output: str | None) -> None:
+    """Writes a result as JSON, if a file was asked for."""
+    if output:
+        Path(output).write_text(json.dumps(result, indent=1) + "\n")

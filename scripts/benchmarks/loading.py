@@ -1,0 +1,77 @@
+"""Time and memory of opening a checkpoint of transformers with transformers and with ours, in fresh processes.
+
+Two moments count: when `from_pretrained` returns, and when every weight has been read once, as the pages of the files
+wait for that. Peak memory includes imports. A ratio below 1 means that ours is better.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import transformers
+
+from hf_vit import HfViTConfig, HfViTModel, convert
+from hf_vit.model.configuration_hf_vit import PRESETS
+
+from .harness import RoundArguments, describe_run, in_rounds, median_of, median_ratio, print_header, print_row, save
+
+
+LIBRARIES = {"transformers": transformers.ViTModel, "hf_vit": HfViTModel}
+MEASURES = ("load_s", "load_and_read_s", "peak_after_load_mib", "peak_after_read_mib")
+SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size", "patch_size")
+
+
+@dataclass(kw_only=True)
+class Arguments(RoundArguments):
+    """What to measure."""
+
+    preset: str = field(default="large", metadata={"help": "size of the model", "choices": list(PRESETS)})
+    measure: list[str] = field(
+        default_factory=list, metadata={"help": "library and folder: one measurement in this process"}
+    )
+
+
+def measure(library: str, folder: str) -> dict[str, float]:
+    """Opens the checkpoint in this process."""
+    start = time.perf_counter()
+    model = LIBRARIES[library].from_pretrained(folder)
+    load, peak = time.perf_counter() - start, convert.peak_memory()
+    sum(float(parameter.detach().sum()) for parameter in model.parameters())
+    return dict(zip(MEASURES, (load, time.perf_counter() - start, peak, convert.peak_memory()), strict=True))
+
+
+def measure_fresh(library: str, folder: str) -> dict[str, float]:
+    """Opens the checkpoint in a process of its own."""
+    script = Path(__file__).parents[1] / "benchmark.py"
+    command = [sys.executable, str(script), "loading", "--measure", library, folder]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    result: dict[str, float] = json.loads(finished.stdout)
+    print(library, result, flush=True)
+    return result
+
+
+def main(args: Arguments) -> None:
+    """Measures and prints the medians."""
+    if args.measure:
+        print(json.dumps(measure(*args.measure)))
+        return
+    run = describe_run(args, transformers)
+    with tempfile.TemporaryDirectory() as folder:
+        config = HfViTConfig.from_preset(args.preset).to_dict()
+        transformers.ViTModel(transformers.ViTConfig(**{name: config[name] for name in SHAPE})).save_pretrained(folder)
+        # the file is in the system's cache, as it has just been written
+        opened = {library: partial(measure_fresh, library, folder) for library in LIBRARIES}
+        rounds = list(in_rounds(opened, args.rounds))
+    summary = {}
+    print_header("measure", *LIBRARIES, "ratio")
+    for name in MEASURES:
+        values = [{library: found[library][name] for library in LIBRARIES} for found in rounds]
+        medians = {library: median_of(values, library) for library in LIBRARIES}
+        summary[name] = {**medians, "ratio": median_ratio(values, "hf_vit", to="transformers")}
+        print_row(name, *summary[name].values())
+    save({**run, **summary}, args.output)
