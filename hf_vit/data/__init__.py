@@ -23,14 +23,14 @@ from .collators import (
     draw_mask_seed,
     masked_image_target,
 )
-from .datasets import DatasetInfo, KeypointData, NamedImages, TargetData, TargetDataset
+from .datasets import DatasetInfo, KeypointData, NamedImages, TargetData, TargetDataset, hold_out
 from .formats.classes import ClassList
-from .hold_out import hold_out
 from .loaders.dense import load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
-from .loaders.digits import DIGITS_INFO, load_digits_dataset
 from .loaders.image_classification import (
+    DIGITS_INFO,
     LabeledStream,
     held_out_of_stream,
+    load_digits_dataset,
     load_image_classification,
     stream_image_classification,
 )

@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from ..model.image_inputs import decode_image, read_image
 from .datasets import TargetDataset
-from .messages import in_lines, listed
+from .formats.files import in_lines, listed
 from .targets import encoded_bytes
 
 

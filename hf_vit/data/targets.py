@@ -18,7 +18,7 @@ from torch import Tensor
 from ..model.image_inputs import decode_image
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
 from .formats.classes import ClassList
-from .messages import listed
+from .formats.files import listed
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from ..data.formats.splits import SPLITS
-from ..data.messages import listed
+from ..data.formats.files import SPLITS, listed
 from .extraction import plan_shards
 from .settings import FeatureSettings
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ..data.messages import listed
+from ..data.formats.files import listed
 
 
 SETTINGS_NAME = "features.json"

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset, Features, Image, List, Value
 
 from hf_vit.data import KeypointData, hold_out, load_keypoint_detection
-from hf_vit.data.formats.keypoint_names import COCO_SIGMAS, flip_pairs_of
+from hf_vit.data.formats.keypoints import COCO_SIGMAS, flip_pairs_of
 from hf_vit.data.targets import target_of
 
 from ..helpers.datasets import encoded, picture, write_image

@@ -11,7 +11,8 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from PIL import Image
 
 from hf_vit.data import first_images, load_unlabeled_images, stream_images
-from hf_vit.data.loaders.unlabeled_images import select_image_and_class
+from hf_vit.data.formats.columns import SourceOptions
+from hf_vit.data.loaders.unlabeled_images import image_and_class
 from hf_vit.data.targets import encoded_bytes
 
 from ..helpers.datasets import (
@@ -203,7 +204,7 @@ def test_names_on_the_hub_are_streamed_from_there(tmp_path: Path) -> None:
 def test_a_stream_that_does_not_say_its_columns_is_refused() -> None:
     stream = IterableDataset.from_generator(lambda: iter([{"image": encoded(picture(0))}]))
     with pytest.raises(ValueError, match=r"'test' of the stream does not say which columns .* Leave streaming out"):
-        select_image_and_class(stream, "The split 'test'", None, None)
+        image_and_class(stream, "The split 'test'", SourceOptions("images"))
 
 
 def test_an_image_of_a_stream_may_lie_in_an_archive(tmp_path: Path) -> None:

@@ -14,9 +14,14 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from transformers.utils import logging
 
 from ...model.image_targets import IGNORED_LABEL
-from ..messages import listed
+from .files import listed
 
 
+logger = logging.get_logger(__name__)
+# How datasets say that an example has no label: -1 on the Hub, an empty cell in a table.
+UNLABELED = (None, "", -1, "-1")
+INTEGERS = [Value(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 # How palettes call the color of pixels that are of no class.
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
@@ -42,7 +47,6 @@ class ClassList:
     reduce_labels: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the names."""
         if not 1 <= len(self.names) <= IGNORED_LABEL:
             raise ValueError(
                 f"There are {len(self.names)} class names, but masks tell 1 to {IGNORED_LABEL} classes apart."
@@ -161,6 +165,17 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
     return list(dict.fromkeys(name for name in palette.values() if name.lower() not in IGNORED_NAMES)), palette
 
 
+def names_beside(folders: Sequence[Path]) -> list[str]:
+    """Returns the class names in the first classes.txt or id2label.json that lies with data; none without such a file.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if the file is malformed.
+    """
+    files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
+    return read_class_file(files[0])[0] if files else []
+
+
 def _read_id2label(file: Path, text: str) -> list[str]:
     try:
         names = {int(number): str(name) for number, name in dict(json.loads(text)).items()}
@@ -187,18 +202,20 @@ def _name_and_color(line: str) -> tuple[str, Color] | None:
 
 @dataclass(frozen=True)
 class ClassNumbers:
-    """The classes of a data set.
+    """The classes of a dataset.
 
     Args:
         names: What the classes are called, in their order.
         numbers: The class of each label, by its text.
+
+    Raises:
+        ValueError: if there are fewer than two classes, or one is there twice.
     """
 
     names: tuple[str, ...]
     numbers: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` if there are fewer than two classes, or one is there twice."""
         if len(self.names) < 2:
             raise ValueError(f"The classes are {listed(self.names)}, but there must be at least 2.")
         if len(set(self.names)) < len(self.names):
@@ -260,20 +277,16 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
 
 def classes_among(labels: Iterable[object]) -> ClassNumbers:
     """Returns the classes that occur, named by their labels, in the order of numbers or else of the alphabet."""
-    found = {str(label).strip() for label in labels if label not in UNLABELED}
-    names = sorted(found, key=int if all(name.isdecimal() for name in found) else None)
+    names = _sorted_names({str(label).strip() for label in labels if label not in UNLABELED})
     return ClassNumbers(tuple(names), {name: number for number, name in enumerate(names)})
+
+
+def _sorted_names(names: set[str]) -> list[str]:
+    return sorted(names, key=int if all(name.isdecimal() for name in names) else None)
 
 
 def _in_order(names: Sequence[str]) -> ClassNumbers:
     return ClassNumbers(tuple(names), {str(number): number for number in range(len(names))})
-
-
-logger = logging.get_logger(__name__)
-# How data sets say that an example has no label: -1 on the Hub, an empty cell in a table.
-UNLABELED = (None, "", -1, "-1")
-INTEGERS = [Value(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
-LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 
 
 def with_class_labels(splits: DatasetDict) -> DatasetDict:
@@ -305,7 +318,7 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
     if not labels:
         raise ValueError(f"No split has labels: {', '.join(splits)}.")
     first = next(iter(labels))
-    classes = _classes(splits[first].features["label"], labels[first], first)
+    classes = _class_names(splits[first].features["label"], labels[first], first)
     for name, names in labels.items():
         _check_known(names, classes, name, first)
     return DatasetDict({name: _relabeled(splits[name], names, classes) for name, names in labels.items()})
@@ -334,7 +347,7 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def _classes(feature: object, names: list[str], split: str) -> list[str]:
+def _class_names(feature: object, names: list[str], split: str) -> list[str]:
     """Returns the names of all classes in order, and warns of those without an example."""
     occurring = set(names)
     if isinstance(feature, ClassLabel):
@@ -342,7 +355,7 @@ def _classes(feature: object, names: list[str], split: str) -> list[str]:
         if missing := [name for name in classes if name not in occurring]:
             logger.warning("The split %r has no example of %s: a model cannot learn them.", split, listed(missing))
     else:
-        classes = sorted(occurring, key=int if all(name.isdecimal() for name in occurring) else None)
+        classes = _sorted_names(occurring)
     if split == "train" and len(occurring) < 2:
         raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but there must be at least 2 classes.")
     return classes

@@ -17,10 +17,19 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, List, NamedSplit, Value
 from transformers.utils import logging
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .files import image_sizes, images_at, subfolders
-from .objects import KeypointNames, KeypointTable, ObjectTable, corners, table_of, whole_images
-from .splits import one_per_split, split_named, split_within
+from .files import (
+    MAX_NAMED,
+    image_sizes,
+    images_at,
+    in_lines,
+    listed,
+    one_per_split,
+    split_named,
+    split_within,
+    subfolders,
+)
+from .keypoints import KeypointNames, KeypointTable
+from .objects import ObjectTable, corners, table_of, whole_image_boxes
 
 
 Entry = Mapping[str, Any]
@@ -444,7 +453,7 @@ def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) ->
     if any("bbox" in annotation for annotation in annotations):
         boxes = corners(_numbers(annotations, "bbox", 4, file), "coco", sizes_of_objects)
     else:  # keypoints alone
-        boxes = whole_images(sizes_of_objects)
+        boxes = whole_image_boxes(sizes_of_objects)
     return table_of(
         images,
         sizes,

@@ -8,9 +8,17 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 from transformers.utils import logging
 
-from ..messages import in_lines, listed
-from .files import IMAGE_SUFFIXES, files_below, is_image, subfolders
-from .splits import one_per_split, split_named
+from .files import (
+    IMAGE_SUFFIXES,
+    files_below,
+    in_lines,
+    is_image,
+    listed,
+    one_per_split,
+    split_named,
+    splits_in,
+    subfolders,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -146,22 +154,18 @@ def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
     """Returns the folders of images and of targets by split."""
     whole = _side_by_side(folder, target)
     if whole is not None:
-        named = {name: _split_named_folders(side) for name, side in zip(("image", target), whole, strict=True)}
+        named = {name: splits_in(side) for name, side in zip(("image", target), whole, strict=True)}
         if not named["image"] and not named[target]:
             return {"train": whole}
         sides = {split: (named["image"].get(split), named[target].get(split)) for split in named["image"]}
     else:
-        named_folders = _split_named_folders(folder)
+        named_folders = splits_in(folder)
         sides = {split: _side_by_side(sub, target) or (sub, None) for split, sub in named_folders.items()}
     complete = {split: (images, targets) for split, (images, targets) in sides.items() if images and targets}
     if complete and (others := sorted(sides.keys() - complete.keys())):
         lack = f"as they lack a folder of images or of {target}s: {listed(others)}"
         logger.warning("Left out of %s, %s.", folder, lack)
     return complete
-
-
-def _split_named_folders(folder: Path) -> dict[str, Path]:
-    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
 
 
 def _side_by_side(folder: Path, target: str) -> tuple[Path, Path] | None:

@@ -11,22 +11,20 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, LargeList, List, Value
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .columns import USUAL_NAMES, can_hold_images, choose_column
-from .files import image_sizes
+from .columns import USUAL_NAMES, SourceOptions, can_hold_images, take_columns
+from .files import MAX_NAMED, image_sizes, in_lines, listed
+from .keypoints import KeypointNames, KeypointTable
 from .objects import (
     BoxFormat,
-    KeypointNames,
-    KeypointTable,
     ObjectTable,
     check_numbers,
     class_names_beside,
     corners,
     numbered_words,
     table_of,
-    whole_images,
+    whole_image_boxes,
     without_class_names,
     wrong_boxes,
 )
@@ -71,20 +69,19 @@ class ObjectColumns:
     split: str
 
     def describe(self, place: int) -> str:
-        """Says which object stands at a place from 0."""
+        """Returns which object stands at a place from 0, for errors."""
         return f"object {self.places[place]} of image {self.image_numbers[place]} of {self.split}"
 
 
-def images_of(dataset: Dataset, split: str, given: str | None) -> Dataset:
+def images_of(dataset: Dataset, split: str, options: SourceOptions) -> Dataset:
     """Returns the column of images alone, as `image`.
 
     Raises:
         ValueError: if there is none, or several could be it.
     """
     candidates = [name for name, feature in dataset.features.items() if can_hold_images(feature)]
-    column = choose_column("image_column_name", given, dataset.column_names, f"The split {split!r}", candidates)
-    images = dataset.select_columns([column]).rename_columns({column: "image"})
-    return images if images.features["image"] == Image() else images.cast_column("image", Image())
+    column = options.choose("image", dataset.column_names, f"The split {split!r}", candidates)
+    return take_columns(dataset, {column: "image"})
 
 
 def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
@@ -100,22 +97,22 @@ def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
     return image_sizes(images)
 
 
-def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], given: str | None) -> ObjectColumns:
+def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options: SourceOptions) -> ObjectColumns:
     """Reads the objects of a split.
 
     Args:
         dataset: Has a column of objects, a list of structs or a struct of lists, or these lists as columns.
         split: Its name.
         needed: The fields that objects must have; the first one is what makes it an object.
-        given: The column of objects, if it has no usual name.
+        options: Name the column of objects if it has no usual name.
 
     Raises:
         ValueError: if a column or field is missing, of another type, or not as long as the others.
     """
-    usual = [name for name in dataset.column_names if name.lower() in USUAL_NAMES["objects_column_name"]]
-    if given is None and not usual and any(name.lower() in FIELDS[needed[0]] for name in dataset.column_names):
+    lower = {name.lower() for name in dataset.column_names}
+    if options.target_column is None and not lower & {*USUAL_NAMES["objects"]} and lower & {*FIELDS[needed[0]]}:
         return _from_fields(_items(dataset.features), _arrow(dataset, dataset.column_names), split, needed)
-    column = choose_column("objects_column_name", given, dataset.column_names, f"The split {split!r}")
+    column = options.choose("objects", dataset.column_names, f"The split {split!r}")
     feature, values = dataset.features[column], _arrow(dataset, [column])[column]
     if isinstance(feature, dict):  # a struct of lists
         names = [field.name for field in values.type]
@@ -216,22 +213,20 @@ def numbers_of(objects: ObjectColumns, field: str) -> np.ndarray | None:
 
 def load_detection_columns(
     splits: DatasetDict,
+    options: SourceOptions,
     folder: Path | None,
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
-    image_column_name: str | None = None,
-    objects_column_name: str | None = None,
 ) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
     """Reads the boxes of datasets, and the headers of images if there are no columns `width` and `height`.
 
     Args:
         splits: Datasets with a column of images and one of objects, which are a list of structs or a struct of lists
             with a box, a class and maybe `area` and `iscrowd`, by any of their usual names; or with these columns.
+        options: Name the columns where that is not clear.
         folder: Where a file may name classes that are numbers.
         bbox_format: How boxes are written, see `corners`; by default "coco" if only this makes sense of them.
         class_names: Names of the classes, where these are plain numbers or in another order than that of the alphabet.
-        image_column_name: Which column holds the images, where that is not clear.
-        objects_column_name: Which column holds the objects, where none has a usual name.
 
     Returns:
         Objects by split, and the names of the classes.
@@ -242,8 +237,8 @@ def load_detection_columns(
             in which.
     """
     needed = ("box", "label")
-    objects = {split: read_objects(dataset, split, needed, objects_column_name) for split, dataset in splits.items()}
-    images = {split: images_of(dataset, split, image_column_name) for split, dataset in splits.items()}
+    objects = {split: read_objects(dataset, split, needed, options) for split, dataset in splits.items()}
+    images = {split: images_of(dataset, split, options) for split, dataset in splits.items()}
     sizes = {split: sizes_of(dataset, images[split]) for split, dataset in splits.items()}
     raw = {split: boxes_of(found) for split, found in objects.items()}
     of_objects = {split: sizes[split][found.image_numbers] for split, found in objects.items()}
@@ -310,15 +305,14 @@ def _choose_format(boxes: np.ndarray, sizes: np.ndarray) -> BoxFormat:
 
 
 def load_keypoint_columns(
-    splits: DatasetDict, image_column_name: str | None = None, objects_column_name: str | None = None
+    splits: DatasetDict, options: SourceOptions
 ) -> tuple[dict[str, KeypointTable], KeypointNames]:
     """Reads the keypoints of datasets, and the headers of images if there are no columns `width` and `height`.
 
     Args:
         splits: As in `load_detection_columns`, where objects have `keypoints`: x, y and visibility one after the
             other, or a list of x and y, or of all three, for each keypoint. Boxes, if any, are written as COCO does.
-        image_column_name: As in `load_detection_columns`.
-        objects_column_name: As in `load_detection_columns`.
+        options: Name the columns where that is not clear.
 
     Returns:
         Objects with keypoints by split; the names of the keypoints are their numbers from 0.
@@ -329,11 +323,11 @@ def load_keypoint_columns(
     """
     tables = {}
     for split, dataset in splits.items():
-        found = read_objects(dataset, split, ("keypoints",), objects_column_name)
-        images = images_of(dataset, split, image_column_name)
+        found = read_objects(dataset, split, ("keypoints",), options)
+        images = images_of(dataset, split, options)
         sizes = sizes_of(dataset, images)
-        of_objects = sizes[found.image_numbers]
-        boxes = corners(boxes_of(found), "coco", of_objects) if "box" in found.values else whole_images(of_objects)
+        around = whole_image_boxes(sizes[found.image_numbers])
+        boxes = corners(boxes_of(found), "coco", around[:, 2:]) if "box" in found.values else around
         objects = table_of(images, sizes, found.image_numbers, boxes, found.describe, areas=numbers_of(found, "area"))
         tables[split] = KeypointTable.of(objects, _keypoints(found))
     counts = {table.keypoints.shape[1] for table in tables.values()}

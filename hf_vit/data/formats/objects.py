@@ -1,6 +1,6 @@
-"""The objects of many images, their boxes, keypoints and classes, the same from every source.
+"""The objects of many images, their boxes and classes, the same from every source.
 
-Shapes: I images, N objects, K keypoints.
+Shapes: I images, N objects.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,16 @@ import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from transformers.utils import logging
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .classes import NAME_FILES, read_class_file
+from .classes import NAME_FILES, names_beside
+from .files import MAX_NAMED, in_lines, listed
 
 
+logger = logging.get_logger(__name__)
 BoxFormat = Literal["coco", "voc", "yolo"]
+BoxErrors = Literal["raise", "clip", "drop"]
+# Pixels by which tools go beyond an image when they round, or count pixels from 1.
+ROUNDING = 1.0
+MIN_BOXES = 10  # fewer say little about how boxes are written
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class ObjectTable:
         is_crowd: (N,) bool, whether a box is around several objects, or one that need not be found.
         areas: (N,) float64, square pixels; NaN where only the box says it.
         ids: (N,) int64, what `describe` takes.
-        describe: Says, for errors, which object in which file has an id.
+        describe: Returns, for errors, which object in which file has an id.
     """
 
     images: Dataset
@@ -47,7 +52,6 @@ class ObjectTable:
     describe: Callable[[int], str]
 
     def __len__(self) -> int:
-        """Returns the number N of objects."""
         return len(self.boxes)
 
     def select(self, kept: np.ndarray) -> "ObjectTable":
@@ -60,7 +64,7 @@ class ObjectTable:
         return replace(self, **{name: vars(self)[name][kept] for name in columns})
 
     def name_of(self, place: int) -> str:
-        """Says which object in which file stands at a place from 0."""
+        """Returns which object in which file stands at a place from 0, for errors."""
         return self.describe(int(self.ids[place]))
 
 
@@ -82,7 +86,7 @@ def table_of(
         sizes: As in `ObjectTable`.
         image_numbers: (N,) whole numbers.
         boxes: (N, 4).
-        describe: Says which object stood at a place from 0 before they were sorted.
+        describe: Returns which object stood at a place from 0 before they were sorted.
         labels: (N,), by default all 0.
         is_crowd: (N,), by default none is.
         areas: (N,); where one is not positive, it is not known. By default none is known.
@@ -119,8 +123,8 @@ def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.n
     return np.concatenate([places, places + lengths], axis=1)
 
 
-def whole_images(sizes: np.ndarray) -> np.ndarray:
-    """Returns boxes (N, 4) around images of sizes (N, 2), width and height."""
+def whole_image_boxes(sizes: np.ndarray) -> np.ndarray:
+    """Returns boxes (N, 4) that are all of the images, of sizes (N, 2), width and height."""
     return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(float)
 
 
@@ -155,13 +159,6 @@ def list_of_four(boxes: np.ndarray) -> pa.Array:
 def beside(images: Dataset, columns: dict[str, pa.Array | np.ndarray]) -> Dataset:
     """Puts columns beside those of a dataset, which stay where they are."""
     return concatenate_datasets([images, Dataset(pa.table(columns))], axis=1)
-
-
-logger = logging.get_logger(__name__)
-BoxErrors = Literal["raise", "clip", "drop"]
-# Pixels by which tools go beyond an image when they round, or count pixels from 1.
-ROUNDING = 1.0
-MIN_BOXES = 10  # fewer say little about how boxes are written
 
 
 def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> dict[str, ObjectTable]:
@@ -268,150 +265,6 @@ def _fault(table: ObjectTable, place: int) -> str:
     return f"{table.name_of(place)}: x {x1} to {x2} of {width}, y {y1} to {y2} of {height}"
 
 
-@dataclass(frozen=True)
-class KeypointNames:
-    """What a data set says of its K keypoints.
-
-    Args:
-        names: One each.
-        skeleton: Pairs of numbers from 0, that a line joins in pictures.
-
-    Raises:
-        ValueError: if two have one name, or the skeleton has numbers of no keypoint.
-    """
-
-    names: tuple[str, ...]
-    skeleton: tuple[tuple[int, int], ...] = ()
-
-    def __post_init__(self) -> None:
-        """Checks names and numbers."""
-        if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
-            raise ValueError(f"Several keypoints are called {', '.join(map(repr, twice))}. Rename them.")
-        if wrong := [pair for pair in self.skeleton if not all(0 <= end < len(self.names) for end in pair)]:
-            start, end = wrong[0]
-            raise ValueError(
-                f"The skeleton joins the keypoints {start + 1} and {end + 1}, but they go from 1 to {len(self.names)}."
-            )
-
-
-@dataclass(frozen=True)
-class KeypointTable:
-    """The images of a split, and its objects with keypoints one after the other.
-
-    Args:
-        objects: Their images, boxes and areas.
-        keypoints: (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled; x and y are 0), 1 (hidden) or 2.
-    """
-
-    objects: ObjectTable
-    keypoints: np.ndarray
-
-    @classmethod
-    def of(cls, objects: ObjectTable, keypoints: np.ndarray) -> "KeypointTable":
-        """Returns a table from keypoints (N, K, 3) in the order that objects had before they were sorted.
-
-        Raises:
-            ValueError: if a labeled keypoint is not finite, or a visibility is none of 0, 1 and 2.
-        """
-        keypoints = keypoints[objects.ids]
-        visibility = keypoints[..., 2]
-        is_labeled = visibility > 0
-        wrong = ~np.isin(visibility, (0, 1, 2)) | (is_labeled & ~np.isfinite(keypoints).all(axis=2))
-        if faults := _faults(objects, keypoints, wrong):
-            raise ValueError(
-                f"{len(faults)} keypoints are no numbers x, y and visibility 0 (not labeled), 1 (hidden) or 2:"
-                f"{in_lines(faults, MAX_NAMED)}"
-            )
-        return cls(objects, np.where(is_labeled[..., None], keypoints, 0))
-
-    def select(self, kept: np.ndarray) -> "KeypointTable":
-        """Returns a table of some of the objects, (N,) bool."""
-        return KeypointTable(self.objects.select(kept), self.keypoints[kept])
-
-
-def _faults(objects: ObjectTable, keypoints: np.ndarray, wrong: np.ndarray) -> list[str]:
-    return [
-        f"keypoint {number + 1} of {objects.name_of(place)}: {keypoints[place, number].tolist()}"
-        for place, number in np.argwhere(wrong).tolist()
-    ]
-
-
-def labeled_only(tables: Mapping[str, KeypointTable]) -> dict[str, KeypointTable]:
-    """Leaves out objects without any labeled keypoint, and says how many."""
-    kept = {split: np.any(table.keypoints[..., 2] > 0, axis=1) for split, table in tables.items()}
-    if num_dropped := sum(int((~mask).sum()) for mask in kept.values()):
-        total = sum(map(len, kept.values()))
-        logger.warning("%d of %d objects have no labeled keypoint; they are left out.", num_dropped, total)
-    return {split: table.select(kept[split]) for split, table in tables.items()}
-
-
-def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: str) -> dict[str, KeypointTable]:
-    """Returns tables whose labeled keypoints lie within their images, but for a pixel.
-
-    Args:
-        tables: Objects by split.
-        box_errors: "raise" names those outside in an error, else they count as not labeled.
-
-    Raises:
-        ValueError: if some are outside and `box_errors` is "raise".
-    """
-    outside = {split: _outside(table) for split, table in tables.items()}
-    faults = [
-        fault for split, table in tables.items() for fault in _faults(table.objects, table.keypoints, outside[split])
-    ]
-    if faults and box_errors == "raise":
-        raise ValueError(
-            f"{len(faults)} labeled keypoints lie outside of their image:{in_lines(faults, MAX_NAMED)}\nRepair them, "
-            "or set box_errors to 'clip' or 'drop', with which they count as not labeled."
-        )
-    if faults:
-        logger.warning("%d keypoints lie outside of their image and count as not labeled.", len(faults))
-    return {
-        split: replace(table, keypoints=np.where(outside[split][..., None], 0, table.keypoints))
-        for split, table in tables.items()
-    }
-
-
-def _outside(table: KeypointTable) -> np.ndarray:
-    """Returns (N, K) bool."""
-    places, sizes = table.keypoints[..., :2], object_sizes(table.objects)[:, None]
-    # A pixel's center is at its number, so an image goes from -0.5 to its length - 0.5.
-    is_outside = ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)
-    return is_outside & (table.keypoints[..., 2] > 0)
-
-
-def keypoint_rows(table: KeypointTable, images: Dataset) -> Dataset:
-    """Returns one row an object: its image, `keypoints`, `box`, `area`, `image_id`, `width` and `height`.
-
-    Args:
-        table: N objects.
-        images: The images of the table (I rows), with whatever columns.
-    """
-    objects, num_keypoints = table.objects, table.keypoints.shape[1]
-    triples = pa.FixedSizeListArray.from_arrays(pa.array(table.keypoints.ravel(), pa.float32()), 3)
-    offsets = np.arange(0, (len(objects) + 1) * num_keypoints, num_keypoints, dtype=np.int32)
-    sizes = object_sizes(objects)
-    return beside(
-        _repeated(images, objects.image_numbers),
-        {
-            "keypoints": pa.ListArray.from_arrays(offsets, triples),
-            "box": list_of_four(objects.boxes),
-            "area": pa.array(known_areas(objects), pa.float32()),
-            "image_id": objects.image_numbers,
-            "width": sizes[:, 0],
-            "height": sizes[:, 1],
-        },
-    )
-
-
-def _repeated(images: Dataset, numbers: np.ndarray) -> Dataset:
-    """Returns the rows of these numbers, of which some may be there several times."""
-    encoded = images.select_columns("image").with_format("arrow")[:].flatten()["image.bytes"]
-    if encoded.null_count < len(encoded):
-        return images.select(numbers)  # what lies on disk stays there
-    return Dataset(images.with_format("arrow")[:].take(numbers), info=images.info)
-
-
 def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
     """Returns the names of classes that are numbers.
 
@@ -423,8 +276,7 @@ def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | Non
         OSError: if a file cannot be read.
         ValueError: if there are no names, or a file is malformed.
     """
-    files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
-    names = tuple(class_names or ()) or (tuple(read_class_file(files[0])[0]) if files else ())
+    names = tuple(class_names or names_beside(folders))
     if not names:
         raise ValueError(
             "Classes are numbers, and their names are unknown. Give them as class_names, or in a file "
@@ -445,7 +297,7 @@ def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int
     Args:
         numbers: (N,) whole numbers.
         num_classes: How many there are.
-        describe: Says which object stands at a place.
+        describe: Returns which object stands at a place.
         source: Where they are from.
     """
     wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()

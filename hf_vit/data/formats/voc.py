@@ -10,10 +10,19 @@ from xml.etree import ElementTree
 import numpy as np
 from transformers.utils import logging
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .files import files_below, image_sizes, images_at, is_image, subfolders
+from .files import (
+    MAX_NAMED,
+    files_below,
+    image_sizes,
+    images_at,
+    in_lines,
+    is_image,
+    listed,
+    one_per_split,
+    splits_in,
+    subfolders,
+)
 from .objects import ObjectTable, numbered_words, table_of
-from .splits import one_per_split, split_named
 
 
 logger = logging.get_logger(__name__)
@@ -50,7 +59,7 @@ def find_voc(path: Path) -> dict[str, list[Path]]:
     root = _year(path)
     if lists := _split_lists(root):
         return {split: _listed_files(root, file) for split, file in lists.items()}
-    splits = one_per_split((folder.name, folder) for folder in subfolders(root) if split_named(folder.name))
+    splits = splits_in(root)
     found = {split: _xml_files(folder) for split, folder in (splits or {"train": root}).items()}
     return {split: files for split, files in found.items() if files}
 

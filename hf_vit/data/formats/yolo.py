@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .files import files_below, image_sizes, images_at, is_image, subfolders
+from .files import (
+    MAX_NAMED,
+    SPLITS,
+    files_below,
+    image_sizes,
+    images_at,
+    in_lines,
+    is_image,
+    listed,
+    splits_in,
+    subfolders,
+)
 from .objects import ObjectTable, check_numbers, class_names_beside, corners, table_of, without_class_names
-from .splits import SPLITS, one_per_split, split_named
 
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -131,19 +140,15 @@ def _images_below(folder: Path) -> list[Path]:
 def _from_folders(path: Path) -> YoloFiles | None:
     folders = {folder.name.lower(): folder for folder in subfolders(path)}
     if IMAGES in folders and LABELS in folders:
-        roots = _splits_in(folders[IMAGES]) or {"train": folders[IMAGES]}
+        roots = splits_in(folders[IMAGES]) or {"train": folders[IMAGES]}
         labels = [folders[LABELS]]
     else:
-        splits = {split: folder for split, folder in _splits_in(path).items() if (folder / LABELS).is_dir()}
+        splits = {split: folder for split, folder in splits_in(path).items() if (folder / LABELS).is_dir()}
         roots = {split: folder / IMAGES for split, folder in splits.items() if (folder / IMAGES).is_dir()}
         labels = [folder / LABELS for folder in splits.values()]
     if not roots or not any(file.suffix == ".txt" for folder in labels for file in files_below(folder)):
         return None
     return YoloFiles({split: _images_below(folder) for split, folder in roots.items()}, (), (path, *labels), path)
-
-
-def _splits_in(folder: Path) -> dict[str, Path]:
-    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
 
 
 def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
