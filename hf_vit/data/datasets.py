@@ -31,7 +31,7 @@ ReadTarget = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The name, origin and license of a data set.
+    """The name, origin and license of a dataset.
 
     Args:
         name: Its public name.
@@ -137,7 +137,7 @@ def _check_given_size(image: PILImage.Image, row: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class TargetData:
-    """A data set of images and targets.
+    """A dataset of images and targets.
 
     Args:
         splits: Those of "train", "validation" and "test" that exist, with the columns `image` (`datasets.Image`),
@@ -159,7 +159,7 @@ class TargetData:
 
 @dataclass(frozen=True)
 class KeypointData(TargetData):
-    """A data set of objects with keypoints, one example an object.
+    """A dataset of objects with keypoints, one example an object.
 
     Args:
         flip_pairs: Pairs of keypoints (numbers from 0) that a mirror image swaps.

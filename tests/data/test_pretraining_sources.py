@@ -98,7 +98,7 @@ def test_layouts_of_classifiers_tell_their_classes(tmp_path: Path) -> None:
         assert (train["class_number"][:] if "class_number" in train.column_names else None) == expected
 
 
-def test_several_data_sets_are_one_pool(tmp_path: Path) -> None:
+def test_several_datasets_are_joined(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "animals", ["cat", "dog"])
     write_mask_folders(tmp_path / "streets")
     dataset_of([0, 1, 1]).to_parquet(tmp_path / "more.parquet")
@@ -118,7 +118,7 @@ def test_several_data_sets_are_one_pool(tmp_path: Path) -> None:
         (["empty"], {}, r"empty holds no image: no file ends in \.bmp"),
         (["nowhere"], {}, "There is no file or folder '.*nowhere'"),
         (["empty/notes.txt"], {}, "is a file of unknown kind. Give a folder"),
-        (["empty", "nowhere"], {"dataset_revision": "v1"}, "are of one data set, but there are 2"),
+        (["empty", "nowhere"], {"dataset_revision": "v1"}, "are of one dataset, but there are 2"),
     ],
 )
 def test_what_is_no_data_is_named(sources: list[str], options: dict[str, str], message: str, tmp_path: Path) -> None:

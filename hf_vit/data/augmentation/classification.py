@@ -7,7 +7,7 @@ from typing import Any
 from PIL.Image import Image
 from torch import Tensor
 
-from .inputs import GRAY, check_probabilities, read_uint8
+from .operations import GRAY, check_colors, check_probabilities, check_torchvision, read_uint8
 
 
 AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine", "3augment")
@@ -83,10 +83,8 @@ def image_classification_augmentation(
     check_probabilities(horizontal_flip=horizontal_flip, random_erasing=random_erasing)
     _check_auto_augment(auto_augment, num_channels)
     _check_padding_and_jitter(size, num_channels, crop_padding, color_jitter)
-    try:
-        from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-    except ImportError as error:
-        raise ImportError('Augmentation needs torchvision. Install it: pip install "hf-vit[train]".') from error
+    check_torchvision()
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
 
     steps: list[Callable[[Any], Any]] = [partial(read_uint8, num_channels=num_channels)]
     steps += _crops(size, min_crop_scale, crop_padding)
@@ -181,10 +179,7 @@ def _check_padding_and_jitter(
         )
     if not 0 <= color_jitter <= 1:
         raise ValueError(f"color_jitter={color_jitter} must lie in [0, 1]; 0 switches it off.")
-    if color_jitter and num_channels not in (1, 3):
-        raise ValueError(
-            f"color_jitter={color_jitter} changes 1 or 3 channels, not num_channels={num_channels}. Set 0."
-        )
+    check_colors(num_channels, color_jitter=color_jitter)
 
 
 def _check_auto_augment(auto_augment: str, num_channels: int) -> None:

@@ -102,7 +102,7 @@ USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 
 
 def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
-    """Finds the annotation files of a data set.
+    """Finds the annotation files of a dataset.
 
     Args:
         path: A folder with `annotations/instances_train2017.json`, `annotations/train.json`, `train/annotations.json`,
@@ -242,7 +242,7 @@ KINDS = ("panoptic", "instances")
 
 @dataclass(frozen=True)
 class CocoData:
-    """What a data set in the format of COCO holds.
+    """What a dataset in the format of COCO holds.
 
     Args:
         kind: "panoptic" or "instances".

@@ -1,4 +1,4 @@
-"""The idx files of MNIST and of the data sets made in its likeness."""
+"""The idx files of MNIST and of the datasets made in its likeness."""
 
 import gzip
 import re
@@ -22,23 +22,23 @@ def find_idx(path: Path, name: str | None = None) -> IdxFiles:
 
     Args:
         path: The folder that holds them, or one above it.
-        name: Which data set to take where there are several: "emnist-letters" for
+        name: Which dataset to take where there are several: "emnist-letters" for
             emnist-letters-train-images-idx3-ubyte.gz, "MNIST" for the files in MNIST/raw.
 
     Returns:
         The files by split ("train", "test") and kind ("images", "labels"); nothing if there are none.
 
     Raises:
-        ValueError: if there are several data sets and `name` is none of them.
+        ValueError: if there are several datasets and `name` is none of them.
     """
     found: dict[str, IdxFiles] = {}
     files = [file for place in PLACES for file in path.glob(place)]
     # Unpacked files come first: they are read faster than the packed ones beside them.
     for file in sorted(files, key=lambda file: (file.suffix == ".gz", file)):
         if (match := FILE_NAME.fullmatch(file.name)) and file.is_file():
-            data_set = match[1] or file.relative_to(path).parts[0].removesuffix(file.name)
+            dataset = match[1] or file.relative_to(path).parts[0].removesuffix(file.name)
             split = "train" if match[2] == "train" else "test"
-            found.setdefault(data_set, {}).setdefault(split, {}).setdefault(match[3], file)
+            found.setdefault(dataset, {}).setdefault(split, {}).setdefault(match[3], file)
     if not found or (name is None and len(found) == 1):
         return next(iter(found.values()), {})
     if name not in found:

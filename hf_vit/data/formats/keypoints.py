@@ -75,7 +75,7 @@ KeypointColumns = dict[str, dict[str, str]]  # those of x, y and maybe v, by key
 
 @dataclass(frozen=True)
 class KeypointNames:
-    """What a data set says of its K keypoints.
+    """What a dataset says of its K keypoints.
 
     Args:
         names: One each.

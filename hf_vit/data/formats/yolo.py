@@ -32,7 +32,7 @@ IMAGES, LABELS = "images", "labels"
 
 @dataclass(frozen=True)
 class YoloFiles:
-    """What a data set of YOLO consists of.
+    """What a dataset of YOLO consists of.
 
     Args:
         images: Paths by split.
@@ -48,7 +48,7 @@ class YoloFiles:
 
 
 def find_yolo(path: Path) -> YoloFiles | None:
-    """Finds the images of a data set of YOLO.
+    """Finds the images of a dataset of YOLO.
 
     Args:
         path: A file data.yaml, or a folder with one, or one with `images/` and `labels/`: alone, with a folder for
