@@ -27,10 +27,6 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
     Args:
         encoded: The cell.
         what: What it should hold, to be said in errors.
-
-    Raises:
-        OSError: if its file cannot be read.
-        ValueError: if the cell is empty.
     """
     path, content = (encoded["path"], encoded["bytes"]) if encoded is not None else (None, None)
     if content is not None:
@@ -195,10 +191,6 @@ def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
 
     Returns:
         `segmentation_map` (H, W) int64, class numbers and 255 where there is none.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it has labels or colors of no class.
     """
     name = f"mask of {row['file']}"
     return {"segmentation_map": read_mask(encoded_bytes(row["mask"], name), classes, name)}
@@ -212,10 +204,6 @@ def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> d
 
     Returns:
         `masks` (M, H, W) bool and `class_labels` (M,) int64, by class.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it has labels or colors of no class.
     """
     labels = semantic_target(row, classes)["segmentation_map"].numpy()
     found: list[tuple[int, np.ndarray]] = []
@@ -240,10 +228,6 @@ def panoptic_target(row: Row) -> dict[str, Tensor]:
 
     Returns:
         `masks` (M, H, W) bool, `class_labels` (M,) int64 and `is_crowd` (M,) bool, in the order of `segments`.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if the segments in the image are not those that are listed.
     """
     name = f"panoptic mask of {row['file']}"
     ids = read_segment_ids(encoded_bytes(row["panoptic"], name), name)
@@ -263,9 +247,6 @@ def instances_target(row: Row) -> dict[str, Tensor]:
 
     Returns:
         `masks` (M, H, W) bool, which may overlap, `class_labels` (M,) int64 and `is_crowd` (M,) bool.
-
-    Raises:
-        ValueError: if a mask is damaged, or of another size than the image shall have.
     """
     size = (row["height"], row["width"])
     objects = json.loads(row["objects"])
@@ -351,9 +332,6 @@ def caption_target(row: Row) -> dict[str, list[str]]:
 
     Returns:
         `captions`, what is written about the image, at least one text.
-
-    Raises:
-        ValueError: if there is none, or one is empty.
     """
     captions: list[str] = row["captions"]
     if not captions:
@@ -368,10 +346,6 @@ def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:
 
     Returns:
         `depth_map` (H, W) float32 in meters, 0 where there is none.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is no depth map.
     """
     name = f"depth map of {row['file']}"
     return {"depth_map": read_depth(encoded_bytes(row["depth"], name), depth_scale, name)}

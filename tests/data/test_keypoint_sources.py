@@ -163,7 +163,7 @@ def test_files_without_keypoints_or_with_those_of_two_kinds_are_refused(tmp_path
         load(write_coco(tmp_path, categories=[{**CATEGORY, "skeleton": [[1, 4]]}]))
     with pytest.raises(ValueError, match="Several keypoints are called 'nose'"):
         load(write_coco(tmp_path, categories=[{**CATEGORY, "keypoints": ["nose", "nose", "ear"]}]))
-    with pytest.raises(ValueError, match="has no object with a labeled keypoint in train"):
+    with pytest.raises(ValueError, match="has no object with a labeled keypoint in 'train'"):
         load(write_coco(tmp_path, annotations=ANNOTATIONS[2:3]))
     write_coco(tmp_path)
     write_coco(tmp_path, "val/annotations.json", "val/images", categories=[{**CATEGORY, "keypoints": ["a", "b", "c"]}])

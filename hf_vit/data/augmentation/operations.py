@@ -151,9 +151,6 @@ def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
         box: (4,), x1, y1, x2, y2 in pixels.
         size: Height and width of the crop in pixels.
         padding: How many times wider and higher than the box what is cut out is.
-
-    Raises:
-        ValueError: if the box is a point or not finite.
     """
     [region] = crop_regions(box[None], size, padding)  # (4,)
     span = region[2:] - region[:2]

@@ -96,10 +96,6 @@ def choose_classes(
         class_names: The names, if not those of a file.
         classes_file: The file, if not one of `folder`.
         reduce_labels: As in `ClassList`.
-
-    Raises:
-        OSError: if `classes_file` cannot be read.
-        ValueError: if there are no names, or a file is malformed.
     """
     names = list(class_names or [])
     palette: dict[Color, str] = {}
@@ -136,10 +132,6 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
 
     Returns:
         The names in order, and those of a palette by color (R, G, B). Several colors may have one name.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is malformed.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
@@ -166,12 +158,7 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
 
 
 def names_beside(folders: Sequence[Path]) -> list[str]:
-    """Returns the class names in the first classes.txt or id2label.json that lies with data; none without such a file.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if the file is malformed.
-    """
+    """Returns the class names in the first classes.txt or id2label.json in folders, if there is one."""
     files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
     return read_class_file(files[0])[0] if files else []
 
@@ -207,9 +194,6 @@ class ClassNumbers:
     Args:
         names: What the classes are called, in their order.
         numbers: The class of each label, by its text.
-
-    Raises:
-        ValueError: if there are fewer than two classes, or one is there twice.
     """
 
     names: tuple[str, ...]
@@ -222,11 +206,7 @@ class ClassNumbers:
             raise ValueError(f"Of the classes {listed(self.names)} two have one name. Rename them.")
 
     def number(self, label: object, file: str) -> int:
-        """Returns the class of a label.
-
-        Raises:
-            ValueError: if it is missing, or of no class, with `file`, what the label is of.
-        """
+        """Returns the class of a label."""
         if label in UNLABELED:
             raise ValueError(f"{file} has no label, but {label!r}. Label it, or leave it out of the data.")
         number = self.numbers.get(str(label).strip())
@@ -238,11 +218,7 @@ class ClassNumbers:
         return number
 
     def relabeled(self, split: Dataset) -> Dataset:
-        """Returns a split whose column `label` numbers these classes; its column `file` names the images.
-
-        Raises:
-            ValueError: if a label is missing, or of no class.
-        """
+        """Returns a split whose column `label` numbers these classes; its column `file` names the images."""
         numbers = [self.number(label, file) for label, file in zip(split["label"][:], split["file"][:], strict=True)]
         # A new column rather than a cast, which would copy all images.
         return split.remove_columns("label").add_column("label", numbers, feature=ClassLabel(names=list(self.names)))
@@ -257,9 +233,6 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
 
     Returns:
         The classes; `None` where all labels must be looked at to know them.
-
-    Raises:
-        ValueError: if the names are not those of the type.
     """
     if isinstance(feature, ClassLabel):
         if names and list(names) != feature.names:
@@ -301,10 +274,6 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
     Returns:
         The splits, without those that have no label at all, as test sets are often published: these are left out with
         a warning.
-
-    Raises:
-        ValueError: if a split is empty, a label is missing or out of range, a class occurs in another split but not in
-            "train", or there are fewer than two classes to train on.
     """
     labels: dict[str, list[str]] = {}
     for name, split in splits.items():

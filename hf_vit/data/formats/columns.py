@@ -74,9 +74,6 @@ class SourceOptions:
             columns: All columns.
             where: What has the columns, to begin an error with.
             by_type: The columns of the right type.
-
-        Raises:
-            ValueError: if there is no such column, or none or several that could be it.
         """
         given = self.image_column if kind == "image" else self.target_column
         option, listed = f"{kind}_column_name", ", ".join(map(repr, columns))
@@ -101,9 +98,6 @@ class SourceOptions:
         Args:
             features: The types of all columns by name; `None` for a stream that does not know them.
             where: What has the columns, to begin an error with.
-
-        Raises:
-            ValueError: if it is missing, if several could be it, or if it does not hold images.
         """
         if features is None:
             raise ValueError(
@@ -138,11 +132,7 @@ def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
 
 
 def image_and_label(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
-    """Reduces every split to the columns `image` and `label`.
-
-    Raises:
-        ValueError: if a column is missing, if several could be it, or if it does not hold images.
-    """
+    """Reduces every split to the columns `image` and `label`."""
     found = {}
     for name, split in splits.items():
         where = f"The split {name!r}"
@@ -158,9 +148,6 @@ def image_and_target(splits: DatasetDict, target: str, options: SourceOptions) -
         splits: Datasets with any columns.
         target: What to call the column of targets, "mask" or "depth", which stay encoded.
         options: Name the columns where that is not clear.
-
-    Raises:
-        ValueError: if a column is missing, if several could be it, or if it does not hold images.
     """
     found = {}
     for name, split in splits.items():

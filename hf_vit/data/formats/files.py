@@ -65,9 +65,6 @@ def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
 
     Args:
         named: Pairs of a name that `split_named` knows and what goes by it.
-
-    Raises:
-        ValueError: if two names mean the same split.
     """
     names: dict[str, str] = {}
     things: dict[str, T] = {}
@@ -147,9 +144,6 @@ def image_sizes(images: Dataset) -> np.ndarray:
 
     Args:
         images: The column `image`, of type `datasets.Image`.
-
-    Raises:
-        OSError: if files are no images, or do not exist.
     """
     encoded = images.select_columns("image").cast_column("image", Image(decode=False))
     sizes: list[tuple[int, int] | str] = []

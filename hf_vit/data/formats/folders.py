@@ -34,9 +34,6 @@ def load_image_folder(folder: Path) -> DatasetDict:
     Returns:
         Splits with the columns `image` (paths that are opened on access) and `label` (the class folder's name), sorted
         by class and then by path.
-
-    Raises:
-        ValueError: if there is no image, no class folder or a class folder without an image.
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_folders(folder)
@@ -124,9 +121,6 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
 
     Returns:
         Splits with the columns `image` (opened on access) and `target` (paths), sorted by path.
-
-    Raises:
-        ValueError: if there are no pairs, or if an image or a target has no partner.
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_roots(folder, target)

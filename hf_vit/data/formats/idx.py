@@ -27,9 +27,6 @@ def find_idx(path: Path, name: str | None = None) -> IdxFiles:
 
     Returns:
         The files by split ("train", "test") and kind ("images", "labels"); nothing if there are none.
-
-    Raises:
-        ValueError: if there are several datasets and `name` is none of them.
     """
     found: dict[str, IdxFiles] = {}
     files = [file for place in PLACES for file in path.glob(place)]
@@ -58,9 +55,6 @@ def load_idx(files: IdxFiles) -> DatasetDict:
     Returns:
         Splits with the columns `image` (PIL, mode L) and `label` (int64). Files called `emnist-...` hold their images
         transposed, and are turned upright.
-
-    Raises:
-        ValueError: if a file is missing, damaged or truncated, or images and labels differ in number.
     """
     return DatasetDict({split: _load_split(split, files[split]) for split in ("train", "test") if split in files})
 
@@ -95,9 +89,6 @@ def read_idx(file: Path, num_dimensions: int) -> np.ndarray:
 
     Returns:
         uint8 array.
-
-    Raises:
-        ValueError: if it is not such a file, or is damaged, truncated or too long.
     """
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()

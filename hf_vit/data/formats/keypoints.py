@@ -80,9 +80,6 @@ class KeypointNames:
     Args:
         names: One each.
         skeleton: Pairs of numbers from 0, that a line joins in pictures.
-
-    Raises:
-        ValueError: if two have one name, or the skeleton has numbers of no keypoint.
     """
 
     names: tuple[str, ...]
@@ -110,13 +107,12 @@ class KeypointTable:
     objects: ObjectTable
     keypoints: np.ndarray
 
+    def __len__(self) -> int:
+        return len(self.keypoints)
+
     @classmethod
     def of(cls, objects: ObjectTable, keypoints: np.ndarray) -> "KeypointTable":
-        """Returns a table from keypoints (N, K, 3) in the order that objects had before they were sorted.
-
-        Raises:
-            ValueError: if a labeled keypoint is not finite, or a visibility is none of 0, 1 and 2.
-        """
+        """Returns a table from keypoints (N, K, 3) in the order that objects had before they were sorted."""
         keypoints = keypoints[objects.ids]
         visibility = keypoints[..., 2]
         is_labeled = visibility > 0
@@ -145,9 +141,6 @@ def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: BoxErrors
         tables: Objects by split.
         box_errors: "raise" names keypoints outside in an error, else they count as not labeled; for boxes see
             `checked_boxes`.
-
-    Raises:
-        ValueError: if some are outside and `box_errors` is "raise", or for the reasons of `checked_boxes`.
     """
     outside = {split: _outside(table) for split, table in tables.items()}
     faults = [
@@ -234,9 +227,6 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str] | None = None) -> P
 
     Returns:
         Pairs of numbers from 0, the smaller one first, ascending.
-
-    Raises:
-        ValueError: if what is given is no pair of two keypoints, or names one twice.
     """
     if given is not None:
         return _given_pairs(names, given)
@@ -338,11 +328,6 @@ def load_landmarks(
 
     Returns:
         Objects with keypoints by split, and the names of these.
-
-    Raises:
-        OSError: if an image cannot be opened.
-        ValueError: if a table is malformed, a column is missing, an image does not exist, or tables differ in their
-            keypoints.
     """
     rows: dict[str, list[tuple[TableRow, KeypointColumns]]] = {}
     columns: dict[Path, KeypointColumns] = {}

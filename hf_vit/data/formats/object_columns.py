@@ -74,22 +74,14 @@ class ObjectColumns:
 
 
 def images_of(dataset: Dataset, split: str, options: SourceOptions) -> Dataset:
-    """Returns the column of images alone, as `image`.
-
-    Raises:
-        ValueError: if there is none, or several could be it.
-    """
+    """Returns the column of images alone, as `image`."""
     candidates = [name for name, feature in dataset.features.items() if can_hold_images(feature)]
     column = options.choose("image", dataset.column_names, f"The split {split!r}", candidates)
     return take_columns(dataset, {column: "image"})
 
 
 def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
-    """Returns (I, 2) int64, width and height, from columns of these names or else from the headers of images.
-
-    Raises:
-        OSError: if an image cannot be opened.
-    """
+    """Returns (I, 2) int64, width and height, from columns of these names or else from the headers of images."""
     if {"width", "height"} <= set(dataset.column_names):
         sizes = np.array([dataset["width"][:], dataset["height"][:]], float).T
         if (sizes > 0).all():
@@ -105,9 +97,6 @@ def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options:
         split: Its name.
         needed: The fields that objects must have; the first one is what makes it an object.
         options: Name the column of objects if it has no usual name.
-
-    Raises:
-        ValueError: if a column or field is missing, of another type, or not as long as the others.
     """
     lower = {name.lower() for name in dataset.column_names}
     if options.target_column is None and not lower & {*USUAL_NAMES["objects"]} and lower & {*FIELDS[needed[0]]}:
@@ -191,11 +180,7 @@ def _items(features: dict[str, Any]) -> dict[str, Any]:
 
 
 def boxes_of(objects: ObjectColumns) -> np.ndarray:
-    """Returns boxes (N, 4) float64 as they are written.
-
-    Raises:
-        ValueError: if they are not 4 numbers each.
-    """
+    """Returns boxes (N, 4) float64 as they are written."""
     boxes = objects.values["box"]
     if not is_list(boxes):
         raise ValueError(f"The boxes of {objects.split!r} are of type {boxes.type}, but each is a list of 4 numbers.")
@@ -230,11 +215,6 @@ def load_detection_columns(
 
     Returns:
         Objects by split, and the names of the classes.
-
-    Raises:
-        OSError: if an image cannot be opened.
-        ValueError: if columns are missing or of other types, or boxes are written in another way, or it is not clear
-            in which.
     """
     needed = ("box", "label")
     objects = {split: read_objects(dataset, split, needed, options) for split, dataset in splits.items()}
@@ -316,10 +296,6 @@ def load_keypoint_columns(
 
     Returns:
         Objects with keypoints by split; the names of the keypoints are their numbers from 0.
-
-    Raises:
-        OSError: if an image cannot be opened.
-        ValueError: if columns are missing or of other types, or objects have different numbers of keypoints.
     """
     tables = {}
     for split, dataset in splits.items():

@@ -3,10 +3,10 @@
 Shapes: I images, N objects.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from .files import MAX_NAMED, in_lines, listed
 
 
 logger = logging.get_logger(__name__)
+Table = TypeVar("Table", bound=Sized)
 BoxFormat = Literal["coco", "voc", "yolo"]
 BoxErrors = Literal["raise", "clip", "drop"]
 # Pixels by which tools go beyond an image when they round, or count pixels from 1.
@@ -170,10 +171,6 @@ def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> d
         tables: Objects by split.
         box_errors: What is done about other boxes: "raise" names them in an error, "clip" cuts off what is outside and
             leaves out boxes of which nothing is left, and "drop" leaves them all out.
-
-    Raises:
-        ValueError: if `box_errors` is unknown, a box is not finite, some are wrong and `box_errors` is "raise", or
-            most of all, or smaller than a pixel.
     """
     if box_errors not in get_args(BoxErrors):
         raise ValueError(f"box_errors={box_errors!r} is unknown. Choose {', '.join(map(repr, get_args(BoxErrors)))}.")
@@ -201,6 +198,22 @@ def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> d
             in_lines(faults, MAX_NAMED),
         )
     return {split: table.select(kept[split]) for split, table in clipped.items()}
+
+
+def without_empty(tables: Mapping[str, Table], what: str, source: str) -> dict[str, Table]:
+    """Leaves out splits without any object, as test sets are often published.
+
+    Args:
+        tables: By split.
+        what: What they lack, for messages.
+        source: Where they are from.
+    """
+    empty = [split for split, table in tables.items() if not len(table)]
+    if "train" in empty or len(empty) == len(tables):
+        raise ValueError(f"{source} has no {what} in {listed(empty)}. Add some.")
+    if empty:
+        logger.warning("Left out of %s, as they have no %s: %s.", source, what, listed(empty))
+    return {split: table for split, table in tables.items() if split not in empty}
 
 
 def object_sizes(table: ObjectTable) -> np.ndarray:
@@ -271,10 +284,6 @@ def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | Non
     Args:
         folders: Where classes.txt or id2label.json may lie.
         class_names: The names, if not those of a file.
-
-    Raises:
-        OSError: if a file cannot be read.
-        ValueError: if there are no names, or a file is malformed.
     """
     names = tuple(class_names or names_beside(folders))
     if not names:
@@ -320,9 +329,6 @@ def numbered_words(
 
     Returns:
         Numbers (N,) by split, and the names.
-
-    Raises:
-        ValueError: if there are words that are no class.
     """
     first = "class_names" if class_names else next(iter(words))
     names = tuple(class_names or sorted(set(words[first])))

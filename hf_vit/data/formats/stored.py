@@ -40,9 +40,6 @@ def load_saved(path: Path) -> DatasetDict:
 
     Returns:
         Its splits, called "train", "validation" and "test".
-
-    Raises:
-        ValueError: if no split goes by a known name, or two by the same.
     """
     saved = load_from_disk(path)
     return _standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
@@ -53,10 +50,6 @@ def load_from_hub(options: SourceOptions) -> DatasetDict:
 
     Returns:
         Its splits, called "train", "validation" and "test".
-
-    Raises:
-        FileNotFoundError: if there is none of that name.
-        ValueError: if no split goes by a known name, or two by the same.
     """
     with _explained(options):
         return _standard_splits(load_dataset(options.source, options.config_name, revision=options.revision))
@@ -120,10 +113,6 @@ def load_columns(options: SourceOptions) -> DatasetDict | None:
 
     Returns:
         Its splits; `None` if the path holds something else.
-
-    Raises:
-        FileNotFoundError: if the source is neither a path nor a name on the Hub.
-        ValueError: if files are damaged, no split goes by a known name, or an option is for the Hub alone.
     """
     path = options.path
     if not path.exists():
@@ -180,9 +169,6 @@ def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
 
     Returns:
         Splits with the columns of the files.
-
-    Raises:
-        ValueError: if files are damaged, empty or do not go together.
     """
     splits = {}
     for split, names in files.items():
@@ -202,9 +188,6 @@ def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
 
     Returns:
         Splits with the columns of the files; nothing if there are no such files.
-
-    Raises:
-        ValueError: if the first tar file is not in the format of WebDataset.
     """
     kind, files = "parquet", find_parquet(path)
     if not files:
@@ -224,9 +207,6 @@ def load_tars(path: Path, files: Mapping[str, list[str]]) -> DatasetDict:
 
     Returns:
         Splits with a column for each kind of file. Numbers in `.cls` are classes where their names are known.
-
-    Raises:
-        ValueError: if files are damaged or do not go together, or a file of class names is malformed.
     """
     splits, names = load_files("webdataset", files), names_beside([path if path.is_dir() else path.parent])
     for split, rows in splits.items():
@@ -304,9 +284,6 @@ def read_tar_labels(files: Iterable[str], label_column: str | None) -> Iterator[
     Args:
         files: Tar files.
         label_column: As `label_column_of` returns it.
-
-    Raises:
-        ValueError: if a label is no number, or no JSON, where it should be.
     """
     kind, _, inner = (label_column or "").partition(".")
     for file in files:

@@ -31,9 +31,6 @@ def find_tables(path: Path) -> dict[str, Path]:
 
     Returns:
         The tables by split, where a table without a split in its name is "train"; nothing if there are none.
-
-    Raises:
-        ValueError: if there are several tables for one split.
     """
     if path.is_file():
         return {split_within(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
@@ -73,9 +70,6 @@ def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[Tab
         table: Has a column of paths, relative to its folder, and maybe `split`, which overrides `table_split`.
         table_split: The split that its name says.
         options: Name the column of paths where it has no usual name.
-
-    Raises:
-        ValueError: if the table is malformed or empty, has no column of paths, or names an unknown split.
     """
     rows = read_table(table)
     column = options.choose("image", _columns(rows), str(table))
@@ -110,9 +104,6 @@ def load_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDi
 
     Returns:
         Splits with the columns `image` (paths that are opened on access) and `label` (text).
-
-    Raises:
-        ValueError: if a table cannot be read, a column is missing, or an image does not exist.
     """
     images: dict[str, list[str]] = {}
     labels: dict[str, list[str | None]] = {}
@@ -138,9 +129,6 @@ def as_splits(
         target: Name of the other column.
         targets: Its values by split.
         feature: Its type.
-
-    Raises:
-        ValueError: if an image does not exist.
     """
     check_exist([image for paths in images.values() for image in paths])
     features = Features({"image": Image(), target: feature})
@@ -165,11 +153,7 @@ def check_exist(images: list[str]) -> None:
 
 
 def read_table(table: Path) -> list[dict[str, Any]]:
-    """Reads the cells of a table, of which there is at least one row.
-
-    Raises:
-        ValueError: if it is malformed or empty.
-    """
+    """Reads the cells of a table, of which there is at least one row."""
     try:
         text = table.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
     except UnicodeDecodeError as error:

@@ -50,9 +50,6 @@ def find_voc(path: Path) -> dict[str, list[Path]]:
 
     Returns:
         The files by split; nothing if there are none.
-
-    Raises:
-        ValueError: if there are several years of VOC, or a file in a list does not exist.
     """
     if not path.is_dir():
         return {}
@@ -107,10 +104,6 @@ def load_voc(
 
     Returns:
         Objects by split, and the names of the classes.
-
-    Raises:
-        OSError: if an image of unknown size cannot be opened.
-        ValueError: if a file is malformed, an image does not exist, or a class is unknown.
     """
     images = {split: _images_of(found) for split, found in files.items()}
     tables: dict[str, Callable[[np.ndarray], ObjectTable]] = {}

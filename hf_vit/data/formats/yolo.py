@@ -56,10 +56,6 @@ def find_yolo(path: Path) -> YoloFiles | None:
 
     Returns:
         `None` if it is none.
-
-    Raises:
-        OSError: if a file cannot be read.
-        ValueError: if a file is malformed, or there are no images where it says.
     """
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
@@ -163,10 +159,6 @@ def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[dict
 
     Returns:
         Objects by split, and the names of the classes.
-
-    Raises:
-        OSError: if an image cannot be opened.
-        ValueError: if a text file is malformed, a class is unknown, or there is no text file at all.
     """
     if files.names:
         without_class_names(class_names, files.source)

@@ -13,7 +13,7 @@ from ..formats.columns import SourceOptions, image_and_target
 from ..formats.files import listed, with_files
 from ..formats.folders import load_pairs
 from ..formats.stored import id2label_on_hub, load_columns
-from ..targets import depth_target, instances_target, panoptic_target, region_target, semantic_target
+from ..targets import depth_target, region_target, semantic_target
 
 
 def load_semantic_segmentation(
@@ -174,11 +174,7 @@ def _load_coco(options: SourceOptions, annotations: str | None) -> TargetData | 
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
     path = options.path
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
-    if not files:
-        return None
-    coco = load_coco_masks(files)
-    read_target = panoptic_target if coco.kind == "panoptic" else instances_target
-    return TargetData(with_files(coco.splits), read_target, coco.names, coco.thing_ids)
+    return load_coco_masks(files) if files else None
 
 
 def _choose_classes(

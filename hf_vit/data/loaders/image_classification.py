@@ -141,11 +141,7 @@ def _images_and_labels(splits: DatasetDict, options: SourceOptions) -> DatasetDi
 
 
 def load_stored(options: SourceOptions) -> DatasetDict | None:
-    """Opens idx files, parquet files, a saved dataset or tar files on disk; None where there are none.
-
-    Raises:
-        ValueError: if a revision is given, or a configuration of idx files that are not there.
-    """
+    """Opens idx files, parquet files, a saved dataset or tar files on disk; None where there are none."""
     options.check_no_revision()
     path = options.path
     if idx_files := find_idx(path, options.config_name):

@@ -1,11 +1,10 @@
 """Datasets for keypoints, from wherever a user has them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from datasets import DatasetDict
-from transformers.utils import logging
 
 from ..datasets import KeypointData
 from ..formats.coco import find_coco, load_coco_keypoints
@@ -22,12 +21,9 @@ from ..formats.keypoints import (
     oks_sigmas_of,
 )
 from ..formats.object_columns import load_keypoint_columns
-from ..formats.objects import BoxErrors, known_areas, object_sizes, whole_image_boxes
+from ..formats.objects import BoxErrors, known_areas, object_sizes, whole_image_boxes, without_empty
 from ..formats.stored import load_columns
 from ..targets import keypoint_target
-
-
-logger = logging.get_logger(__name__)
 
 
 def load_keypoint_detection(
@@ -80,7 +76,7 @@ def load_keypoint_detection(
     tables, known = load_keypoint_columns(columns, options) if columns else _load_files(options)
     if whole_image:
         tables = {split: _with_whole_images(table) for split, table in tables.items()}
-    tables = _with_labels(checked_keypoints(tables, box_errors), source)
+    tables = without_empty(checked_keypoints(tables, box_errors), "object with a labeled keypoint", source)
     images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
     return KeypointData(
         DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()}),
@@ -101,16 +97,6 @@ def _load_files(options: SourceOptions) -> tuple[dict[str, KeypointTable], Keypo
         f"{options.path} holds no keypoints. Give COCO's JSON (annotations/person_keypoints_train2017.json, or "
         "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ...; unpack archives first."
     )
-
-
-def _with_labels(tables: Mapping[str, KeypointTable], source: str) -> dict[str, KeypointTable]:
-    """Leaves out splits without any object, as test sets are often published."""
-    empty = [split for split, table in tables.items() if not len(table.keypoints)]
-    if "train" in empty or len(empty) == len(tables):
-        raise ValueError(f"{source} has no object with a labeled keypoint in {', '.join(empty)}. Add some.")
-    if empty:
-        logger.warning("Left out of %s, as they have no labeled keypoints: %s.", source, ", ".join(empty))
-    return {split: table for split, table in tables.items() if split not in empty}
 
 
 def _with_whole_images(table: KeypointTable) -> KeypointTable:

@@ -1,24 +1,28 @@
 """Datasets for object detection, from wherever a user has them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from datasets import DatasetDict
-from transformers.utils import logging
 
 from ..datasets import TargetData
 from ..formats.coco import find_coco, load_coco_objects
 from ..formats.columns import SourceOptions
-from ..formats.files import listed, with_files
+from ..formats.files import with_files
 from ..formats.object_columns import load_detection_columns
-from ..formats.objects import BoxErrors, BoxFormat, ObjectTable, checked_boxes, detection_rows, without_class_names
+from ..formats.objects import (
+    BoxErrors,
+    BoxFormat,
+    ObjectTable,
+    checked_boxes,
+    detection_rows,
+    without_class_names,
+    without_empty,
+)
 from ..formats.stored import id2label_on_hub, load_columns
 from ..formats.voc import find_voc, load_voc
 from ..formats.yolo import find_yolo, load_yolo
 from ..targets import detection_target
-
-
-logger = logging.get_logger(__name__)
 
 
 def load_object_detection(
@@ -78,7 +82,7 @@ def load_object_detection(
         raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
     else:
         tables, classes = _load_files(options.path, class_names)
-    tables = _with_boxes(checked_boxes(tables, box_errors), source)
+    tables = without_empty(checked_boxes(tables, box_errors), "box", source)
     splits = DatasetDict({split: detection_rows(table) for split, table in tables.items()})
     return TargetData(with_files(splits), detection_target, classes)
 
@@ -104,13 +108,3 @@ def _load_files(path: Path, class_names: Sequence[str] | None) -> tuple[dict[str
         "YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or parquet files with a column "
         "objects; unpack archives first."
     )
-
-
-def _with_boxes(tables: Mapping[str, ObjectTable], source: str) -> dict[str, ObjectTable]:
-    """Leaves out splits without any box, as test sets are often published."""
-    empty = [split for split, table in tables.items() if not len(table)]
-    if "train" in empty or len(empty) == len(tables):
-        raise ValueError(f"{source} has no box in {listed(empty)}. Add some.")
-    if empty:
-        logger.warning("Left out of %s, as they have no boxes: %s.", source, listed(empty))
-    return {split: table for split, table in tables.items() if split not in empty}

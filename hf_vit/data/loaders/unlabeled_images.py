@@ -122,11 +122,7 @@ def _labeled_tables(options: SourceOptions) -> dict[str, Path]:
 
 
 def image_and_class(dataset: Any, where: str, options: SourceOptions) -> Any:
-    """Reduces a `Dataset` or an `IterableDataset` to `image` and, where labels are known, `class_number`.
-
-    Raises:
-        ValueError: if there is no column of images, or several could be it.
-    """
+    """Reduces a `Dataset` or an `IterableDataset` to `image` and, where labels are known, `class_number`."""
     dataset = from_tars(dataset, options.target_column)
     columns = {options.choose_image(dataset.features, where): "image"}
     if (label := _label_column(dataset.features, where, options)) is not None:
@@ -173,11 +169,7 @@ def _names_of(values: Sequence[str], feature: object) -> list[str]:
 
 
 def list_images(folder: Path) -> DatasetDict:
-    """Lists the images in a folder at any depth, without opening them; see `load_unlabeled_images`.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Lists the images in a folder at any depth, without opening them; see `load_unlabeled_images`."""
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_roots(folder)
     found = {name: _images_below(root) for name, root in roots.items()}
