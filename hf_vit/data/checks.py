@@ -48,17 +48,7 @@ def _unreadable_among(encoded: Dataset, indices: range) -> dict[int, str]:
 def find_faults(
     count: int, faults_among: Callable[[range], dict[int, str]], num_threads: int | None, show_progress: bool
 ) -> dict[int, str]:
-    """Looks through many examples in threads.
-
-    Args:
-        count: How many examples there are.
-        faults_among: From indices to what is wrong with those of them with which something is.
-        num_threads: How many threads look; by default as many as Python thinks fit.
-        show_progress: Whether to draw a progress bar.
-
-    Returns:
-        What is wrong, by index and in its order.
-    """
+    """Returns what is wrong by index, found by threads that take a range of `count` examples at a time."""
     chunks = [range(start, min(start + CHUNK_SIZE, count)) for start in range(0, count, CHUNK_SIZE)]
     faults: dict[int, str] = {}
     with (

@@ -328,13 +328,7 @@ class MaskedImageModelingCollator:
 
 
 def size_of_height(height: int, size: tuple[int, int], multiple: tuple[int, int]) -> tuple[int, int]:
-    """Returns a height, and the width that comes closest to the proportions of a size, all in pixels.
-
-    Args:
-        height: The height.
-        size: Height and width.
-        multiple: What height and width must be multiples of. The width is rounded to it.
-    """
+    """Returns a height, and the multiple of `multiple` that comes closest to the proportions of `size`, in pixels."""
     return height, max(1, round(height * size[1] / size[0] / multiple[1])) * multiple[1]
 
 

@@ -22,12 +22,7 @@ from .formats.files import listed
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
-    """Returns the content of a cell of the type `datasets.Image(decode=False)`.
-
-    Args:
-        encoded: The cell.
-        what: What it should hold, to be said in errors.
-    """
+    """Returns the content of a cell of the type `datasets.Image(decode=False)`; `what` it is, is for errors."""
     path, content = (encoded["path"], encoded["bytes"]) if encoded is not None else (None, None)
     if content is not None:
         return bytes(content)
@@ -187,11 +182,7 @@ OF_OBJECTS = ("masks", "boxes", "areas", "class_labels")
 
 
 def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
-    """Reads the column `mask`.
-
-    Returns:
-        `segmentation_map` (H, W) int64, class numbers and 255 where there is none.
-    """
+    """Reads the column `mask` as `segmentation_map` (H, W) int64, class numbers and 255 where there is none."""
     name = f"mask of {row['file']}"
     return {"segmentation_map": read_mask(encoded_bytes(row["mask"], name), classes, name)}
 
@@ -328,11 +319,7 @@ def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
 
 
 def caption_target(row: Row) -> dict[str, list[str]]:
-    """Reads the column `captions`.
-
-    Returns:
-        `captions`, what is written about the image, at least one text.
-    """
+    """Reads the column `captions`, at least one text."""
     captions: list[str] = row["captions"]
     if not captions:
         raise ValueError(f"{row['file']} has no caption. Write one, or leave the image out.")
@@ -342,11 +329,7 @@ def caption_target(row: Row) -> dict[str, list[str]]:
 
 
 def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:
-    """Reads the column `depth`.
-
-    Returns:
-        `depth_map` (H, W) float32 in meters, 0 where there is none.
-    """
+    """Reads the column `depth` as `depth_map` (H, W) float32 in meters, 0 where there is none."""
     name = f"depth map of {row['file']}"
     return {"depth_map": read_depth(encoded_bytes(row["depth"], name), depth_scale, name)}
 

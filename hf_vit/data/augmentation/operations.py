@@ -122,13 +122,10 @@ class Crop:
 
 
 def draw_crop(shape: Sequence[int], size: tuple[int, int], scale: float, keep_aspect_ratio: bool) -> Crop:
-    """Draws where a crop lies from torch's default generator.
+    """Draws where a crop of an image of a shape (H, W) lies in a result of `size` (h, w) pixels.
 
-    Args:
-        shape: Height H and width W of the image in pixels.
-        size: Height h and width w of the result in pixels.
-        scale: At 1 the image is as large as an image processor makes it.
-        keep_aspect_ratio: Whether its shorter side is then that of the result, or else both sides are.
+    At scale 1 the image is as large as an image processor makes it: with `keep_aspect_ratio` its shorter side is that
+    of the result, else both sides are.
     """
     zooms = [length / old for length, old in zip(size, shape, strict=True)]
     if keep_aspect_ratio:  # upright and lying images alike, as by an image processor of `shortest_edge`
@@ -172,21 +169,15 @@ def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns where keypoints of an image lie in a crop.
+    """Returns where keypoints (K, 3) of an image lie in the crop of `size` that an affine map (2, 3) leads to.
 
-    Args:
-        keypoints: (K, 3), x and y in pixels of the image, and visibility, 0 where a keypoint is not labeled.
-        matrix: (2, 3), from the image to the crop.
-        size: Height and width of the crop in pixels.
-
-    Returns:
-        (K, 3) in pixels of the crop, all zeros for keypoints without label and those on no pixel of the crop.
+    Those without label and those on no pixel of the crop are all zeros.
     """
     return keep_inside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 
 def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns the crop of an image that an affine map leads to, bilinear, black outside the image.
+    """Returns the crop of an image (C, H, W) that an affine map leads to, bilinear, black outside the image.
 
     Pixels are not averaged where the image shrinks, as in the crops of the image processor.
 
@@ -194,9 +185,6 @@ def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
         image: (C, H, W), uint8 or float32.
         matrix: (2, 3), from the image to the crop, as `crop_matrix` returns it, maybe times another.
         size: Height h and width w of the crop in pixels.
-
-    Returns:
-        (C, h, w) in dtype of `image`.
     """
     inverse = invert_matrix(matrix)
     rows, columns = (torch.arange(length, dtype=torch.float64) for length in size)

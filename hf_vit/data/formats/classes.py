@@ -88,15 +88,7 @@ def _color_table(colors: tuple[tuple[Color, int], ...]) -> np.ndarray:
 def choose_classes(
     folder: Path | None, class_names: Sequence[str] | None, classes_file: str | None, reduce_labels: bool
 ) -> ClassList:
-    """Finds out the classes of masks.
-
-    Args:
-        folder: Where files of classes may lie: classes.txt or id2label.json, and palette.txt, label_colors.txt or
-            class_dict.csv.
-        class_names: The names, if not those of a file.
-        classes_file: The file, if not one of `folder`.
-        reduce_labels: As in `ClassList`.
-    """
+    """Returns the classes of masks: those that are given, or of a file that is given, or else of files in a folder."""
     names = list(class_names or [])
     palette: dict[Color, str] = {}
     for file in _files(folder, classes_file):
@@ -128,11 +120,7 @@ def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int
 
 
 def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
-    """Reads a file of classes: names line by line, `id2label` in JSON, or a palette of names and colors.
-
-    Returns:
-        The names in order, and those of a palette by color (R, G, B). Several colors may have one name.
-    """
+    """Reads names line by line, `id2label` in JSON, or a palette; returns names, and those of a palette by color."""
     try:
         text = file.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
     except UnicodeDecodeError as error:
@@ -189,12 +177,7 @@ def _name_and_color(line: str) -> tuple[str, Color] | None:
 
 @dataclass(frozen=True)
 class ClassNumbers:
-    """The classes of a dataset.
-
-    Args:
-        names: What the classes are called, in their order.
-        numbers: The class of each label, by its text.
-    """
+    """The names of the classes of a dataset in their order, and the number of each label by its text."""
 
     names: tuple[str, ...]
     numbers: Mapping[str, int]
@@ -206,7 +189,7 @@ class ClassNumbers:
             raise ValueError(f"Of the classes {listed(self.names)} two have one name. Rename them.")
 
     def number(self, label: object, file: str) -> int:
-        """Returns the class of a label."""
+        """Returns the class of a label; `file` is what the label is of."""
         if label in UNLABELED:
             raise ValueError(f"{file} has no label, but {label!r}. Label it, or leave it out of the data.")
         number = self.numbers.get(str(label).strip())
@@ -225,14 +208,9 @@ class ClassNumbers:
 
 
 def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
-    """Returns the classes that the type of a column of labels tells, or that are given by name.
+    """Returns the classes that the type of labels tells, or the names that are given; `None` if neither does.
 
-    Args:
-        feature: The type. Whole numbers are places in `names`.
-        names: Class names, if they are known.
-
-    Returns:
-        The classes; `None` where all labels must be looked at to know them.
+    Labels that are whole numbers are places in `names`.
     """
     if isinstance(feature, ClassLabel):
         if names and list(names) != feature.names:
@@ -266,14 +244,8 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
     """Gives the column `label` of all splits the same type, one `datasets.ClassLabel`.
 
     The classes are those of "train", or of the first split where there is none. Named classes keep their order; others
-    are named by their values, in the order of numbers if all are numbers, else in that of the alphabet.
-
-    Args:
-        splits: Datasets with the column `label`: a `ClassLabel`, whole numbers or words.
-
-    Returns:
-        The splits, without those that have no label at all, as test sets are often published: these are left out with
-        a warning.
+    are named by their values, in the order of numbers if all are numbers, else in that of the alphabet. Splits that
+    have no label at all, as test sets are often published, are left out with a warning.
     """
     labels: dict[str, list[str]] = {}
     for name, split in splits.items():

@@ -103,15 +103,12 @@ def _fault(segmentation: Any, height: int, width: int) -> str | None:
 
 
 def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
-    """Finds the annotation files of a dataset.
+    """Finds annotation files by split.
 
     Args:
         path: A folder with `annotations/instances_train2017.json`, `annotations/train.json`, `train/annotations.json`,
             or `train/_annotations.coco.json`, ..., or such a file.
         kinds: Which of "panoptic", "instances" and "keypoints" will do.
-
-    Returns:
-        The files by split; nothing if there are none.
     """
     if path.is_file():
         return {_split_of(path) or "train": path} if path.suffix.lower() == ".json" else {}
@@ -210,16 +207,9 @@ def _paths_in(entries: list[dict[str, Any]], folders: list[Path], file: Path) ->
 def load_coco_masks(files: Mapping[str, Path]) -> TargetData:
     """Reads annotations with masks, without opening images.
 
-    Images lie where `_image_paths` looks for them; panoptic masks in the folder called like their file, `panoptic/` or
-    `masks/`.
-
-    Args:
-        files: Paths by split.
-
-    Returns:
-        Rows with the columns `image`, `file` and, of the kind, `panoptic` (`datasets.Image`, not decoded) and
-        `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`, `label`, `iscrowd` and
-        `segmentation`), `height` and `width`; the classes in the order of their ids.
+    Panoptic masks lie in the folder called like their file, `panoptic/` or `masks/`. Rows have the column `panoptic`
+    (`datasets.Image`, not decoded) with `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`,
+    `label`, `iscrowd` and `segmentation`) with `height` and `width`.
     """
     contents = {split: _read_coco(file) for split, file in files.items()}
     kinds = {split: _kind(content, files[split]) for split, content in contents.items()}
@@ -318,15 +308,9 @@ def _warn_of_bare(ids: set[Any], file: Path) -> None:
 
 
 def load_coco_objects(files: Mapping[str, Path]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads the boxes of annotation files, without opening images whose size they give.
+    """Reads boxes and the names of classes by id, without opening images whose size is given.
 
     A category without any box that is only the heading of others, as Roboflow writes one, is no class.
-
-    Args:
-        files: Paths by split.
-
-    Returns:
-        Objects by split, and the names of the classes in the order of their ids.
     """
     contents = {split: _read_coco(file) for split, file in files.items()}
     headings = _unused_headings(contents)
@@ -340,14 +324,7 @@ def load_coco_objects(files: Mapping[str, Path]) -> tuple[dict[str, ObjectTable]
 
 
 def load_coco_keypoints(files: Mapping[str, Path]) -> tuple[dict[str, KeypointTable], KeypointNames]:
-    """Reads the keypoints of annotation files, without opening images whose size they give.
-
-    Args:
-        files: Paths by split.
-
-    Returns:
-        Objects with keypoints by split, and what is known of the keypoints.
-    """
+    """Reads objects with keypoints by split, without opening images whose size is given."""
     contents = {split: _read_coco(file) for split, file in files.items()}
     found = {split: _keypoint_category(content, files[split]) for split, content in contents.items()}
     _check_same({split: _names_of(category) for split, category in found.items()}, files, "keypoints")

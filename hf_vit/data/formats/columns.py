@@ -93,12 +93,7 @@ class SourceOptions:
         return found[0]
 
     def choose_image(self, features: Mapping[str, object] | None, where: str) -> str:
-        """Returns the column that holds encoded images.
-
-        Args:
-            features: The types of all columns by name; `None` for a stream that does not know them.
-            where: What has the columns, to begin an error with.
-        """
+        """Returns the column of encoded images, by the types of all columns, which a stream may not know."""
         if features is None:
             raise ValueError(
                 f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. "
@@ -120,12 +115,7 @@ class SourceOptions:
 
 
 def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
-    """Reduces a `Dataset` or an `IterableDataset` to some columns.
-
-    Args:
-        dataset: Has any columns.
-        columns: New names by old ones; "image" is made a column of images.
-    """
+    """Reduces a `Dataset` or an `IterableDataset` to columns, new names by old ones; "image" holds images."""
     new_names = {old: new for old, new in columns.items() if old != new}  # streams take no other
     dataset = dataset.select_columns(list(columns)).rename_columns(new_names)
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
@@ -142,13 +132,7 @@ def image_and_label(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
 
 
 def image_and_target(splits: DatasetDict, target: str, options: SourceOptions) -> DatasetDict:
-    """Reduces every split to the columns `image` and the one of its targets, which are images too.
-
-    Args:
-        splits: Datasets with any columns.
-        target: What to call the column of targets, "mask" or "depth", which stay encoded.
-        options: Name the columns where that is not clear.
-    """
+    """Reduces every split to the columns `image` and the one of its targets, "mask" or "depth", which stay encoded."""
     found = {}
     for name, split in splits.items():
         where = f"The split {name!r}"

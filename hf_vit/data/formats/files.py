@@ -61,11 +61,7 @@ def split_within(name: str) -> str | None:
 
 
 def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """Sorts things by the split they are called, in the order train, validation, test.
-
-    Args:
-        named: Pairs of a name that `split_named` knows and what goes by it.
-    """
+    """Returns what goes by names of splits, by split, in the order train, validation, test."""
     names: dict[str, str] = {}
     things: dict[str, T] = {}
     for name, thing in named:
@@ -84,9 +80,7 @@ def splits_in(folder: Path) -> dict[str, Path]:
 def files_by_split(folder: Path, files: Iterable[Path]) -> dict[str, list[str]]:
     """Sorts files by the split that is a word of their name, or else of that of their folder, below `folder`.
 
-    Returns:
-        Paths by split. If none has such a name, all are "train"; if some have, the others are left out with a warning.
-        Nothing if there are none.
+    If none has such a name, all are "train"; if some have, the others are left out with a warning.
     """
     found: dict[str | None, list[str]] = defaultdict(list)
     for file in files:
@@ -125,11 +119,7 @@ def images_at(paths: Sequence[str], split: str) -> Dataset:
 
 
 def with_files(splits: DatasetDict) -> DatasetDict:
-    """Adds the column `file`: the path of each image, or the one beside its bytes, else "image 17 of train".
-
-    Args:
-        splits: Datasets with the column `image` of type `datasets.Image`, numbered as their source is.
-    """
+    """Adds the column `file`: the path of each image, or the one beside its bytes, else "image 17 of train"."""
     return DatasetDict({name: split.add_column("file", _files(split, name)) for name, split in splits.items()})
 
 
@@ -140,11 +130,7 @@ def _files(split: Dataset, name: str) -> list[str]:
 
 
 def image_sizes(images: Dataset) -> np.ndarray:
-    """Returns (I, 2) int64, width and height of upright images.
-
-    Args:
-        images: The column `image`, of type `datasets.Image`.
-    """
+    """Returns (I, 2) int64, width and height of upright images, from the headers in the column `image`."""
     encoded = images.select_columns("image").cast_column("image", Image(decode=False))
     sizes: list[tuple[int, int] | str] = []
     with ThreadPoolExecutor() as threads:

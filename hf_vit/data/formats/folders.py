@@ -25,15 +25,11 @@ logger = logging.get_logger(__name__)
 
 
 def load_image_folder(folder: Path) -> DatasetDict:
-    """Lists the images of a folder, without opening them.
+    """Lists images by class folder, and then by path, without opening them.
 
     The folder holds one folder per class, or one such folder for each of "train", "validation" and "test", by any of
-    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored. A split
-    other than "train" that holds images without a class, as test sets are often published, is left out with a warning.
-
-    Returns:
-        Splits with the columns `image` (paths that are opened on access) and `label` (the class folder's name), sorted
-        by class and then by path.
+    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored. A split other
+    than "train" that holds images without a class, as test sets are often published, is left out with a warning.
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_folders(folder)
@@ -108,19 +104,16 @@ TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
 
 
 def load_pairs(folder: Path, target: str) -> DatasetDict:
-    """Lists images and their targets, without opening them.
+    """Lists images and their targets, sorted by path, without opening them.
 
     The folder holds `images/` and `masks/` (or `depths/`, ...), or such folders for each of "train", "validation" and
-    "test" by any of their usual names: `train/images/`, or `images/train/`. An image and its target have one stem,
-    at any depth below these folders; where no stem has a partner, words that all stems of a side end in are cut off,
-    as in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
+    "test" by any of their usual names: `train/images/`, or `images/train/`. An image and its target have one stem, at
+    any depth below these folders; where no stem has a partner, words that all stems of a side end in are cut off, as
+    in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
 
     Args:
         folder: Where they lie.
         target: What to call the column of targets, "mask" or "depth".
-
-    Returns:
-        Splits with the columns `image` (opened on access) and `target` (paths), sorted by path.
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_roots(folder, target)

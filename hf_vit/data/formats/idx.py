@@ -18,15 +18,12 @@ IdxFiles = dict[str, dict[str, Path]]
 
 
 def find_idx(path: Path, name: str | None = None) -> IdxFiles:
-    """Finds idx files by their names.
+    """Finds idx files in a folder or below, by split ("train", "test") and kind ("images", "labels").
 
     Args:
-        path: The folder that holds them, or one above it.
+        path: The folder.
         name: Which dataset to take where there are several: "emnist-letters" for
             emnist-letters-train-images-idx3-ubyte.gz, "MNIST" for the files in MNIST/raw.
-
-    Returns:
-        The files by split ("train", "test") and kind ("images", "labels"); nothing if there are none.
     """
     found: dict[str, IdxFiles] = {}
     files = [file for place in PLACES for file in path.glob(place)]
@@ -47,15 +44,7 @@ def find_idx(path: Path, name: str | None = None) -> IdxFiles:
 
 
 def load_idx(files: IdxFiles) -> DatasetDict:
-    """Reads idx files.
-
-    Args:
-        files: As `find_idx` returns them.
-
-    Returns:
-        Splits with the columns `image` (PIL, mode L) and `label` (int64). Files called `emnist-...` hold their images
-        transposed, and are turned upright.
-    """
+    """Reads images (PIL, mode L) and labels; files called `emnist-...` are turned upright."""
     return DatasetDict({split: _load_split(split, files[split]) for split in ("train", "test") if split in files})
 
 
@@ -81,15 +70,7 @@ def _load_split(split: str, files: dict[str, Path]) -> Dataset:
 
 
 def read_idx(file: Path, num_dimensions: int) -> np.ndarray:
-    """Reads one idx file of unsigned bytes, packed by gzip or not.
-
-    Args:
-        file: The file; packed if it ends in .gz.
-        num_dimensions: 3 for images (N, H, W), 1 for labels (N,).
-
-    Returns:
-        uint8 array.
-    """
+    """Reads unsigned bytes, packed if the file ends in .gz: images (N, H, W), or labels (N,)."""
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -75,12 +75,7 @@ KeypointColumns = dict[str, dict[str, str]]  # those of x, y and maybe v, by key
 
 @dataclass(frozen=True)
 class KeypointNames:
-    """What a dataset says of its K keypoints.
-
-    Args:
-        names: One each.
-        skeleton: Pairs of numbers from 0, that a line joins in pictures.
-    """
+    """The names of K keypoints, and pairs of numbers from 0 that a line joins in pictures."""
 
     names: tuple[str, ...]
     skeleton: tuple[tuple[int, int], ...] = ()
@@ -135,12 +130,8 @@ def _faults(objects: ObjectTable, keypoints: np.ndarray, wrong: np.ndarray) -> l
 def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: BoxErrors) -> dict[str, KeypointTable]:
     """Returns tables whose labeled keypoints lie within their images, but for a pixel, and boxes as `checked_boxes`.
 
-    Objects without any labeled keypoint are left out, with a warning.
-
-    Args:
-        tables: Objects by split.
-        box_errors: "raise" names keypoints outside in an error, else they count as not labeled; for boxes see
-            `checked_boxes`.
+    With `box_errors` "raise", an error lists keypoints outside, else they count as not labeled. Objects without any
+    labeled keypoint are left out, with a warning.
     """
     outside = {split: _outside(table) for split, table in tables.items()}
     faults = [
@@ -216,7 +207,7 @@ def oks_sigmas_of(names: Sequence[str]) -> tuple[float, ...] | None:
 
 
 def flip_pairs_of(names: Sequence[str], given: Sequence[str] | None = None) -> Pairs:
-    """Finds the pairs of keypoints that a mirror image swaps.
+    """Finds the pairs of keypoints that a mirror image swaps, numbers from 0, ascending.
 
     Unless they are given, names say it: "left_eye" and "right_eye", "Left Eye", "leftear", "L_ear", "eyeR", ... The 68
     points of iBUG on a face are known, as their numbers on the one side run against those on the other.
@@ -224,9 +215,6 @@ def flip_pairs_of(names: Sequence[str], given: Sequence[str] | None = None) -> P
     Args:
         names: Of all keypoints.
         given: Each a pair of names or numbers from 0, as "left_eye,right_eye" or "1,2"; an empty list for none.
-
-    Returns:
-        Pairs of numbers from 0, the smaller one first, ascending.
     """
     if given is not None:
         return _given_pairs(names, given)
@@ -321,13 +309,6 @@ def load_landmarks(
     Columns are `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ... An empty cell, or visibility 0, says
     that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
     height), else it is the image.
-
-    Args:
-        tables: Tables by split.
-        options: Name the column of paths where it has no usual name.
-
-    Returns:
-        Objects with keypoints by split, and the names of these.
     """
     rows: dict[str, list[tuple[TableRow, KeypointColumns]]] = {}
     columns: dict[Path, KeypointColumns] = {}

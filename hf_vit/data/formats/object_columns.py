@@ -90,13 +90,9 @@ def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
 
 
 def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options: SourceOptions) -> ObjectColumns:
-    """Reads the objects of a split.
+    """Reads the objects of a split: a list of structs, a struct of lists, or these lists as columns.
 
-    Args:
-        dataset: Has a column of objects, a list of structs or a struct of lists, or these lists as columns.
-        split: Its name.
-        needed: The fields that objects must have; the first one is what makes it an object.
-        options: Name the column of objects if it has no usual name.
+    Objects must have the fields that are needed; the first one is what makes it an object.
     """
     lower = {name.lower() for name in dataset.column_names}
     if options.target_column is None and not lower & {*USUAL_NAMES["objects"]} and lower & {*FIELDS[needed[0]]}:
@@ -212,9 +208,6 @@ def load_detection_columns(
         folder: Where a file may name classes that are numbers.
         bbox_format: How boxes are written, see `corners`; by default "coco" if only this makes sense of them.
         class_names: Names of the classes, where these are plain numbers or in another order than that of the alphabet.
-
-    Returns:
-        Objects by split, and the names of the classes.
     """
     needed = ("box", "label")
     objects = {split: read_objects(dataset, split, needed, options) for split, dataset in splits.items()}
@@ -289,13 +282,8 @@ def load_keypoint_columns(
 ) -> tuple[dict[str, KeypointTable], KeypointNames]:
     """Reads the keypoints of datasets, and the headers of images if there are no columns `width` and `height`.
 
-    Args:
-        splits: As in `load_detection_columns`, where objects have `keypoints`: x, y and visibility one after the
-            other, or a list of x and y, or of all three, for each keypoint. Boxes, if any, are written as COCO does.
-        options: Name the columns where that is not clear.
-
-    Returns:
-        Objects with keypoints by split; the names of the keypoints are their numbers from 0.
+    Objects have `keypoints`: x, y and visibility one after the other, or a list of x and y, or of all three, for each.
+    Boxes, if any, are written as COCO does. The names of the keypoints are their numbers from 0.
     """
     tables = {}
     for split, dataset in splits.items():

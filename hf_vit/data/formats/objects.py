@@ -56,11 +56,7 @@ class ObjectTable:
         return len(self.boxes)
 
     def select(self, kept: np.ndarray) -> "ObjectTable":
-        """Returns a table of some of the objects, and of all images.
-
-        Args:
-            kept: (N,) bool.
-        """
+        """Returns a table of some of the objects, by (N,) bool, and of all images."""
         columns = ("image_numbers", "boxes", "labels", "is_crowd", "areas", "ids")
         return replace(self, **{name: vars(self)[name][kept] for name in columns})
 
@@ -82,15 +78,8 @@ def table_of(
 ) -> ObjectTable:
     """Returns a table of objects in any order, which are sorted by image and otherwise stay in their order.
 
-    Args:
-        images: As in `ObjectTable`.
-        sizes: As in `ObjectTable`.
-        image_numbers: (N,) whole numbers.
-        boxes: (N, 4).
-        describe: Returns which object stood at a place from 0 before they were sorted.
-        labels: (N,), by default all 0.
-        is_crowd: (N,), by default none is.
-        areas: (N,); where one is not positive, it is not known. By default none is known.
+    By default all labels are 0, there are no crowds and no areas are known, nor are those that are not positive.
+    `describe` takes the place from 0 that an object had before they were sorted.
     """
     order = np.argsort(image_numbers, kind="stable")
     areas = np.full(len(order), np.nan) if areas is None else np.asarray(areas, float)
@@ -108,7 +97,7 @@ def table_of(
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.ndarray:
-    """Returns boxes as x1, y1, x2, y2 in pixels.
+    """Returns boxes (N, 4) as x1, y1, x2, y2 in pixels.
 
     Args:
         boxes: (N, 4) float64, as "coco": x1, y1, width and height in pixels, "voc": x1, y1, x2, y2 in pixels, or
@@ -165,12 +154,9 @@ def beside(images: Dataset, columns: dict[str, pa.Array | np.ndarray]) -> Datase
 def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> dict[str, ObjectTable]:
     """Returns tables whose boxes lie within their images and have an area.
 
-    What is outside by at most a pixel is cut off in any case.
-
-    Args:
-        tables: Objects by split.
-        box_errors: What is done about other boxes: "raise" names them in an error, "clip" cuts off what is outside and
-            leaves out boxes of which nothing is left, and "drop" leaves them all out.
+    What is outside by at most a pixel is cut off in any case. What is done about other boxes `box_errors` says:
+    "raise" lists them in an error, "clip" cuts off what is outside and leaves out boxes of which nothing is left, and
+    "drop" leaves them all out.
     """
     if box_errors not in get_args(BoxErrors):
         raise ValueError(f"box_errors={box_errors!r} is unknown. Choose {', '.join(map(repr, get_args(BoxErrors)))}.")
@@ -201,13 +187,7 @@ def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> d
 
 
 def without_empty(tables: Mapping[str, Table], what: str, source: str) -> dict[str, Table]:
-    """Leaves out splits without any object, as test sets are often published.
-
-    Args:
-        tables: By split.
-        what: What they lack, for messages.
-        source: Where they are from.
-    """
+    """Leaves out splits without any object, or `what` they lack, as test sets are often published."""
     empty = [split for split, table in tables.items() if not len(table)]
     if "train" in empty or len(empty) == len(tables):
         raise ValueError(f"{source} has no {what} in {listed(empty)}. Add some.")
@@ -222,12 +202,7 @@ def object_sizes(table: ObjectTable) -> np.ndarray:
 
 
 def wrong_boxes(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns (N,) bool: which boxes have no area in the image, or reach out of it by more than a pixel.
-
-    Args:
-        boxes: (N, 4) x1, y1, x2, y2.
-        sizes: (N, 2) width and height of each box's image.
-    """
+    """Returns (N,) bool: which boxes (N, 4) reach out of images of sizes (N, 2) by a pixel, or have no area there."""
     inside = _cut(boxes, sizes)
     return (np.abs(boxes - inside) > ROUNDING).any(axis=1) | ~_has_area(inside)
 
@@ -279,12 +254,7 @@ def _fault(table: ObjectTable, place: int) -> str:
 
 
 def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of classes that are numbers.
-
-    Args:
-        folders: Where classes.txt or id2label.json may lie.
-        class_names: The names, if not those of a file.
-    """
+    """Returns the names of classes that are numbers: those that are given, or of a file in one of the folders."""
     names = tuple(class_names or names_beside(folders))
     if not names:
         raise ValueError(
@@ -301,14 +271,7 @@ def without_class_names(class_names: Sequence[str] | None, source: object) -> No
 
 
 def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int], str], source: object) -> None:
-    """Raises `ValueError` if some objects are of no class.
-
-    Args:
-        numbers: (N,) whole numbers.
-        num_classes: How many there are.
-        describe: Returns which object stands at a place.
-        source: Where they are from.
-    """
+    """Raises `ValueError` if class numbers (N,) of objects from a source are not below `num_classes`."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
     if wrong:
         faults = [f"{describe(place)}: class {numbers[place]}" for place in wrong]
@@ -321,14 +284,9 @@ def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int
 def numbered_words(
     words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Numbers classes that are words.
+    """Numbers classes that are words, those of each object by split; returns numbers (N,) by split, and the names.
 
-    Args:
-        words: The class of each object, by split.
-        class_names: All classes in order; by default those of "train", or else of the first split, sorted.
-
-    Returns:
-        Numbers (N,) by split, and the names.
+    The names are those that are given, else the words of "train", or else of the first split, sorted.
     """
     first = "class_names" if class_names else next(iter(words))
     names = tuple(class_names or sorted(set(words[first])))

@@ -36,21 +36,13 @@ def is_saved(path: Path) -> bool:
 
 
 def load_saved(path: Path) -> DatasetDict:
-    """Opens a folder written by `Dataset.save_to_disk`.
-
-    Returns:
-        Its splits, called "train", "validation" and "test".
-    """
+    """Opens a folder written by `Dataset.save_to_disk`, whose splits get their usual names."""
     saved = load_from_disk(path)
     return _standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
 
 
 def load_from_hub(options: SourceOptions) -> DatasetDict:
-    """Loads a dataset on the Hub.
-
-    Returns:
-        Its splits, called "train", "validation" and "test".
-    """
+    """Loads a dataset on the Hub, whose splits get their usual names."""
     with _explained(options):
         return _standard_splits(load_dataset(options.source, options.config_name, revision=options.revision))
 
@@ -109,11 +101,7 @@ def id2label_on_hub(options: SourceOptions) -> str | None:
 
 
 def load_columns(options: SourceOptions) -> DatasetDict | None:
-    """Loads parquet files, a folder written by `Dataset.save_to_disk`, or, if there is no such path, from the Hub.
-
-    Returns:
-        Its splits; `None` if the path holds something else.
-    """
+    """Loads parquet files, a saved folder or, if there is no such path, from the Hub; `None` for something else."""
     path = options.path
     if not path.exists():
         return load_from_hub(options)
@@ -124,30 +112,14 @@ def load_columns(options: SourceOptions) -> DatasetDict | None:
 
 
 def find_parquet(path: Path) -> dict[str, list[str]]:
-    """Finds parquet files.
-
-    Args:
-        path: A parquet file, or the folder that holds them, or one above it.
-
-    Returns:
-        The files by split, a word of the file's name or else of its folder's. If none has such a name, all are
-        "train"; if some have, the others are left out with a warning. Nothing if there are none.
-    """
+    """Finds a parquet file, or those in a folder or one below, by split; see `files_by_split`."""
     if path.is_file():
         return {split_within(path.stem) or "train": [str(path)]} if path.suffix.lower() == ".parquet" else {}
     return files_by_split(path, sorted((*path.glob("*.parquet"), *path.glob("*/*.parquet"))))
 
 
 def find_tars(path: Path) -> dict[str, list[str]]:
-    """Finds tar files.
-
-    Args:
-        path: A tar file, or the folder that holds them, or one above it.
-
-    Returns:
-        The files by split, as `find_parquet` does. Nothing if there are none, or images beside them, which they are
-        the archives of.
-    """
+    """Finds a tar file, or those in a folder or one below, by split; none beside images, which they may archive."""
     if path.is_file():
         return {split_within(path.name) or "train": [str(path)]} if _is_tar(path) else {}
     files = sorted(file for pattern in ("*", "*/*") for file in path.glob(pattern) if _is_tar(file))
@@ -161,15 +133,7 @@ def _is_tar(path: Path) -> bool:
 
 
 def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
-    """Reads files, each split by itself, so that their columns may differ.
-
-    Args:
-        kind: What `datasets` calls them, "parquet" or "webdataset".
-        files: Paths by split.
-
-    Returns:
-        Splits with the columns of the files.
-    """
+    """Reads files of a kind, "parquet" or "webdataset", each split by itself, so that their columns may differ."""
     splits = {}
     for split, names in files.items():
         patterns = [glob.escape(name) for name in names]  # brackets in a path are no pattern
@@ -184,11 +148,7 @@ def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
 
 
 def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
-    """Opens parquet files or tar files that are read while they are used.
-
-    Returns:
-        Splits with the columns of the files; nothing if there are no such files.
-    """
+    """Opens parquet files or tar files, if there are such, that are read while they are used."""
     kind, files = "parquet", find_parquet(path)
     if not files:
         kind, files = "webdataset", find_tars(path)
@@ -201,12 +161,8 @@ def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
 def load_tars(path: Path, files: Mapping[str, list[str]]) -> DatasetDict:
     """Copies the content of tar files into the cache of `datasets`, and opens it.
 
-    Args:
-        path: Where class names may be, in classes.txt or id2label.json.
-        files: Paths by split.
-
-    Returns:
-        Splits with a column for each kind of file. Numbers in `.cls` are classes where their names are known.
+    There is a column for each kind of file. Numbers in `.cls` are classes where classes.txt or id2label.json names
+    them.
     """
     splits, names = load_files("webdataset", files), names_beside([path if path.is_dir() else path.parent])
     for split, rows in splits.items():
@@ -219,14 +175,9 @@ def load_tars(path: Path, files: Mapping[str, list[str]]) -> DatasetDict:
 def from_tars(dataset: Any, label_column: str | None) -> Any:
     """Reduces data that come from tar files to columns of images and one of labels; leaves others as they are.
 
-    The labels are the column that is given, else `.cls`, else what has a usual name in `.json`, else `.txt`.
-
-    Args:
-        dataset: A `Dataset` or an `IterableDataset`; images of the latter keep the names of their tar files.
-        label_column: Kind of file with the labels, as "txt", or name in JSON, as "json.label", if it is not clear.
-
-    Returns:
-        The label column is called as it is given, else "label"; there is none if there are no labels.
+    The labels are the column that is given (a kind of file, as "txt", or name in JSON, as "json.label"), else `.cls`,
+    else what has a usual name in `.json`, else `.txt`. Their column is called as it is given, else "label". Images of
+    an `IterableDataset` keep the names of their tar files.
     """
     if dataset.features is None or KEY not in dataset.features:
         return dataset
@@ -279,12 +230,7 @@ def _row_of_stream(row: dict[str, Any], images: list[str], label: str | None, na
 
 
 def read_tar_labels(files: Iterable[str], label_column: str | None) -> Iterator[object]:
-    """Yields the labels in tar files that lie on disk, and skips the images.
-
-    Args:
-        files: Tar files.
-        label_column: As `label_column_of` returns it.
-    """
+    """Yields the labels in tar files that lie on disk, see `label_column_of`, and skips the images."""
     kind, _, inner = (label_column or "").partition(".")
     for file in files:
         with tarfile.open(file) as tar:

@@ -24,13 +24,10 @@ def list_tables(folder: Path) -> list[Path]:
 
 
 def find_tables(path: Path) -> dict[str, Path]:
-    """Finds the tables of a dataset.
+    """Finds tables by split, "train" where a name says none.
 
     Args:
         path: A table, or a folder with train.csv, test.csv, ..., with train/metadata.csv, ..., or with metadata.csv.
-
-    Returns:
-        The tables by split, where a table without a split in its name is "train"; nothing if there are none.
     """
     if path.is_file():
         return {split_within(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
@@ -48,14 +45,7 @@ def find_tables(path: Path) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table.
-
-    Args:
-        split: Of its column `split`, else of its table.
-        image: Path of its image.
-        cells: Values by column.
-        where: Table and number of the row, for errors.
-    """
+    """A row of a table: the path of its image, values by column, and the number, for errors, in `where`."""
 
     split: str
     image: str
@@ -64,13 +54,7 @@ class TableRow:
 
 
 def read_rows(table: Path, table_split: str, options: SourceOptions) -> list[TableRow]:
-    """Reads the rows of a table, of which there is at least one.
-
-    Args:
-        table: Has a column of paths, relative to its folder, and maybe `split`, which overrides `table_split`.
-        table_split: The split that its name says.
-        options: Name the column of paths where it has no usual name.
-    """
+    """Reads the rows of a table with a column of paths, relative to its folder, and maybe `split`."""
     rows = read_table(table)
     column = options.choose("image", _columns(rows), str(table))
     folder = table.parent.absolute()  # the dataset outlives the working directory
@@ -96,15 +80,7 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def load_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDict:
-    """Reads tables with a column of paths and one of labels; see `read_rows`.
-
-    Args:
-        tables: Tables by split.
-        options: Name the columns where they have no usual names.
-
-    Returns:
-        Splits with the columns `image` (paths that are opened on access) and `label` (text).
-    """
+    """Reads `image` (paths that are opened on access) and `label` (text) of tables by split."""
     images: dict[str, list[str]] = {}
     labels: dict[str, list[str | None]] = {}
     for table_split, table in tables.items():
@@ -122,14 +98,7 @@ def load_tables(tables: Mapping[str, Path], options: SourceOptions) -> DatasetDi
 def as_splits(
     images: Mapping[str, Iterable[str]], target: str, targets: Mapping[str, Iterable[Any]], feature: Any
 ) -> DatasetDict:
-    """Makes splits of what tables hold.
-
-    Args:
-        images: Paths by split.
-        target: Name of the other column.
-        targets: Its values by split.
-        feature: Its type.
-    """
+    """Makes splits of paths of images and of values of another column, both by split."""
     check_exist([image for paths in images.values() for image in paths])
     features = Features({"image": Image(), target: feature})
     return DatasetDict(

@@ -41,15 +41,12 @@ class _Object:
 
 
 def find_voc(path: Path) -> dict[str, list[Path]]:
-    """Finds XML files.
+    """Finds XML files by split.
 
     Args:
         path: A folder with `Annotations/` and maybe `ImageSets/Main/train.txt`, ..., also as `VOCdevkit/VOC2012/`; or
             one with `train/`, `valid/`, ... therein XML files beside their images, or in a folder beside that of the
             images; or just such a folder.
-
-    Returns:
-        The files by split; nothing if there are none.
     """
     if not path.is_dir():
         return {}
@@ -92,18 +89,11 @@ def _xml_files(folder: Path) -> list[Path]:
 def load_voc(
     files: dict[str, list[Path]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads XML files, without opening images whose size they give.
+    """Reads objects and the names of classes from XML files by split, without opening images whose size they give.
 
     An image has the name of its file but for the suffix, and lies beside it or in the folder beside its folder.
     Objects marked as difficult need not be found: they count as crowds. Files of VOC itself number pixels from 1 and
-    name the last one of a box, those of other tools the edges.
-
-    Args:
-        files: Paths by split.
-        class_names: All classes in order; by default those of "train", sorted.
-
-    Returns:
-        Objects by split, and the names of the classes.
+    name the last one of a box, those of other tools the edges. Unless given, the classes are those of "train", sorted.
     """
     images = {split: _images_of(found) for split, found in files.items()}
     tables: dict[str, Callable[[np.ndarray], ObjectTable]] = {}

@@ -48,14 +48,11 @@ class YoloFiles:
 
 
 def find_yolo(path: Path) -> YoloFiles | None:
-    """Finds the images of a dataset of YOLO.
+    """Finds the images of a dataset of YOLO, if it is one.
 
     Args:
         path: A file data.yaml, or a folder with one, or one with `images/` and `labels/`: alone, with a folder for
             each split in them, or in a folder for each split.
-
-    Returns:
-        `None` if it is none.
     """
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
@@ -148,17 +145,10 @@ def _from_folders(path: Path) -> YoloFiles | None:
 
 
 def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads text files and the headers of images.
+    """Reads objects by split and the names of classes from text files, and the headers of images.
 
     The objects of `images/train/1.jpg` are in `labels/train/1.txt`; without such a file there are none. Of a polygon,
-    the box around it is taken.
-
-    Args:
-        files: As `find_yolo` returns them.
-        class_names: Names of the classes, if no data.yaml names them; by default those of classes.txt.
-
-    Returns:
-        Objects by split, and the names of the classes.
+    the box around it is taken. The names are those of data.yaml, else those that are given or of classes.txt.
     """
     if files.names:
         without_class_names(class_names, files.source)
