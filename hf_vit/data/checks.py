@@ -73,7 +73,7 @@ def without_unreadable(
         splits: Examples; where they have a column `label`, it is of type `datasets.ClassLabel`.
         unreadable: What `unreadable_images` or `check_dense` found in each split.
         skip_unreadable: Leave them out, with a warning, rather than raise an error.
-        fault: What is wrong with them, to be said in the error.
+        fault: What is wrong with them, for the error.
 
     Raises:
         ValueError: if there are unreadable images and `skip_unreadable` is not set, or if without them a class of
@@ -86,19 +86,16 @@ def without_unreadable(
     found = f"{len(reasons)} of {total} images {fault}:{in_lines(reasons, MAX_NAMED)}"
     if not skip_unreadable:
         raise ValueError(f"{found}\nRepair or remove them, or leave them out with skip_unreadable.")
-    readable = DatasetDict({name: _without(split, unreadable[name]) for name, split in splits.items()})
+    readable = DatasetDict(splits)
+    for name, wrong in unreadable.items():
+        if wrong:
+            readable[name] = splits[name].select([n for n in range(len(splits[name])) if n not in wrong])
     if emptied := [name for name, split in readable.items() if not len(split)]:
         raise ValueError(f"{found}\nWithout them no image would be left for {listed(emptied)}. Repair some.")
     if lost := _classes_lost(splits, readable):
         raise ValueError(f"{found}\nWithout them no image would be left to train {', '.join(lost)} on. Repair some.")
     logger.warning("Left out: %s", found)
     return readable
-
-
-def _without(split: Dataset, unreadable: Mapping[int, str]) -> Dataset:
-    if not unreadable:
-        return split
-    return split.select([index for index in range(len(split)) if index not in unreadable])
 
 
 def _classes_lost(splits: DatasetDict, readable: DatasetDict) -> list[str]:

@@ -73,11 +73,11 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
     labels = table[values]
     if not labels.all():
         unknown = np.unique(values[labels == 0]).tolist()
-        raise ValueError(f"{name} has {_in_words(unknown, mode)}.")
+        raise ValueError(f"{name} has {_unknown_in_words(unknown, mode)}.")
     return torch.from_numpy(labels).long() - 1
 
 
-def _in_words(unknown: list[int], mode: str) -> str:
+def _unknown_in_words(unknown: list[int], mode: str) -> str:
     if mode in INDEX_MODES:
         return f"the labels {listed(unknown)}, which are outside the class list (255 is for pixels of no class)"
     colors = [(code >> 16, code >> 8 & 255, code & 255) for code in unknown]
@@ -309,7 +309,7 @@ def target_of(example: Mapping[str, Any]) -> Any:
 
 
 def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
-    """Leaves crowds, of which nothing is learned, out of an example; without `is_crowd` it stays as it is."""
+    """Leaves crowds, which are not trained on, out of an example; without `is_crowd` it stays as it is."""
     if "is_crowd" not in example:
         return example
     kept = ~example["is_crowd"]

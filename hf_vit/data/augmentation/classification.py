@@ -87,7 +87,12 @@ def image_classification_augmentation(
     from torchvision.transforms import v2  # here, as all else in the package does without torchvision
 
     steps: list[Callable[[Any], Any]] = [partial(read_uint8, num_channels=num_channels)]
-    steps += _crops(size, min_crop_scale, crop_padding)
+    is_cropped = min_crop_scale < 1
+    steps.append(
+        v2.RandomResizedCrop(size, scale=(min_crop_scale, 1.0), antialias=True) if is_cropped else v2.Resize(size)
+    )
+    if crop_padding:
+        steps.append(v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect"))
     if horizontal_flip:
         steps.append(v2.RandomHorizontalFlip(horizontal_flip))
     steps += _auto_augment(auto_augment, size, num_channels, randaugment_num_ops, randaugment_magnitude)
@@ -133,18 +138,6 @@ def _augment_example(
     return {"image": transform(example["image"]), **draw(example)}
 
 
-def _crops(size: tuple[int, int], min_crop_scale: float, crop_padding: int) -> list[Callable[[Any], Any]]:
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-
-    is_cropped = min_crop_scale < 1
-    steps: list[Callable[[Any], Any]] = [
-        v2.RandomResizedCrop(size, scale=(min_crop_scale, 1.0), antialias=True) if is_cropped else v2.Resize(size)
-    ]
-    if crop_padding:
-        steps.append(v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect"))
-    return steps
-
-
 def _auto_augment(
     name: str, size: tuple[int, int], num_channels: int, num_ops: int, magnitude: int
 ) -> list[Callable[[Any], Any]]:
@@ -154,19 +147,13 @@ def _auto_augment(
         return []
     if name == "trivialaugment":
         return [v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)]
-    if name == "randaugment":
-        return [_rand_augment(num_ops, magnitude)]
-    return [small_affine() if name == "affine" else three_augment(size, num_channels)]
-
-
-def _rand_augment(num_ops: int, magnitude: int) -> Callable[[Any], Any]:
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-
+    if name != "randaugment":
+        return [small_affine() if name == "affine" else three_augment(size, num_channels)]
     if num_ops < 1:
         raise ValueError(f"randaugment_num_ops={num_ops} does nothing. Set at least 1, or auto_augment to none.")
     if not 0 <= magnitude <= LARGEST_MAGNITUDE:
         raise ValueError(f"randaugment_magnitude={magnitude} must lie between 0 and {LARGEST_MAGNITUDE}.")
-    return v2.RandAugment(num_ops, magnitude, interpolation=v2.InterpolationMode.BILINEAR)
+    return [v2.RandAugment(num_ops, magnitude, interpolation=v2.InterpolationMode.BILINEAR)]
 
 
 def _check_padding_and_jitter(
