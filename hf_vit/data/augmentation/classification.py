@@ -81,8 +81,7 @@ def image_classification_augmentation(
     if not 0 < min_crop_scale <= 1:
         raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 takes the whole image.")
     check_probabilities(horizontal_flip=horizontal_flip, random_erasing=random_erasing)
-    _check_auto_augment(auto_augment, num_channels)
-    _check_padding_and_jitter(size, num_channels, crop_padding, color_jitter)
+    _check_options(size, num_channels, auto_augment, crop_padding, color_jitter)
     check_torchvision()
     from torchvision.transforms import v2  # here, as all else in the package does without torchvision
 
@@ -156,8 +155,8 @@ def _auto_augment(
     return [v2.RandAugment(num_ops, magnitude, interpolation=v2.InterpolationMode.BILINEAR)]
 
 
-def _check_padding_and_jitter(
-    size: tuple[int, int], num_channels: int, crop_padding: int, color_jitter: float
+def _check_options(
+    size: tuple[int, int], num_channels: int, auto_augment: str, crop_padding: int, color_jitter: float
 ) -> None:
     if not 0 <= crop_padding < min(size):
         raise ValueError(
@@ -167,9 +166,6 @@ def _check_padding_and_jitter(
     if not 0 <= color_jitter <= 1:
         raise ValueError(f"color_jitter={color_jitter} must lie in [0, 1]; 0 switches it off.")
     check_colors(num_channels, color_jitter=color_jitter)
-
-
-def _check_auto_augment(auto_augment: str, num_channels: int) -> None:
     if auto_augment not in AUTO_AUGMENTS:
         raise ValueError(f"auto_augment={auto_augment!r} is unknown. Choose one of {', '.join(AUTO_AUGMENTS)}.")
     if auto_augment not in ("none", "affine") and num_channels not in (1, 3):

@@ -203,8 +203,7 @@ class ClassNumbers:
     def relabeled(self, split: Dataset) -> Dataset:
         """Returns a split whose column `label` numbers these classes; its column `file` names the images."""
         numbers = [self.number(label, file) for label, file in zip(split["label"][:], split["file"][:], strict=True)]
-        # A new column rather than a cast, which would copy all images.
-        return split.remove_columns("label").add_column("label", numbers, feature=ClassLabel(names=list(self.names)))
+        return with_class_column(split, "label", numbers, self.names)
 
 
 def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
@@ -247,22 +246,38 @@ def with_class_labels(splits: DatasetDict) -> DatasetDict:
     are named by their values, in the order of numbers if all are numbers, else in that of the alphabet. Splits that
     have no label at all, as test sets are often published, are left out with a warning.
     """
+    splits = DatasetDict(splits)
     labels: dict[str, list[str]] = {}
     for name, split in splits.items():
         values = split["label"][:]
         if not values:
             raise ValueError(f"The split {name!r} is empty. Fill it or leave it out.")
-        if name != "train" and all(value in UNLABELED for value in values):
-            logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
-        else:
+        if name == "train" or has_labels(name, values):
             labels[name] = _names_of(values, split.features["label"], name)
     if not labels:
         raise ValueError(f"No split has labels: {', '.join(splits)}.")
     first = next(iter(labels))
     classes = _class_names(splits[first].features["label"], labels[first], first)
+    numbers = {name: number for number, name in enumerate(classes)}
     for name, names in labels.items():
         _check_known(names, classes, name, first)
-    return DatasetDict({name: _relabeled(splits[name], names, classes) for name, names in labels.items()})
+        if splits[name].features["label"] != ClassLabel(names=classes):
+            splits[name] = with_class_column(splits[name], "label", [numbers[label] for label in names], classes)
+    return DatasetDict({name: splits[name] for name in labels})
+
+
+def has_labels(name: str, labels: Iterable[object]) -> bool:
+    """Returns whether a split has labels, which published test sets often have not, or warns that it is left out."""
+    if any(label not in UNLABELED for label in labels):
+        return True
+    logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
+    return False
+
+
+def with_class_column(dataset: Dataset, column: str, numbers: Sequence[int], names: Sequence[str]) -> Dataset:
+    """Replaces a column by class numbers, with the names of the classes."""
+    # A new column rather than a cast, which would copy all images.
+    return dataset.remove_columns(column).add_column(column, numbers, feature=ClassLabel(names=list(names)))
 
 
 def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
@@ -311,12 +326,3 @@ def _check_known(names: list[str], classes: list[str], split: str, first: str) -
             f"{listed(missing) if missing else 'none'}. A model can only name what it was trained on: spell them the "
             f"same, or give {first!r} examples of them."
         )
-
-
-def _relabeled(dataset: Dataset, names: list[str], classes: list[str]) -> Dataset:
-    feature = ClassLabel(names=classes)
-    if dataset.features["label"] == feature:
-        return dataset
-    numbers = {name: number for number, name in enumerate(classes)}
-    # A new column rather than a cast, which would copy all images.
-    return dataset.remove_columns("label").add_column("label", [numbers[name] for name in names], feature=feature)

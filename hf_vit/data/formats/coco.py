@@ -68,11 +68,11 @@ def _check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
 def _check_instances(annotations: Sequence[Entry], images: Iterable[Entry], file: Path) -> None:
     """Finds annotations without a mask that can be drawn."""
     sizes = {image["id"]: (image["height"], image["width"]) for image in images}
-    found = (
-        (annotation, _fault(annotation.get("segmentation"), *sizes[annotation["image_id"]]))
+    faults = [
+        f"annotation {annotation.get('id', 'without id')} {fault}"
         for annotation in annotations
-    )
-    faults = [f"annotation {annotation.get('id', 'without id')} {fault}" for annotation, fault in found if fault]
+        if (fault := _fault(annotation.get("segmentation"), *sizes[annotation["image_id"]]))
+    ]
     if faults:
         raise ValueError(
             f"{len(faults)} of {len(annotations)} annotations in {file} have no mask:{in_lines(faults)}\nRepair them, "
@@ -357,7 +357,7 @@ def _check_annotations(content: Content, file: Path, keys: tuple[str, ...]) -> N
 def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) -> ObjectTable:
     annotations = content["annotations"]
     images = images_at(_image_paths(content, file), split)
-    sizes = np.array([_size(image) for image in content["images"]])
+    sizes = np.array([[int(image.get(side) or 0) for side in ("width", "height")] for image in content["images"]])
     unknown = np.flatnonzero((sizes <= 0).any(axis=1))
     sizes[unknown] = image_sizes(images.select(unknown))
     places = {image["id"]: place for place, image in enumerate(content["images"])}
@@ -377,11 +377,6 @@ def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) ->
         is_crowd=np.array([bool(annotation.get("iscrowd")) for annotation in annotations]),
         areas=np.array([annotation.get("area") or 0 for annotation in annotations], float),
     )
-
-
-def _size(image: dict[str, Any]) -> tuple[int, int]:
-    """Returns width and height, 0 where they are not given."""
-    return int(image.get("width") or 0), int(image.get("height") or 0)
 
 
 def _describe(annotations: list[dict[str, Any]], file: Path, place: int) -> str:

@@ -22,6 +22,12 @@ from .files import (
 
 
 logger = logging.get_logger(__name__)
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "rgb")
+TARGET_FOLDERS = {
+    "mask": ("masks", "mask", "labels", "annotations", "segmentations"),
+    "depth": ("depths", "depth", "depth_maps", "labels", "annotations"),
+}
+TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
 
 
 def load_image_folder(folder: Path) -> DatasetDict:
@@ -33,7 +39,9 @@ def load_image_folder(folder: Path) -> DatasetDict:
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_folders(folder)
-    unlabeled = [name for name, root in roots.items() if name != "train" and _is_unlabeled(root)]
+    unlabeled = [
+        name for name, root in roots.items() if name != "train" and not subfolders(root) and _loose_images(root)
+    ]
     if unlabeled:
         logger.warning("Left out of %s, as their images lie in no class folder: %s.", folder, listed(unlabeled))
     return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabeled})
@@ -43,10 +51,6 @@ def has_class_folders(folder: Path) -> bool:
     """Returns whether a folder looks like one of `load_image_folder`: it has folders of splits, or of two classes."""
     inside = subfolders(folder)
     return len(inside) > 1 or any(split_named(sub.name) for sub in inside)
-
-
-def _is_unlabeled(root: Path) -> bool:
-    return not subfolders(root) and bool(_loose_images(root))
 
 
 def _loose_images(root: Path) -> list[str]:
@@ -93,14 +97,6 @@ def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -
             f"Class folders of {root} without an image: {', '.join(map(repr, empty))}. Remove them, or put images "
             f"there ({suffixes})."
         )
-
-
-IMAGE_FOLDERS = ("images", "image", "imgs", "img", "rgb")
-TARGET_FOLDERS = {
-    "mask": ("masks", "mask", "labels", "annotations", "segmentations"),
-    "depth": ("depths", "depth", "depth_maps", "labels", "annotations"),
-}
-TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
 
 
 def load_pairs(folder: Path, target: str) -> DatasetDict:
@@ -176,17 +172,13 @@ def _match(images: Path, targets: Path, target: str) -> tuple[list[tuple[Path, P
                 by_stem[file.relative_to(folder).with_suffix("").as_posix()].append(file)
         if not by_stem:
             return [], [f"{folder} has no file that ends in {', '.join(sorted(suffixes))}"]
-        problems += [f"{listed(files)} have one stem" for files in map(_names, by_stem.values()) if len(files) > 1]
+        problems += [f"{listed(list(map(str, found)))} have one stem" for found in by_stem.values() if len(found) > 1]
         sides.append({stem: files[0] for stem, files in by_stem.items()})
     if not sides[0].keys() & sides[1].keys():
         sides = [_without_common_words(side) for side in sides]
     problems += _alone(sides[0], sides[1], f"no {target} in {targets}")
     problems += _alone(sides[1], sides[0], f"no image in {images}")
     return [(file, sides[1][stem]) for stem, file in sorted(sides[0].items()) if stem in sides[1]], problems
-
-
-def _names(files: list[Path]) -> list[str]:
-    return [str(file) for file in files]
 
 
 def _alone(side: dict[str, Path], other: Collection[str], problem: str) -> Iterator[str]:

@@ -13,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import logging
 
-from .classes import INTEGERS, names_beside
+from .classes import INTEGERS, names_beside, with_class_column
 from .columns import USUAL_NAMES, SourceOptions
 from .files import SPLIT_NAMES, files_below, files_by_split, is_image, listed, one_per_split, split_named, split_within
 
@@ -167,8 +167,7 @@ def load_tars(path: Path, files: Mapping[str, list[str]]) -> DatasetDict:
     splits, names = load_files("webdataset", files), names_beside([path if path.is_dir() else path.parent])
     for split, rows in splits.items():
         if names and rows.features.get("cls") in INTEGERS:
-            feature = ClassLabel(names=names)
-            splits[split] = rows.remove_columns("cls").add_column("cls", rows["cls"][:], feature=feature)
+            splits[split] = with_class_column(rows, "cls", rows["cls"][:], names)
     return splits
 
 

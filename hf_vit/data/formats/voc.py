@@ -53,9 +53,9 @@ def find_voc(path: Path) -> dict[str, list[Path]]:
     root = _year(path)
     if lists := _split_lists(root):
         return {split: _listed_files(root, file) for split, file in lists.items()}
-    splits = splits_in(root)
-    found = {split: _xml_files(folder) for split, folder in (splits or {"train": root}).items()}
-    return {split: files for split, files in found.items() if files}
+    found = {split: files_below(folder) for split, folder in (splits_in(root) or {"train": root}).items()}
+    xml = {split: [file for file in files if file.suffix.lower() == SUFFIX] for split, files in found.items()}
+    return {split: files for split, files in xml.items() if files}
 
 
 def _year(path: Path) -> Path:
@@ -80,10 +80,6 @@ def _listed_files(root: Path, file: Path) -> list[Path]:
     if missing := [path for path in files if not path.is_file()]:
         raise ValueError(f"{len(missing)} of {len(files)} files that {file} lists do not exist:{in_lines(missing)}")
     return files
-
-
-def _xml_files(folder: Path) -> list[Path]:
-    return [file for file in files_below(folder) if file.suffix.lower() == SUFFIX]
 
 
 def load_voc(
@@ -127,14 +123,11 @@ def _images_of(files: list[Path]) -> list[str]:
             f"{len(faults)} of {len(files)} XML files have not one image each, of the same name but for the suffix, "
             f"beside them or in JPEGImages/ or images/:{in_lines(faults, MAX_NAMED)}"
         )
-    _warn_of_bare(by_stem, {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX})
-    return [str(images[0].absolute()) for images in found]  # the dataset outlives the working directory
-
-
-def _warn_of_bare(images: dict[Path, dict[str, list[Path]]], stems: set[str]) -> None:
-    bare = sorted(str(file) for found in images.values() for stem in found.keys() - stems for file in found[stem])
+    stems = {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX}
+    bare = sorted(str(file) for images in by_stem.values() for stem in images.keys() - stems for file in images[stem])
     if bare:
         logger.warning("Left out %d images without an XML file:%s", len(bare), in_lines(bare, MAX_NAMED))
+    return [str(images[0].absolute()) for images in found]  # the dataset outlives the working directory
 
 
 def _image_folders(folder: Path) -> list[Path]:

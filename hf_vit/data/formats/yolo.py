@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,24 +174,18 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
             f"{len(faults)} lines are no class, center x, y, width and height, nor class and polygon x, y, ...:"
             f"{in_lines(faults, MAX_NAMED)}"
         )
-    return _as_table(paths, split, texts, np.array(objects, float).reshape(-1, 7), num_classes, source)
+    table = np.array(objects, float).reshape(-1, 7)
 
+    def describe(place: int) -> str:
+        number, line_number = table[place, :2].astype(int).tolist()
+        return f"line {line_number} of {texts[number]}"
 
-def _as_table(
-    paths: list[Path], split: str, texts: list[Path], objects: np.ndarray, num_classes: int, source: Path
-) -> ObjectTable:
-    describe = partial(_describe, texts, objects)
-    labels = objects[:, 2].astype(np.int64)
+    labels = table[:, 2].astype(np.int64)
     check_numbers(labels, num_classes, describe, source)
     images = images_at([str(path.absolute()) for path in paths], split)  # the dataset outlives the working directory
-    sizes, image_numbers = image_sizes(images), objects[:, 0].astype(np.int64)
-    boxes = corners(objects[:, 3:], "yolo", sizes[image_numbers])
+    sizes, image_numbers = image_sizes(images), table[:, 0].astype(np.int64)
+    boxes = corners(table[:, 3:], "yolo", sizes[image_numbers])
     return table_of(images, sizes, image_numbers, boxes, describe, labels=labels)
-
-
-def _describe(texts: list[Path], objects: np.ndarray, place: int) -> str:
-    number, line_number = objects[place, :2].astype(int).tolist()
-    return f"line {line_number} of {texts[number]}"
 
 
 def _text_of(image: Path) -> Path:

@@ -16,9 +16,9 @@ from transformers.utils import logging
 from ..datasets import SPLIT_SEED, DatasetInfo, hold_out
 from ..formats.classes import (
     LABEL_TYPES,
-    UNLABELED,
     ClassNumbers,
     classes_among,
+    has_labels,
     known_classes,
     names_beside,
     read_class_file,
@@ -252,7 +252,7 @@ def stream_image_classification(
     labeled = {
         name: _as_rows(stream, classes)
         for name, stream in found.items()
-        if _has_labels(name, (row["label"] for row in stream.take(PEEKED)))
+        if has_labels(name, (row["label"] for row in stream.take(PEEKED)))
     }
     return LabeledStream(classes.names, rows, held_out, streamed=labeled)
 
@@ -353,17 +353,9 @@ def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
         {
             name: classes.relabeled(split)
             for name, split in with_files(_images_and_labels(splits, options)).items()
-            if _has_labels(name, split["label"][:])
+            if has_labels(name, split["label"][:])
         }
     )
-
-
-def _has_labels(name: str, labels: Iterable[object]) -> bool:
-    """Returns whether a split has labels, which test sets often have not that are published."""
-    if any(label not in UNLABELED for label in labels):
-        return True
-    logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
-    return False
 
 
 def load_digits_dataset(image_size: int = 28) -> DatasetDict:

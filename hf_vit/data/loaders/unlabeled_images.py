@@ -8,7 +8,7 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets
 from transformers.utils import logging
 
-from ..formats.classes import LABEL_TYPES, UNLABELED
+from ..formats.classes import LABEL_TYPES, UNLABELED, with_class_column
 from ..formats.columns import USUAL_NAMES, SourceOptions, take_columns
 from ..formats.files import (
     IMAGE_SUFFIXES,
@@ -30,6 +30,7 @@ from .image_classification import as_stream, load_stored
 logger = logging.get_logger(__name__)
 CLASS = "class_number"  # not "label": classes are of use here, but none must have images in every split
 NO_CLASS = -1
+ROWS = Features({"image": Image(decode=False), "file": Value("string"), CLASS: Value("string")})
 TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
 
 
@@ -143,29 +144,22 @@ def _label_column(features: Any, where: str, options: SourceOptions) -> str | No
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
     """Makes the column `class_number`, where all splits have it, of whole numbers, the same ones in all."""
     if not all(CLASS in split.column_names for split in splits.values()):
-        return DatasetDict(
-            {
-                name: split.remove_columns(CLASS) if CLASS in split.column_names else split
-                for name, split in splits.items()
-            }
-        )
+        return DatasetDict({name: _without_class(split) for name, split in splits.items()})
     values = {name: split[CLASS][:] for name, split in splits.items()}
     known = sorted({str(value) for column in values.values() for value in column if value not in UNLABELED})
     numbers = {value: number for number, value in enumerate(known)}
-    feature = ClassLabel(names=_names_of(known, next(iter(splits.values())).features[CLASS]))
+    feature = next(iter(splits.values())).features[CLASS]
+    names = [feature.int2str(int(value)) for value in known] if isinstance(feature, ClassLabel) else known
     return DatasetDict(
         {
-            name: split.remove_columns(CLASS).add_column(
-                CLASS, [numbers.get(str(value), NO_CLASS) for value in values[name]], feature=feature
-            )
+            name: with_class_column(split, CLASS, [numbers.get(str(value), NO_CLASS) for value in values[name]], names)
             for name, split in splits.items()
         }
     )
 
 
-def _names_of(values: Sequence[str], feature: object) -> list[str]:
-    """Returns what classes are called that a column holds by number, or by name already."""
-    return [feature.int2str(int(value)) for value in values] if isinstance(feature, ClassLabel) else list(values)
+def _without_class(split: Dataset) -> Dataset:
+    return split.remove_columns(CLASS) if CLASS in split.column_names else split
 
 
 def list_images(folder: Path) -> DatasetDict:
@@ -210,11 +204,8 @@ def _images_below(root: Path) -> list[Path]:
         inside for inside in folders if inside.name.lower() in TARGETS and names[inside.parent] & set(IMAGE_FOLDERS)
     }
     if targets:
-        logger.warning(
-            "Left out of %s, as they hold targets of the images beside them: %s.",
-            root,
-            listed(sorted(map(str, targets))),
-        )
+        found = listed(sorted(map(str, targets)))
+        logger.warning("Left out of %s, as they hold targets of the images beside them: %s.", root, found)
     return [file for file in images if not targets & set(file.relative_to(root).parents)]
 
 
@@ -222,9 +213,6 @@ def _class_of(file: Path, root: Path) -> str:
     """Returns the name of the folder of a class, empty for an image that lies in none."""
     parts = file.relative_to(root).parts
     return parts[0] if len(parts) > 1 else ""
-
-
-ROWS = Features({"image": Image(decode=False), "file": Value("string"), CLASS: Value("string")})
 
 
 def stream_images(
@@ -238,12 +226,11 @@ def stream_images(
     """Opens the images of one or several datasets as one stream.
 
     Args:
-        sources: Names on the Hub, parquet files or tar shards or folders of them, or folders of images as in
-            `load_unlabeled_images`.
-        dataset_config_name: Configuration of a dataset on the Hub, of a single source.
-        dataset_revision: Branch, tag or commit on the Hub, of a single source.
-        image_column_name: Column of images, where neither type nor name say it.
-        label_column_name: Column of labels, where neither type nor name say it.
+        sources: Names on the Hub, parquet files or tar files or folders of them, or folders of images.
+        dataset_config_name: As in `load_unlabeled_images`.
+        dataset_revision: As there.
+        image_column_name: As there.
+        label_column_name: As there.
 
     Returns:
         Those of the splits "train", "validation" and "test" that any source has, with the columns `image` (encoded),
