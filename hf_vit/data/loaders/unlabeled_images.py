@@ -68,7 +68,7 @@ def load_unlabeled_images(
     check_single(sources, dataset_config_name, dataset_revision)
     options = (dataset_config_name, dataset_revision, image_column_name, label_column_name)
     loaded = [_load(SourceOptions(source, *options)) for source in sources]
-    return _numbered(with_files(loaded[0] if len(loaded) == 1 else _joined(loaded)))
+    return _numbered(with_files(DatasetDict(_joined(loaded))))
 
 
 def _numbered(splits: DatasetDict) -> DatasetDict:
@@ -84,15 +84,16 @@ def check_single(sources: Sequence[str], config_name: str | None, revision: str 
         )
 
 
-def _joined(loaded: Sequence[DatasetDict]) -> DatasetDict:
-    """Joins datasets split by split; their classes are not the same ones, and are left out."""
-    return DatasetDict(
-        {
-            name: concatenate_datasets([splits[name].select_columns("image") for splits in loaded if name in splits])
-            for name in SPLITS
-            if any(name in splits for splits in loaded)
-        }
-    )
+def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Joins datasets or streams split by split; the classes of several are not the same ones, and are left out."""
+    if len(opened) == 1:
+        return opened[0]
+    parts = {name: [splits[name] for splits in opened if name in splits] for name in SPLITS}
+    return {
+        name: concatenate_datasets([part.select_columns("image") for part in found])
+        for name, found in parts.items()
+        if found
+    }
 
 
 def _load(options: SourceOptions) -> DatasetDict:
@@ -244,13 +245,7 @@ def stream_images(
     check_single(sources, dataset_config_name, dataset_revision)
     options = (dataset_config_name, dataset_revision, image_column_name, label_column_name)
     opened = [_open(SourceOptions(source, *options)) for source in sources]
-    if len(opened) > 1:  # whose classes are not the same ones
-        opened = [{name: stream.select_columns("image") for name, stream in splits.items()} for splits in opened]
-    return {
-        name: concatenate_datasets([_as_rows(splits[name]) for splits in opened if name in splits])
-        for name in SPLITS
-        if any(name in splits for splits in opened)
-    }
+    return {name: _as_rows(stream) for name, stream in _joined(opened).items()}
 
 
 def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, int]) -> DatasetDict:
