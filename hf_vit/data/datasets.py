@@ -215,7 +215,11 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
             f"train_val_split={train_val_split} of the images cannot be held out. Give more than 0 and less than 1."
         )
     if "image_id" in train.column_names:
-        return _hold_out_images(train, train_val_split, seed)
+        numbers = np.array(train["image_id"][:])
+        images = hold_out(Dataset.from_dict({"image": np.unique(numbers)}), train_val_split, seed)
+        return DatasetDict(
+            {split: train.select(np.flatnonzero(np.isin(numbers, kept["image"][:]))) for split, kept in images.items()}
+        )
     if "label" not in train.column_names:
         if len(train) < 2:
             raise ValueError("A single image cannot be both trained on and held out. Add images.")
@@ -234,11 +238,3 @@ def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEE
             f"{len(counts)} classes needs one on both sides. Choose another share, or add images."
         )
     return train.train_test_split(test_size=train_val_split, stratify_by_column="label", seed=seed)
-
-
-def _hold_out_images(train: Dataset, train_val_split: float, seed: int) -> DatasetDict:
-    numbers = np.array(train["image_id"][:])
-    images = hold_out(Dataset.from_dict({"image": np.unique(numbers)}), train_val_split, seed)
-    return DatasetDict(
-        {split: train.select(np.flatnonzero(np.isin(numbers, kept["image"][:]))) for split, kept in images.items()}
-    )

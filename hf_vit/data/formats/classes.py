@@ -91,7 +91,8 @@ def choose_classes(
     """Returns the classes of masks: those that are given, or of a file that is given, or else of files in a folder."""
     names = list(class_names or [])
     palette: dict[Color, str] = {}
-    for file in _files(folder, classes_file):
+    files = [folder / name for name in (*NAME_FILES, *PALETTE_FILES) if folder and (folder / name).is_file()]
+    for file in files if classes_file is None else [Path(classes_file).expanduser()]:
         found, colors = read_class_file(file)
         names, palette = names or found, palette or colors
     if not names:
@@ -100,12 +101,6 @@ def choose_classes(
             "beside the splits, or as classes_file."
         )
     return ClassList(tuple(names), tuple(_numbered(palette, names).items()), reduce_labels)
-
-
-def _files(folder: Path | None, classes_file: str | None) -> list[Path]:
-    if classes_file is not None:
-        return [Path(classes_file).expanduser()]
-    return [folder / name for name in (*NAME_FILES, *PALETTE_FILES) if folder and (folder / name).is_file()]
 
 
 def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int]:
@@ -281,7 +276,6 @@ def with_class_column(dataset: Dataset, column: str, numbers: Sequence[int], nam
 
 
 def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
-    """Returns the class of each example, by name."""
     names: list[str | None]
     if isinstance(feature, ClassLabel):
         known = dict(enumerate(feature.names))

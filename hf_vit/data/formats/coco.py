@@ -66,7 +66,6 @@ def _check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
 
 
 def _check_instances(annotations: Sequence[Entry], images: Iterable[Entry], file: Path) -> None:
-    """Finds annotations without a mask that can be drawn."""
     sizes = {image["id"]: (image["height"], image["width"]) for image in images}
     faults = [
         f"annotation {annotation.get('id', 'without id')} {fault}"
@@ -193,7 +192,6 @@ def _image_paths(content: Content, file: Path) -> list[str]:
 
 
 def _paths_in(entries: list[dict[str, Any]], folders: list[Path], file: Path) -> list[str]:
-    """Returns the path of every entry, in the first folder that holds any of them."""
     names = [entry["file_name"] for entry in entries]
     folder = next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
     if folder is None:
@@ -427,7 +425,6 @@ def _names_of(category: dict[str, Any]) -> KeypointNames:
 
 
 def _of_category(content: Content, number: Any, file: Path) -> Content:
-    """Returns content with the annotations of one category alone."""
     ours = [annotation for annotation in content["annotations"] if annotation["category_id"] == number]
     if others := len(content["annotations"]) - len(ours):
         logger.warning("Left out of %s: %d annotations of categories without keypoints.", file, others)

@@ -134,7 +134,6 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
 
 
 def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
-    """Returns the folders of images and of targets by split."""
     whole = _side_by_side(folder, target)
     if whole is not None:
         named = {name: splits_in(side) for name, side in zip(("image", target), whole, strict=True)}

@@ -160,7 +160,6 @@ def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: BoxErrors
 
 
 def _outside(table: KeypointTable) -> np.ndarray:
-    """Returns (N, K) bool."""
     places, sizes = table.keypoints[..., :2], object_sizes(table.objects)[:, None]
     # A pixel's center is at its number, so an image goes from -0.5 to its length - 0.5.
     is_outside = ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)

@@ -122,19 +122,17 @@ def _arrow(dataset: Dataset, columns: list[str]) -> dict[str, pa.Array]:
     return {name: table.column(name).combine_chunks() for name in kept}
 
 
-def is_list(values: pa.Array) -> bool:
-    """Returns whether an Arrow array holds lists."""
+def _is_list(values: pa.Array) -> bool:
     types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(is_type(values.type) for is_type in types)
 
 
-def lengths_of(lists: pa.Array) -> np.ndarray:
-    """Returns how long each list of an Arrow array is."""
+def _lengths(lists: pa.Array) -> np.ndarray:
     return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(lengths_of(lists))]), pa.int32())
+    return pa.array(np.concatenate([[0], np.cumsum(_lengths(lists))]), pa.int32())
 
 
 def _from_fields(
@@ -142,7 +140,7 @@ def _from_fields(
 ) -> ObjectColumns:
     """Returns the objects from a list of values for each image in each column, of items of the types `features`."""
     names = {
-        field: next((name for name in columns if name.lower() in usual and is_list(columns[name])), None)
+        field: next((name for name in columns if name.lower() in usual and _is_list(columns[name])), None)
         for field, usual in FIELDS.items()
     }
     for field in needed:
@@ -171,16 +169,15 @@ def _from_fields(
 
 
 def _items(features: dict[str, Any]) -> dict[str, Any]:
-    """Returns the types of the items of columns that are lists."""
     return {name: feature.feature for name, feature in features.items() if isinstance(feature, List | LargeList)}
 
 
 def boxes_of(objects: ObjectColumns) -> np.ndarray:
     """Returns boxes (N, 4) float64 as they are written."""
     boxes = objects.values["box"]
-    if not is_list(boxes):
+    if not _is_list(boxes):
         raise ValueError(f"The boxes of {objects.split!r} are of type {boxes.type}, but each is a list of 4 numbers.")
-    if wrong := np.flatnonzero(lengths_of(boxes) != 4).tolist():
+    if wrong := np.flatnonzero(_lengths(boxes) != 4).tolist():
         faults = [f"{objects.describe(place)}: {boxes[place].as_py()}" for place in wrong]
         raise ValueError(f"{len(faults)} boxes are not 4 numbers:{in_lines(faults, MAX_NAMED)}")
     return boxes.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(-1, 4)
@@ -240,7 +237,6 @@ def load_detection_columns(
 def _labels(
     objects: dict[str, ObjectColumns], folder: Path | None, class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Returns (N,) class numbers by split, and the names of the classes."""
     types = [found.label_type for found in objects.values()]
     if any(other != types[0] for other in types):
         raise ValueError(f"The splits {listed(list(objects))} differ in their classes. Make them the same.")
@@ -304,9 +300,9 @@ def _keypoints(objects: ObjectColumns) -> np.ndarray:
     """Returns (N, K, 3) x, y and visibility, which is 2 where only x and y are given."""
     lists = objects.values["keypoints"]
     values, widths = lists.flatten(), {3}
-    if is_list(values):
-        widths, values = set(lengths_of(values).tolist()), values.flatten()
-    counts = {count if is_list(lists.flatten()) else count / 3 for count in lengths_of(lists).tolist()}
+    if _is_list(values):
+        widths, values = set(_lengths(values).tolist()), values.flatten()
+    counts = {count if _is_list(lists.flatten()) else count / 3 for count in _lengths(lists).tolist()}
     if len(counts) != 1 or not all(float(count).is_integer() for count in counts) or widths not in ({2}, {3}):
         raise ValueError(
             f"The objects of {objects.split!r} have {listed(sorted(counts))} keypoints of {listed(sorted(widths))} "

@@ -233,7 +233,6 @@ def _check_finite(tables: Mapping[str, ObjectTable]) -> None:
 
 
 def _check_plausible(tables: Mapping[str, ObjectTable], wrong: Mapping[str, np.ndarray]) -> None:
-    """Raises `ValueError` if boxes are written in another way than they were read."""
     boxes = np.concatenate([table.boxes for table in tables.values()])
     num_wrong = sum(int(found.sum()) for found in wrong.values())
     num_tiny = int(((boxes[:, 2:] - boxes[:, :2]) <= 1).all(axis=1).sum())

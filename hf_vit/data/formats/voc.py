@@ -103,7 +103,6 @@ def load_voc(
 
 
 def _images_of(files: list[Path]) -> list[str]:
-    """Returns the path of each file's image."""
     folders = {file.parent: _image_folders(file.parent) for file in files}
     by_stem: dict[Path, dict[str, list[Path]]] = {}
     for folder in {image_folder for found in folders.values() for image_folder in found}:

@@ -298,7 +298,6 @@ def as_stream(images: Dataset) -> IterableDataset:
 
 
 def _image_and_label(stream: IterableDataset, where: str, options: SourceOptions) -> IterableDataset:
-    """Reduces a stream to `image`, encoded, and `label`."""
     stream = from_tars(stream, options.target_column)
     image = options.choose_image(stream.features, where)
     label = options.choose_label(stream.features, where)
@@ -345,7 +344,6 @@ def _labels_on_disk(options: SourceOptions, train: IterableDataset) -> Iterable[
 
 
 def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
-    """Opens the other splits of parquet and tar files, with labels."""
     path, parquet = options.path, find_parquet(options.path)
     files = {name: found for name, found in (parquet or find_tars(path)).items() if name != "train"}
     splits = load_files("parquet", files) if parquet else load_tars(path, files)

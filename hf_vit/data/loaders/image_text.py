@@ -94,7 +94,6 @@ def _as_list(value: Any, where: str) -> list[str]:
 
 
 def _merge_stored(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
-    """Reduces splits of any columns to one row for each image."""
     chosen = DatasetDict({name: _image_and_caption(split, name, options) for name, split in splits.items()})
     return DatasetDict({name: _merge_rows(split, name) for name, split in with_files(chosen).items()})
 
