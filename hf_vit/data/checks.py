@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from io import BytesIO
 
 from datasets import Dataset, DatasetDict, Image
@@ -31,21 +30,21 @@ def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_pro
         For the index of each image that cannot be read, its file and the reason.
     """
     encoded = dataset.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
-    return find_faults(len(encoded), partial(_unreadable_among, encoded), num_threads, show_progress)
+
+    def unreadable_among(indices: range) -> dict[int, str]:
+        unreadable: dict[int, str] = {}
+        chunk = encoded[indices.start : indices.stop]
+        for index, image, file in zip(indices, chunk["image"], chunk["file"], strict=True):
+            try:
+                read_image(decode_image(BytesIO(encoded_bytes(image, "image")), "it"), "it", num_channels=3)
+            except (OSError, TypeError, ValueError) as error:
+                unreadable[index] = f"{file}: {error}"
+        return unreadable
+
+    return _find_faults(len(encoded), unreadable_among, num_threads, show_progress)
 
 
-def _unreadable_among(encoded: Dataset, indices: range) -> dict[int, str]:
-    unreadable: dict[int, str] = {}
-    chunk = encoded[indices.start : indices.stop]
-    for index, image, file in zip(indices, chunk["image"], chunk["file"], strict=True):
-        try:
-            read_image(decode_image(BytesIO(encoded_bytes(image, "image")), "it"), "it", num_channels=3)
-        except (OSError, TypeError, ValueError) as error:
-            unreadable[index] = f"{file}: {error}"
-    return unreadable
-
-
-def find_faults(
+def _find_faults(
     count: int, faults_among: Callable[[range], dict[int, str]], num_threads: int | None, show_progress: bool
 ) -> dict[int, str]:
     """Returns what is wrong by index, found by threads that take a range of `count` examples at a time."""
@@ -121,7 +120,21 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
         For the index of each example that is wrong, its file and the reason.
     """
     without_depth: list[str] = []
-    faults = find_faults(len(dataset), partial(_faults_among, dataset, without_depth), num_threads, show_progress)
+
+    def faults_among(indices: range) -> dict[int, str]:
+        faults: dict[int, str] = {}
+        for index in indices:
+            try:
+                example = dataset[index]
+                read_image(example["image"], example["file"], num_channels=3)
+            except (OSError, TypeError, ValueError) as error:
+                faults[index] = str(error)
+            else:
+                if "depth_map" in example and not example["depth_map"].any():
+                    without_depth.append(example["file"])
+        return faults
+
+    faults = _find_faults(len(dataset), faults_among, num_threads, show_progress)
     if without_depth:
         logger.warning(
             "%d of %d depth maps have no valid pixel, and nothing is learned from them:%s",
@@ -129,18 +142,4 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
             len(dataset),
             in_lines(sorted(without_depth), MAX_NAMED),
         )
-    return faults
-
-
-def _faults_among(dataset: TargetDataset, without_depth: list[str], indices: range) -> dict[int, str]:
-    faults: dict[int, str] = {}
-    for index in indices:
-        try:
-            example = dataset[index]
-            read_image(example["image"], example["file"], num_channels=3)
-        except (OSError, TypeError, ValueError) as error:
-            faults[index] = str(error)
-        else:
-            if "depth_map" in example and not example["depth_map"].any():
-                without_depth.append(example["file"])
     return faults

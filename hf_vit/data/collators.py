@@ -65,13 +65,7 @@ class ImageClassificationCollator:
     label_column: str = "label"
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Makes a batch.
-
-        Args:
-            examples: B dictionaries.
-
-        Returns:
-            `pixel_values` (B, C, H, W) float32 and `labels` (B,) int64.
+        """Returns `pixel_values` (B, C, H, W) float32 and `labels` (B,) int64 of B examples.
 
         Raises:
             ValueError: if an example lacks one of the two columns.

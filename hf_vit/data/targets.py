@@ -120,7 +120,15 @@ def read_depth(source: Source, depth_scale: float | None = None, name: str = "de
         ValueError: if its type or shape is not that of a depth map.
     """
     content = _content(source)
-    values = _read_npy(content, name) if content.startswith(NPY_START) else _read_depth_image(content, name)
+    if content.startswith(NPY_START):
+        values = _read_npy(content, name)
+    else:
+        values, mode = _read_pixels(content, name)
+        if mode not in DEPTH_MODES:
+            raise ValueError(
+                f"{name} has the mode {mode}, but depth has one band of 16-bit or 32-bit numbers (modes I;16, I and "
+                "F): 8 bits and colors do not hold meters. Write 16-bit PNG."
+            )
     if depth_scale is None:
         depth_scale = MILLIMETERS if values.dtype.kind in "iu" else 1.0
     depth = values.astype(np.float32) / np.float32(depth_scale)
@@ -139,16 +147,6 @@ def _read_npy(content: bytes, name: str) -> np.ndarray:
         raise ValueError(
             f"{name} is an array {values.shape} of {values.dtype}. Depth is (H, W), floats in meters or whole numbers "
             "of at least 16 bits."
-        )
-    return values
-
-
-def _read_depth_image(content: bytes, name: str) -> np.ndarray:
-    values, mode = _read_pixels(content, name)
-    if mode not in DEPTH_MODES:
-        raise ValueError(
-            f"{name} has the mode {mode}, but depth has one band of 16-bit or 32-bit numbers (modes I;16, I and F): "
-            "8 bits and colors do not hold meters. Write 16-bit PNG."
         )
     return values
 

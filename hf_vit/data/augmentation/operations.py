@@ -142,12 +142,9 @@ def _draw_span(old: int, new: int, zoom: float, scale: float) -> Span:
 
 
 def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
-    """Returns the affine map (2, 3) float64 from an image to the crop of a box that the image processor makes.
+    """Returns the affine map (2, 3) float64 from an image to the crop that the image processor makes of a box (4,).
 
-    Args:
-        box: (4,), x1, y1, x2, y2 in pixels.
-        size: Height and width of the crop in pixels.
-        padding: How many times wider and higher than the box what is cut out is.
+    What is cut out is `padding` times wider and higher than the box: x1, y1, x2, y2 in pixels.
     """
     [region] = crop_regions(box[None], size, padding)  # (4,)
     span = region[2:] - region[:2]

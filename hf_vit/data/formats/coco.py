@@ -384,21 +384,17 @@ def _describe(annotations: list[dict[str, Any]], file: Path, place: int) -> str:
 
 def _numbers(annotations: list[dict[str, Any]], key: str, count: int, file: Path) -> np.ndarray:
     """Returns (N, count) float64 from lists of so many numbers."""
-    faults = [
-        f"{_describe(annotations, file, place)}: {_in_short(annotation.get(key))}"
-        for place, annotation in enumerate(annotations)
-        if not _are_numbers(annotation.get(key), count)
-    ]
+    faults = []
+    for place, annotation in enumerate(annotations):
+        if not _are_numbers(found := annotation.get(key), count):
+            short = f"{len(found)} numbers" if isinstance(found, list) and len(found) > 8 else repr(found)
+            faults.append(f"{_describe(annotations, file, place)}: {short}")
     if faults:
         raise ValueError(
             f"{len(faults)} of {len(annotations)} annotations have no {key} of {count} numbers:"
             f"{in_lines(faults, MAX_NAMED)}"
         )
     return np.array([annotation[key] for annotation in annotations], float).reshape(-1, count)
-
-
-def _in_short(values: Any) -> str:
-    return f"{len(values)} numbers" if isinstance(values, list) and len(values) > 8 else repr(values)
 
 
 def _are_numbers(values: Any, count: int) -> bool:

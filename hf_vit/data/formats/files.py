@@ -120,13 +120,13 @@ def images_at(paths: Sequence[str], split: str) -> Dataset:
 
 def with_files(splits: DatasetDict) -> DatasetDict:
     """Adds the column `file`: the path of each image, or the one beside its bytes, else "image 17 of train"."""
-    return DatasetDict({name: split.add_column("file", _files(split, name)) for name, split in splits.items()})
-
-
-def _files(split: Dataset, name: str) -> list[str]:
-    # As Arrow, which leaves the bytes of the images where they are.
-    paths = split.select_columns("image").with_format("arrow")[:].flatten()["image.path"].to_pylist()
-    return [path or f"image {number} of {name}" for number, path in enumerate(paths)]
+    named = {}
+    for name, split in splits.items():
+        # As Arrow, which leaves the bytes of the images where they are.
+        paths = split.select_columns("image").with_format("arrow")[:].flatten()["image.path"].to_pylist()
+        files = [path or f"image {number} of {name}" for number, path in enumerate(paths)]
+        named[name] = split.add_column("file", files)
+    return DatasetDict(named)
 
 
 def image_sizes(images: Dataset) -> np.ndarray:

@@ -100,16 +100,12 @@ def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -
 
 
 def load_pairs(folder: Path, target: str) -> DatasetDict:
-    """Lists images and their targets, sorted by path, without opening them.
+    """Lists images and their targets ("mask" or "depth"), sorted by path, without opening them.
 
     The folder holds `images/` and `masks/` (or `depths/`, ...), or such folders for each of "train", "validation" and
     "test" by any of their usual names: `train/images/`, or `images/train/`. An image and its target have one stem, at
     any depth below these folders; where no stem has a partner, words that all stems of a side end in are cut off, as
     in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
-
-    Args:
-        folder: Where they lie.
-        target: What to call the column of targets, "mask" or "depth".
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_roots(folder, target)

@@ -39,24 +39,12 @@ Pairs = tuple[tuple[int, int], ...]
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # also of "LeftEye" and "REar"
 # Of the keypoints of COCO's persons (https://cocodataset.org/#keypoints-eval)
-COCO_SIGMAS = {
-    "nose": 0.026,
-    "left_eye": 0.025,
-    "right_eye": 0.025,
-    "left_ear": 0.035,
-    "right_ear": 0.035,
-    "left_shoulder": 0.079,
-    "right_shoulder": 0.079,
-    "left_elbow": 0.072,
-    "right_elbow": 0.072,
-    "left_wrist": 0.062,
-    "right_wrist": 0.062,
-    "left_hip": 0.107,
-    "right_hip": 0.107,
-    "left_knee": 0.087,
-    "right_knee": 0.087,
-    "left_ankle": 0.089,
-    "right_ankle": 0.089,
+PERSON_PARTS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+PART_SIGMAS = (0.025, 0.035, 0.079, 0.072, 0.062, 0.107, 0.087, 0.089)
+COCO_SIGMAS = {"nose": 0.026} | {
+    f"{side}_{part}": sigma
+    for part, sigma in zip(PERSON_PARTS, PART_SIGMAS, strict=True)
+    for side in ("left", "right")
 }
 # The 68 points of a face as iBUG numbers them, from 0 (https://ibug.doc.ic.ac.uk/resources/facial-point-annotations/):
 # runs of points whose mirror images run the other way. Those that are their own are in the middle.
@@ -167,12 +155,7 @@ def _outside(table: KeypointTable) -> np.ndarray:
 
 
 def keypoint_rows(table: KeypointTable, images: Dataset) -> Dataset:
-    """Returns one row an object: its image, `keypoints`, `box`, `area`, `image_id`, `width` and `height`.
-
-    Args:
-        table: N objects.
-        images: The images of the table (I rows), with whatever columns.
-    """
+    """Returns one row an object: its image, `keypoints`, `box`, `area`, `image_id`, `width` and `height`."""
     objects, num_keypoints = table.objects, table.keypoints.shape[1]
     triples = pa.FixedSizeListArray.from_arrays(pa.array(table.keypoints.ravel(), pa.float32()), 3)
     offsets = np.arange(0, (len(objects) + 1) * num_keypoints, num_keypoints, dtype=np.int32)

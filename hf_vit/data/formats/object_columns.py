@@ -198,13 +198,9 @@ def load_detection_columns(
 ) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
     """Reads the boxes of datasets, and the headers of images if there are no columns `width` and `height`.
 
-    Args:
-        splits: Datasets with a column of images and one of objects, which are a list of structs or a struct of lists
-            with a box, a class and maybe `area` and `iscrowd`, by any of their usual names; or with these columns.
-        options: Name the columns where that is not clear.
-        folder: Where a file may name classes that are numbers.
-        bbox_format: How boxes are written, see `corners`; by default "coco" if only this makes sense of them.
-        class_names: Names of the classes, where these are plain numbers or in another order than that of the alphabet.
+    Objects are a list of structs or a struct of lists with a box, a class and maybe `area` and `iscrowd`, by any of
+    their usual names, or these are columns. Boxes are written in `bbox_format`, see `corners`, or else "coco" if only
+    this makes sense of them. Classes that are numbers are named in `class_names`, or in a file in `folder`.
     """
     needed = ("box", "label")
     objects = {split: read_objects(dataset, split, needed, options) for split, dataset in splits.items()}

@@ -65,23 +65,22 @@ def load_unlabeled_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if a source has no images, or columns are not clear.
     """
-    check_single(sources, dataset_config_name, dataset_revision)
-    options = (dataset_config_name, dataset_revision, image_column_name, label_column_name)
-    loaded = [_load(SourceOptions(source, *options)) for source in sources]
-    return _numbered(with_files(DatasetDict(_joined(loaded))))
+    options = _options_of(sources, dataset_config_name, dataset_revision, image_column_name, label_column_name)
+    return _numbered(with_files(DatasetDict(_joined([_load(each) for each in options]))))
 
 
 def _numbered(splits: DatasetDict) -> DatasetDict:
     return DatasetDict({name: split.add_column("number", list(range(len(split)))) for name, split in splits.items()})
 
 
-def check_single(sources: Sequence[str], config_name: str | None, revision: str | None) -> None:
-    """Raises `ValueError` if several datasets are given what can only be of one."""
+def _options_of(sources: Sequence[str], *options: str | None) -> list[SourceOptions]:
+    config_name, revision, *_ = options
     if len(sources) > 1 and (config_name or revision):
         raise ValueError(
             f"dataset_config_name={config_name!r} and dataset_revision={revision!r} are of one dataset, but there "
             f"are {len(sources)}: {listed(sources)}. Leave them out."
         )
+    return [SourceOptions(source, *options) for source in sources]
 
 
 def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -173,8 +172,8 @@ def list_images(folder: Path) -> DatasetDict:
     splits = DatasetDict(
         {name: images_at([str(file) for file in files], name) for name, files in found.items() if files}
     )
-    classes = {name: [_class_of(file, roots[name]) for file in found[name]] for name in splits}
-    # A folder of its own around all images is no class.
+    # By the first folder, empty for an image in none. A folder of its own around all images is no class.
+    classes = {name: [(*file.relative_to(roots[name]).parts[:-1], "")[0] for file in found[name]] for name in splits}
     if "" in classes["train"] or len(set(classes["train"])) < 2:
         return splits
     return with_class_numbers(
@@ -210,12 +209,6 @@ def _images_below(root: Path) -> list[Path]:
     return [file for file in images if not targets & set(file.relative_to(root).parents)]
 
 
-def _class_of(file: Path, root: Path) -> str:
-    """Returns the name of the folder of a class, empty for an image that lies in none."""
-    parts = file.relative_to(root).parts
-    return parts[0] if len(parts) > 1 else ""
-
-
 def stream_images(
     sources: Sequence[str],
     *,
@@ -242,10 +235,8 @@ def stream_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if it has no images, or columns are not clear.
     """
-    check_single(sources, dataset_config_name, dataset_revision)
-    options = (dataset_config_name, dataset_revision, image_column_name, label_column_name)
-    opened = [_open(SourceOptions(source, *options)) for source in sources]
-    return {name: _as_rows(stream) for name, stream in _joined(opened).items()}
+    options = _options_of(sources, dataset_config_name, dataset_revision, image_column_name, label_column_name)
+    return {name: _as_rows(stream) for name, stream in _joined([_open(each) for each in options]).items()}
 
 
 def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, int]) -> DatasetDict:
