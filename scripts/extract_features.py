@@ -17,7 +17,7 @@ from hf_vit import features
 
 def main(arguments: list[str]) -> None:
     """Extracts features as the command line says."""
-    features.extract(arguments, __doc__, say=partial(print, flush=True))
+    features.extract(arguments, __doc__, echo=partial(print, flush=True))
 
 
 if __name__ == "__main__":

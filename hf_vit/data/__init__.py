@@ -7,10 +7,7 @@ from .augmentation.classification import (
     three_augment,
 )
 from .augmentation.datasets import AugmentedDataset, AugmentedStream, RepeatedAugmentationSampler
-from .augmentation.dense import dense_augmentation
-from .augmentation.detection import detection_augmentation
-from .augmentation.inputs import multi_scale_sizes
-from .augmentation.keypoints import keypoint_augmentation
+from .augmentation.joint import dense_augmentation, detection_augmentation, keypoint_augmentation
 from .checks import check_dense, unreadable_images, without_unreadable
 from .collators import (
     DensePredictionCollator,
@@ -22,15 +19,16 @@ from .collators import (
     draw_caption,
     draw_mask_seed,
     masked_image_target,
+    multi_scale_sizes,
 )
-from .datasets import DatasetInfo, KeypointData, NamedImages, TargetData, TargetDataset
+from .datasets import DatasetInfo, KeypointData, NamedImages, TargetData, TargetDataset, hold_out
 from .formats.classes import ClassList
-from .hold_out import hold_out
 from .loaders.dense import load_depth_estimation, load_semantic_segmentation, load_universal_segmentation
-from .loaders.digits import DIGITS_INFO, load_digits_dataset
 from .loaders.image_classification import (
+    DIGITS_INFO,
     LabeledStream,
     held_out_of_stream,
+    load_digits_dataset,
     load_image_classification,
     stream_image_classification,
 )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from io import BytesIO
 
 from datasets import Dataset, DatasetDict, Image
@@ -10,7 +9,7 @@ from transformers.utils import logging
 
 from ..model.image_inputs import decode_image, read_image
 from .datasets import TargetDataset
-from .messages import in_lines, listed
+from .formats.files import in_lines, listed
 from .targets import encoded_bytes
 
 
@@ -31,34 +30,24 @@ def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_pro
         For the index of each image that cannot be read, its file and the reason.
     """
     encoded = dataset.select_columns(["image", "file"]).cast_column("image", Image(decode=False))
-    return find_faults(len(encoded), partial(_unreadable_among, encoded), num_threads, show_progress)
+
+    def unreadable_among(indices: range) -> dict[int, str]:
+        unreadable: dict[int, str] = {}
+        chunk = encoded[indices.start : indices.stop]
+        for index, image, file in zip(indices, chunk["image"], chunk["file"], strict=True):
+            try:
+                read_image(decode_image(BytesIO(encoded_bytes(image, "image")), "it"), "it", num_channels=3)
+            except (OSError, TypeError, ValueError) as error:
+                unreadable[index] = f"{file}: {error}"
+        return unreadable
+
+    return _find_faults(len(encoded), unreadable_among, num_threads, show_progress)
 
 
-def _unreadable_among(encoded: Dataset, indices: range) -> dict[int, str]:
-    unreadable: dict[int, str] = {}
-    chunk = encoded[indices.start : indices.stop]
-    for index, image, file in zip(indices, chunk["image"], chunk["file"], strict=True):
-        try:
-            read_image(decode_image(BytesIO(encoded_bytes(image, "image")), "it"), "it", num_channels=3)
-        except (OSError, TypeError, ValueError) as error:
-            unreadable[index] = f"{file}: {error}"
-    return unreadable
-
-
-def find_faults(
+def _find_faults(
     count: int, faults_among: Callable[[range], dict[int, str]], num_threads: int | None, show_progress: bool
 ) -> dict[int, str]:
-    """Looks through many examples in threads.
-
-    Args:
-        count: How many examples there are.
-        faults_among: From indices to what is wrong with those of them with which something is.
-        num_threads: How many threads look; by default as many as Python thinks fit.
-        show_progress: Whether to draw a progress bar.
-
-    Returns:
-        What is wrong, by index and in its order.
-    """
+    """Returns what is wrong by index, found by threads that take a range of `count` examples at a time."""
     chunks = [range(start, min(start + CHUNK_SIZE, count)) for start in range(0, count, CHUNK_SIZE)]
     faults: dict[int, str] = {}
     with (
@@ -83,7 +72,7 @@ def without_unreadable(
         splits: Examples; where they have a column `label`, it is of type `datasets.ClassLabel`.
         unreadable: What `unreadable_images` or `check_dense` found in each split.
         skip_unreadable: Leave them out, with a warning, rather than raise an error.
-        fault: What is wrong with them, to be said in the error.
+        fault: What is wrong with them, for the error.
 
     Raises:
         ValueError: if there are unreadable images and `skip_unreadable` is not set, or if without them a class of
@@ -96,19 +85,16 @@ def without_unreadable(
     found = f"{len(reasons)} of {total} images {fault}:{in_lines(reasons, MAX_NAMED)}"
     if not skip_unreadable:
         raise ValueError(f"{found}\nRepair or remove them, or leave them out with skip_unreadable.")
-    readable = DatasetDict({name: _without(split, unreadable[name]) for name, split in splits.items()})
+    readable = DatasetDict(splits)
+    for name, wrong in unreadable.items():
+        if wrong:
+            readable[name] = splits[name].select([n for n in range(len(splits[name])) if n not in wrong])
     if emptied := [name for name, split in readable.items() if not len(split)]:
         raise ValueError(f"{found}\nWithout them no image would be left for {listed(emptied)}. Repair some.")
     if lost := _classes_lost(splits, readable):
         raise ValueError(f"{found}\nWithout them no image would be left to train {', '.join(lost)} on. Repair some.")
     logger.warning("Left out: %s", found)
     return readable
-
-
-def _without(split: Dataset, unreadable: Mapping[int, str]) -> Dataset:
-    if not unreadable:
-        return split
-    return split.select([index for index in range(len(split)) if index not in unreadable])
 
 
 def _classes_lost(splits: DatasetDict, readable: DatasetDict) -> list[str]:
@@ -134,7 +120,21 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
         For the index of each example that is wrong, its file and the reason.
     """
     without_depth: list[str] = []
-    faults = find_faults(len(dataset), partial(_faults_among, dataset, without_depth), num_threads, show_progress)
+
+    def faults_among(indices: range) -> dict[int, str]:
+        faults: dict[int, str] = {}
+        for index in indices:
+            try:
+                example = dataset[index]
+                read_image(example["image"], example["file"], num_channels=3)
+            except (OSError, TypeError, ValueError) as error:
+                faults[index] = str(error)
+            else:
+                if "depth_map" in example and not example["depth_map"].any():
+                    without_depth.append(example["file"])
+        return faults
+
+    faults = _find_faults(len(dataset), faults_among, num_threads, show_progress)
     if without_depth:
         logger.warning(
             "%d of %d depth maps have no valid pixel, and nothing is learned from them:%s",
@@ -142,18 +142,4 @@ def check_dense(dataset: TargetDataset, num_threads: int | None = None, show_pro
             len(dataset),
             in_lines(sorted(without_depth), MAX_NAMED),
         )
-    return faults
-
-
-def _faults_among(dataset: TargetDataset, without_depth: list[str], indices: range) -> dict[int, str]:
-    faults: dict[int, str] = {}
-    for index in indices:
-        try:
-            example = dataset[index]
-            read_image(example["image"], example["file"], num_channels=3)
-        except (OSError, TypeError, ValueError) as error:
-            faults[index] = str(error)
-        else:
-            if "depth_map" in example and not example["depth_map"].any():
-                without_depth.append(example["file"])
     return faults

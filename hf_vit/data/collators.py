@@ -1,7 +1,13 @@
-"""From examples of a dataset to the batches that models take."""
+"""Collators: from examples of a dataset to the batches that models take.
+
+The image processor makes the pixels of a whole batch at once, and gives targets the same geometry. It is the one that
+`pipeline` uses on the saved model: both see the same pixels. Images that are tensors come from an augmentation, which
+has brought them to the model's size, and are only normalized.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -15,8 +21,16 @@ from .loaders.unlabeled_images import CLASS, NO_CLASS
 from .targets import target_of, without_crowds
 
 
-def check_has(example: Mapping[str, Any], *names: str) -> None:
-    """Raises `ValueError` if an example lacks a part of its target."""
+IS_SIZED = {"do_resize": False, "do_center_crop": False}
+# What the image processor calls the targets of examples.
+PROCESSOR_ARGUMENTS = {
+    "segmentation_map": {"segmentation_maps": "segmentation_map"},
+    "masks": {"mask_labels": "masks", "class_labels": "class_labels"},
+    "depth_map": {"depth_maps": "depth_map"},
+}
+
+
+def _check_has(example: Mapping[str, Any], *names: str) -> None:
     if missing := [name for name in names if name not in example]:
         raise ValueError(
             f"The examples have no target {', '.join(missing)}, only {', '.join(sorted(example))}. With the Trainer, "
@@ -24,16 +38,24 @@ def check_has(example: Mapping[str, Any], *names: str) -> None:
         )
 
 
+def _pixels(image_processor: BaseImageProcessor, images: list[Any]) -> dict[str, Any]:
+    sized = IS_SIZED if isinstance(images[0], Tensor) else {}
+    return {**image_processor(images=images, return_tensors="pt", **sized)}
+
+
+def _with_targets(batch: dict[str, Any], examples: list[dict[str, Any]], keeps_targets: bool) -> dict[str, Any]:
+    if not keeps_targets:
+        return batch
+    targets = [target_of(example) for example in examples]
+    return {**batch, "targets": targets, "files": [example["file"] for example in examples]}
+
+
 @dataclass
 class ImageClassificationCollator:
     """Turns examples with an image and a label into the batch that `HfViTForImageClassification` trains on.
 
-    The image processor sees the whole batch at once, which is much faster than image by image, and is the one that
-    `pipeline` uses on the saved model: both see the same pixels.
-
     Args:
-        image_processor: Resizes and normalizes; all images of a batch come out at one size. Tensors come from an
-            augmentation that has brought them to the model's size, and are only normalized.
+        image_processor: Resizes and normalizes; all images of a batch come out at one size.
         image_column: Key of the image in an example, PIL or (C, H, W) uint8.
         label_column: Key of the class number in an example.
     """
@@ -43,13 +65,7 @@ class ImageClassificationCollator:
     label_column: str = "label"
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Makes a batch.
-
-        Args:
-            examples: B dictionaries.
-
-        Returns:
-            `pixel_values` (B, C, H, W) float32 and `labels` (B,) int64.
+        """Returns `pixel_values` (B, C, H, W) float32 and `labels` (B,) int64 of B examples.
 
         Raises:
             ValueError: if an example lacks one of the two columns.
@@ -60,32 +76,17 @@ class ImageClassificationCollator:
                     f"The examples have no column {column!r}, only {', '.join(sorted(examples[0]))}. Name the right "
                     "one with image_column= or label_column=; with the Trainer, also set remove_unused_columns=False."
                 )
-        images = [example[self.image_column] for example in examples]
-        labels = [example[self.label_column] for example in examples]
-        sized = {"do_resize": False, "do_center_crop": False} if isinstance(images[0], Tensor) else {}
-        batch = self.image_processor(images=images, return_tensors="pt", **sized)
-        return {**batch, "labels": torch.tensor(labels)}
-
-
-# What the image processor calls the targets of examples.
-PROCESSOR_ARGUMENTS = {
-    "segmentation_map": {"segmentation_maps": "segmentation_map"},
-    "masks": {"mask_labels": "masks", "class_labels": "class_labels"},
-    "depth_map": {"depth_maps": "depth_map"},
-}
+        batch = _pixels(self.image_processor, [example[self.image_column] for example in examples])
+        return {**batch, "labels": torch.tensor([example[self.label_column] for example in examples])}
 
 
 @dataclass
 class DensePredictionCollator:
     """Turns examples with an image and its target into a batch for segmentation or depth.
 
-    The image processor gives image and target the same geometry. It is the one that `pipeline` uses on the saved
-    model: both see the same pixels.
-
     Args:
-        image_processor: Resizes and normalizes; all images of a batch come out at one size. Tensors come from an
-            augmentation that has brought them to the model's size, and are only normalized.
-        keeps_targets: Whether a batch also has the targets as they are in the examples, to be scored at full size.
+        image_processor: Resizes and normalizes; all images of a batch come out at one size.
+        keeps_targets: Whether a batch also has the targets as they are in the examples, for evaluation at full size.
     """
 
     image_processor: BaseImageProcessor
@@ -107,46 +108,33 @@ class DensePredictionCollator:
         Raises:
             ValueError: if the examples have no target.
         """
-        names = _target_names(examples[0])
+        names = next((names for key, names in PROCESSOR_ARGUMENTS.items() if key in examples[0]), None)
+        if names is None:
+            raise ValueError(
+                f"The examples have no target {', '.join(PROCESSOR_ARGUMENTS)}, only "
+                f"{', '.join(sorted(examples[0]))}. With the Trainer, set remove_unused_columns=False."
+            )
         images = [example["image"] for example in examples]
-        learned = [without_crowds(example) for example in examples]
-        targets = {argument: [example[name] for example in learned] for argument, name in names.items()}
+        trained = [without_crowds(example) for example in examples]
+        targets = {argument: [example[name] for example in trained] for argument, name in names.items()}
         # The examples count classes from 0, whatever the files do.
         options = {"do_reduce_labels": False} if "segmentation_maps" in targets else {}
         if isinstance(images[0], Tensor):
-            options |= {"do_resize": False, "do_center_crop": False}
+            options |= IS_SIZED
         batch = {**self.image_processor(images=images, **targets, return_tensors="pt", **options)}
-        if self.keeps_targets:
-            batch["targets"] = [target_of(example) for example in examples]
-            batch["files"] = [example["file"] for example in examples]
-        return batch
-
-
-def _target_names(example: dict[str, Any]) -> dict[str, str]:
-    """Returns the keys of an example's target by the argument of the image processor that takes them."""
-    names = next((names for key, names in PROCESSOR_ARGUMENTS.items() if key in example), None)
-    if names is None:
-        raise ValueError(
-            f"The examples have no target {', '.join(PROCESSOR_ARGUMENTS)}, only {', '.join(sorted(example))}. With "
-            "the Trainer, set remove_unused_columns=False."
-        )
-    return names
+        return _with_targets(batch, examples, self.keeps_targets)
 
 
 @dataclass
 class ObjectDetectionCollator:
     """Turns examples with an image and its objects into the batch that `HfViTForObjectDetection` takes.
 
-    The image processor gives image and boxes the same geometry. It is the one that `pipeline` uses on the saved model:
-    both see the same pixels.
-
     Args:
-        image_processor: Resizes and normalizes. Tensors come from `detection_augmentation`, which has brought them to
-            the model's size, and are only normalized.
+        image_processor: Resizes and normalizes.
         sizes: Heights and widths in pixels, of which one is drawn for every batch of tensors, which is resized to it;
-            see `multi_scale_sizes`. The draw is that of the batch's first example, so that a training that is taken up
-            again, with any number of workers, sees what it would have seen.
-        keeps_targets: Whether a batch also has the targets as they are in the examples, to be scored at full size.
+            see `multi_scale_sizes`. The draw is that of the batch's first example, so that a training that is resumed,
+            with any number of workers, sees what it would have seen.
+        keeps_targets: Whether a batch also has the targets as they are in the examples, for evaluation at full size.
     """
 
     image_processor: BaseImageProcessor
@@ -169,26 +157,21 @@ class ObjectDetectionCollator:
         Raises:
             ValueError: if the examples have no boxes, or with `sizes` are tensors that are not augmented.
         """
-        check_has(examples[0], "boxes", "class_labels")
-        learned = [without_crowds(example) for example in examples]
-        batch = {
-            **self.image_processor(
-                images=[example["image"] for example in learned],
-                boxes=[example["boxes"] for example in learned],
-                class_labels=[example["class_labels"] for example in learned],
-                return_tensors="pt",
-                **(self._tensor_options(examples[0]) if isinstance(examples[0]["image"], Tensor) else {}),
-            )
-        }
-        if self.keeps_targets:
-            batch["targets"] = [target_of(example) for example in examples]
-            batch["files"] = [example["file"] for example in examples]
-        return batch
+        _check_has(examples[0], "boxes", "class_labels")
+        trained = [without_crowds(example) for example in examples]
+        batch = self.image_processor(
+            images=[example["image"] for example in trained],
+            boxes=[example["boxes"] for example in trained],
+            class_labels=[example["class_labels"] for example in trained],
+            return_tensors="pt",
+            **(self._tensor_options(examples[0]) if isinstance(examples[0]["image"], Tensor) else {}),
+        )
+        return _with_targets({**batch}, examples, self.keeps_targets)
 
     def _tensor_options(self, first: dict[str, Any]) -> dict[str, Any]:
         if self.sizes is None:
-            return {"do_resize": False, "do_center_crop": False}
-        check_has(first, "batch_draw")
+            return IS_SIZED
+        _check_has(first, "batch_draw")
         height, width = self.sizes[int(first["batch_draw"] * len(self.sizes))]
         size = {"height": height, "width": width}
         return {"do_resize": True, "size": size, "keep_aspect_ratio": False, "do_center_crop": False}
@@ -198,13 +181,9 @@ class ObjectDetectionCollator:
 class KeypointDetectionCollator:
     """Turns examples of one object each into the batch that `HfViTForKeypointDetection` takes.
 
-    The image processor cuts the object out, its keypoints with it. It is the one that `pipeline` uses on the saved
-    model: both see the same pixels.
-
     Args:
-        image_processor: Cuts out and normalizes. Tensors come from `keypoint_augmentation`, which has cut them out,
-            and are only normalized.
-        keeps_targets: Whether a batch also has the targets as they are in the examples, to be scored in the image.
+        image_processor: Cuts the object out, and normalizes.
+        keeps_targets: Whether a batch also has the targets as they are in the examples, for evaluation in the image.
     """
 
     image_processor: BaseImageProcessor
@@ -224,19 +203,16 @@ class KeypointDetectionCollator:
         Raises:
             ValueError: if the examples have no keypoints, or PIL images no box.
         """
-        check_has(examples[0], "keypoints")
-        options: dict[str, Any] = {"do_resize": False, "do_center_crop": False, "do_affine_crop": False}
+        _check_has(examples[0], "keypoints")
+        options: dict[str, Any] = {**IS_SIZED, "do_affine_crop": False}
         if not isinstance(examples[0]["image"], Tensor):
-            check_has(examples[0], "box")
+            _check_has(examples[0], "box")
             options = {"object_boxes": [example["box"][None] for example in examples]}
         images = [example["image"] for example in examples]
         keypoints = [example["keypoints"][None] for example in examples]  # one object an image
         made = self.image_processor(images=images, keypoints=keypoints, return_tensors="pt", **options)
-        batch: dict[str, Any] = {name: made[name] for name in ("pixel_values", "labels")}
-        if self.keeps_targets:
-            batch["targets"] = [target_of(example) for example in examples]
-            batch["files"] = [example["file"] for example in examples]
-        return batch
+        batch = {name: made[name] for name in ("pixel_values", "labels")}
+        return _with_targets(batch, examples, self.keeps_targets)
 
 
 def draw_caption(example: dict[str, Any]) -> dict[str, Any]:
@@ -250,10 +226,8 @@ class ImageTextCollator:
     """Turns images and captions into the batch that `HfViTForZeroShotImageClassification` takes.
 
     Args:
-        processor: Resizes and normalizes images, which come out at one size, and makes tokens of texts. Tensors come
-            from an augmentation that has brought them to the model's size, and are only normalized.
-        keeps_targets: Whether a batch has all captions of its images, to be scored, rather than one of each, to learn
-            from.
+        processor: Resizes and normalizes images, which come out at one size, and makes tokens of texts.
+        keeps_targets: Whether a batch has all captions of its images, for evaluation, rather than one of each.
     """
 
     processor: HfViTProcessor
@@ -263,7 +237,7 @@ class ImageTextCollator:
         """Makes a batch.
 
         Args:
-            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `caption`, or, to be scored, `captions`.
+            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, and `caption`, or `captions` to evaluate.
 
         Returns:
             `pixel_values` (B, C, H, W) float32, what the tokenizer makes of the captions (`input_ids` and
@@ -273,25 +247,21 @@ class ImageTextCollator:
         Raises:
             ValueError: if an example has no caption.
         """
-        check_has(examples[0], "captions" if self.keeps_targets else "caption")
-        images = [example["image"] for example in examples]
-        sized = {"do_resize": False, "do_center_crop": False} if isinstance(images[0], Tensor) else {}
-        batch = dict(self.processor.image_processor(images=images, return_tensors="pt", **sized))
+        _check_has(examples[0], "captions" if self.keeps_targets else "caption")
+        batch = _pixels(self.processor.image_processor, [example["image"] for example in examples])
         if not self.keeps_targets:
             captions = [example["caption"] for example in examples]
             return {**batch, **self.processor(text=captions, return_tensors="pt"), "return_loss": True}
         captions = [caption for example in examples for caption in example["captions"]]
-        batch.update(self.processor(text=captions, return_tensors="pt"))
-        batch["targets"] = [target_of(example) for example in examples]
-        batch["files"] = [example["file"] for example in examples]
-        return batch
+        batch |= self.processor(text=captions, return_tensors="pt")
+        return _with_targets(batch, examples, keeps_targets=True)
 
 
 def masked_image_target(row: dict[str, Any]) -> dict[str, Any]:
-    """Reads what a `TargetDataset` shall know of an image beside its pixels.
+    """Reads what masked image modeling needs to know of an image beside its pixels.
 
     Returns:
-        `mask_seed`, from the number of the image in its data set, so that its mask is always the same; and
+        `mask_seed`, from the number of the image in its dataset, so that its mask is always the same; and
         `class_number`, None where it is not known.
     """
     number = row.get(CLASS, NO_CLASS)
@@ -299,7 +269,7 @@ def masked_image_target(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw_mask_seed(example: dict[str, Any]) -> dict[str, Any]:
-    """Returns the `mask_seed` that an example learns from this time, at random."""
+    """Returns a `mask_seed` at random, for training."""
     return {"mask_seed": int(torch.randint(2**62, ()))}
 
 
@@ -310,11 +280,10 @@ class MaskedImageModelingCollator:
     The mask of an image depends on its seed alone, and not on what else is in the batch or on the process.
 
     Args:
-        image_processor: Resizes and normalizes; all images of a batch come out at one size. Tensors come from an
-            augmentation that has brought them to the model's size, and are only normalized.
+        image_processor: Resizes and normalizes; all images of a batch come out at one size.
         patch_size: Height and width of a patch in pixels.
         options: How much is masked, and how.
-        keeps_targets: Whether a batch also has what is known of the images, to be scored.
+        keeps_targets: Whether a batch also has what is known of the images, for evaluation.
     """
 
     image_processor: BaseImageProcessor
@@ -336,10 +305,8 @@ class MaskedImageModelingCollator:
         Raises:
             ValueError: if an example has no seed.
         """
-        check_has(examples[0], "mask_seed")
-        images = [example["image"] for example in examples]
-        sized = {"do_resize": False, "do_center_crop": False} if isinstance(images[0], Tensor) else {}
-        batch = dict(self.image_processor(images=images, return_tensors="pt", **sized))
+        _check_has(examples[0], "mask_seed")
+        batch = _pixels(self.image_processor, [example["image"] for example in examples])
         height, width = batch["pixel_values"].shape[-2:]
         grid = height // self.patch_size[0], width // self.patch_size[1]
         generators = [torch.Generator().manual_seed(example["mask_seed"]) for example in examples]
@@ -352,3 +319,34 @@ class MaskedImageModelingCollator:
             batch["targets"] = [example[CLASS] for example in examples]
             batch["files"] = [example["file"] for example in examples]
         return batch
+
+
+def size_of_height(height: int, size: tuple[int, int], multiple: tuple[int, int]) -> tuple[int, int]:
+    """Returns a height, and the multiple of `multiple` that comes closest to the proportions of `size`, in pixels."""
+    return height, max(1, round(height * size[1] / size[0] / multiple[1])) * multiple[1]
+
+
+def multi_scale_sizes(
+    size: tuple[int, int], multiple: tuple[int, int], smallest: float = 0.75, largest: float = 1.25
+) -> list[tuple[int, int]]:
+    """Returns the sizes around one that a model takes, for training on batches of several sizes.
+
+    Args:
+        size: Height and width in pixels.
+        multiple: What height and width must be multiples of, in pixels: the patch size, times the rows and columns of
+            a window if the model has windows.
+        smallest: Smallest height as a share of that in `size`.
+        largest: Largest height as a share of that in `size`.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    rows = range(max(1, ceil(smallest * size[0] / multiple[0])), int(largest * size[0] / multiple[0]) + 1)
+    heights = [row * multiple[0] for row in rows]
+    sizes = [size_of_height(height, size, multiple) for height in heights]
+    if not sizes:
+        raise ValueError(
+            f"No multiple of {multiple[0]} lies between {smallest} and {largest} times the height {size[0]}. Take a "
+            "larger size, or widen the range."
+        )
+    return sizes

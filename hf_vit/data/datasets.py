@@ -1,33 +1,43 @@
-"""Images with their targets, read on access.
+"""Images with their targets, read on access, and a share of them that is held out.
 
 Shapes: H W pixels, M masks, N objects, K keypoints.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, Image
-from PIL import Image as PILImage
 from transformers.utils import logging
 
 from ..model.image_inputs import decode_image
 from .targets import encoded_bytes, target_of
 
 
+READ_AHEAD = 16  # targets that are in memory at a time
+# Targets that have a value for each pixel
+PIXELWISE = ("segmentation_map", "masks", "depth_map")
+# Never to be changed: scores on what is held out are comparable only if all hold out the same images.
+SPLIT_SEED = 0
+ReadTarget = Callable[[dict[str, Any]], dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class DatasetInfo:
-    """The name, origin and license of a data set.
+    """The name, origin and license of a dataset.
 
     Args:
         name: Its public name.
         identifier: Short name for the metadata of a model card, or the id on the Hub.
         license: License of the data.
         description: A few sentences with source and sizes.
-        test: The images that are scored, in words.
+        test: The images that are evaluated, in words.
         split: The split that they are: "test", "validation" or "train".
     """
 
@@ -39,30 +49,22 @@ class DatasetInfo:
     split: str = "test"
 
 
-READ_AHEAD = 16  # targets that are in memory at a time
-# Targets that have a value for each pixel
-PIXELWISE = ("segmentation_map", "masks", "depth_map")
-ReadTarget = Callable[[dict[str, Any]], dict[str, Any]]
-
-
 class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Examples of an image and its target, from rows that name their files or hold their bytes."""
+    """Examples of an image and its target, from rows that name their files or hold their bytes.
+
+    Args:
+        rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads. Where there are
+            `width` and `height`, the image must be so large.
+        read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,) and maybe
+            `is_crowd` (M,), `depth_map` (H, W), or what `detection_target` and `keypoint_target` return.
+    """
 
     def __init__(self, rows: Dataset, read_target: ReadTarget) -> None:
-        """Wraps rows.
-
-        Args:
-            rows: The columns `image` (`datasets.Image`), `file` (its name) and what `read_target` reads. Where there
-                are `width` and `height`, the image must be so large.
-            read_target: From a row to `segmentation_map` (H, W), `masks` (M, H, W) with `class_labels` (M,) and maybe
-                `is_crowd` (M,), `depth_map` (H, W), or what `detection_target` and `keypoint_target` return.
-        """
         # Decoded here, so that errors name the file.
         self.rows = rows.cast_column("image", Image(decode=False))
         self.read_target = read_target
 
     def __len__(self) -> int:
-        """Returns the number of images."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -104,35 +106,27 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
 
 def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
-    """Reads a row of a `TargetDataset`, see there; its image is encoded."""
+    """Reads a row of a `TargetDataset`, whose image is encoded."""
     image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
     target = read_target(row)
-    _check_same_size(image, target, row["file"])
-    _check_given_size(image, row)
-    return {"image": image, "file": row["file"], **target}
-
-
-def _check_same_size(image: PILImage.Image, target: dict[str, Any], file: str) -> None:
     for name in target.keys() & set(PIXELWISE):
         height, width = target[name].shape[-2:]
         if (height, width) != (image.height, image.width):
             raise ValueError(
-                f"{file} has {image.height} x {image.width} pixels, but its {name.replace('_', ' ')} {height} x "
-                f"{width}. They must be of one size."
+                f"{row['file']} has {image.height} x {image.width} pixels, but its {name.replace('_', ' ')} {height} "
+                f"x {width}. They must be of one size."
             )
-
-
-def _check_given_size(image: PILImage.Image, row: dict[str, Any]) -> None:
     if "width" in row and (row["width"], row["height"]) != image.size:
         raise ValueError(
             f"{row['file']} is {image.width} wide and {image.height} high, but its annotations say {row['width']} and "
             f"{row['height']}, so what they say of places in it is wrong. Correct them, or take the image they are of."
         )
+    return {"image": image, "file": row["file"], **target}
 
 
 @dataclass(frozen=True)
 class TargetData:
-    """A data set of images and targets.
+    """A dataset of images and targets.
 
     Args:
         splits: Those of "train", "validation" and "test" that exist, with the columns `image` (`datasets.Image`),
@@ -154,7 +148,7 @@ class TargetData:
 
 @dataclass(frozen=True)
 class KeypointData(TargetData):
-    """A data set of objects with keypoints, one example an object.
+    """A dataset of objects with keypoints, one example an object.
 
     Args:
         flip_pairs: Pairs of keypoints (numbers from 0) that a mirror image swaps.
@@ -168,33 +162,29 @@ class KeypointData(TargetData):
 
 
 class NamedImages(torch.utils.data.Dataset[dict[str, Any]]):
-    """Examples of a dataset; the error of one whose image cannot be read says which it is."""
+    """Examples of a dataset; the error of one whose image cannot be read names it.
+
+    Args:
+        examples: Have images, and may have the column `file` with their names.
+    """
 
     def __init__(self, examples: Dataset) -> None:
-        """Wraps examples.
-
-        Args:
-            examples: Have images, and may have the column `file` with their names.
-        """
         self.examples = examples
 
     def __len__(self) -> int:
-        """Returns the number of examples."""
         return len(self.examples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns an example.
-
-        Raises:
-            IndexError: if there is none, which ends a loop over all.
-            OSError: if its image cannot be read.
-        """
+        """Returns an example, or raises `OSError` if its image cannot be read."""
         if index >= len(self):
-            raise IndexError(f"Example {index} of {len(self)}.")
+            raise IndexError(f"Example {index} of {len(self)}.")  # which ends a loop over all
         try:
             return self.examples[index]
         except Exception as error:  # PIL fails on damaged images in many ways
-            raise OSError(f"{self._name(index)} cannot be read: {error}") from error
+            name = f"image {index}"
+            if "file" in self.examples.column_names:
+                name = str(self.examples.select_columns("file")[index]["file"])
+            raise OSError(f"{name} cannot be read: {error}") from error
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Returns several examples, as loaders ask for them."""
@@ -203,7 +193,48 @@ class NamedImages(torch.utils.data.Dataset[dict[str, Any]]):
         except Exception:
             return [self[index] for index in indices]  # which finds out which of them it is
 
-    def _name(self, index: int) -> str:
-        if "file" not in self.examples.column_names:
-            return f"image {index}"
-        return str(self.examples.select_columns("file")[index]["file"])
+
+def hold_out(train: Dataset, train_val_split: float = 0.1, seed: int = SPLIT_SEED) -> DatasetDict:
+    """Splits the training images once more, for choices that must not be made on the test images.
+
+    Args:
+        train: A dataset. Where it has a column `label`, of type `datasets.ClassLabel`, every class has the same share
+            of what is held out. Where it has a column `image_id`, all examples of an image stay together.
+        train_val_split: Share that is held out, in (0, 1).
+        seed: Another seed holds out other images.
+
+    Returns:
+        Splits "train" and "test", the latter being what is held out; always the same for the same seed.
+
+    Raises:
+        ValueError: if `train_val_split` is out of range, or there are too few images for every class to have some in
+            both.
+    """
+    if not 0 < train_val_split < 1:
+        raise ValueError(
+            f"train_val_split={train_val_split} of the images cannot be held out. Give more than 0 and less than 1."
+        )
+    if "image_id" in train.column_names:
+        numbers = np.array(train["image_id"][:])
+        images = hold_out(Dataset.from_dict({"image": np.unique(numbers)}), train_val_split, seed)
+        return DatasetDict(
+            {split: train.select(np.flatnonzero(np.isin(numbers, kept["image"][:]))) for split, kept in images.items()}
+        )
+    if "label" not in train.column_names:
+        if len(train) < 2:
+            raise ValueError("A single image cannot be both trained on and held out. Add images.")
+        return train.train_test_split(test_size=train_val_split, seed=seed)
+    counts = Counter(train["label"][:])
+    names = train.features["label"].names
+    if few := [names[label] for label, count in sorted(counts.items()) if count < 2]:
+        raise ValueError(
+            f"These classes have a single image, which cannot be both trained on and held out: {', '.join(few)}. Add "
+            "images of them, or leave the classes out."
+        )
+    num_held_out = math.ceil(train_val_split * len(train))  # as train_test_split rounds
+    if min(num_held_out, len(train) - num_held_out) < len(counts):
+        raise ValueError(
+            f"Of {len(train)} images, train_val_split={train_val_split} holds out {num_held_out}, but each of the "
+            f"{len(counts)} classes needs one on both sides. Choose another share, or add images."
+        )
+    return train.train_test_split(test_size=train_val_split, stratify_by_column="label", seed=seed)

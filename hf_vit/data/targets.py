@@ -18,20 +18,11 @@ from torch import Tensor
 from ..model.image_inputs import decode_image
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
 from .formats.classes import ClassList
-from .messages import listed
+from .formats.files import listed
 
 
 def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
-    """Returns the content of a cell of the type `datasets.Image(decode=False)`.
-
-    Args:
-        encoded: The cell.
-        what: What it should hold, to be said in errors.
-
-    Raises:
-        OSError: if its file cannot be read.
-        ValueError: if the cell is empty.
-    """
+    """Returns the content of a cell of the type `datasets.Image(decode=False)`; `what` it is, is for errors."""
     path, content = (encoded["path"], encoded["bytes"]) if encoded is not None else (None, None)
     if content is not None:
         return bytes(content)
@@ -82,11 +73,11 @@ def read_mask(source: Source, classes: ClassList, name: str = "mask") -> Tensor:
     labels = table[values]
     if not labels.all():
         unknown = np.unique(values[labels == 0]).tolist()
-        raise ValueError(f"{name} has {_in_words(unknown, mode)}.")
+        raise ValueError(f"{name} has {_unknown_in_words(unknown, mode)}.")
     return torch.from_numpy(labels).long() - 1
 
 
-def _in_words(unknown: list[int], mode: str) -> str:
+def _unknown_in_words(unknown: list[int], mode: str) -> str:
     if mode in INDEX_MODES:
         return f"the labels {listed(unknown)}, which are outside the class list (255 is for pixels of no class)"
     colors = [(code >> 16, code >> 8 & 255, code & 255) for code in unknown]
@@ -129,7 +120,15 @@ def read_depth(source: Source, depth_scale: float | None = None, name: str = "de
         ValueError: if its type or shape is not that of a depth map.
     """
     content = _content(source)
-    values = _read_npy(content, name) if content.startswith(NPY_START) else _read_depth_image(content, name)
+    if content.startswith(NPY_START):
+        values = _read_npy(content, name)
+    else:
+        values, mode = _read_pixels(content, name)
+        if mode not in DEPTH_MODES:
+            raise ValueError(
+                f"{name} has the mode {mode}, but depth has one band of 16-bit or 32-bit numbers (modes I;16, I and "
+                "F): 8 bits and colors do not hold meters. Write 16-bit PNG."
+            )
     if depth_scale is None:
         depth_scale = MILLIMETERS if values.dtype.kind in "iu" else 1.0
     depth = values.astype(np.float32) / np.float32(depth_scale)
@@ -148,16 +147,6 @@ def _read_npy(content: bytes, name: str) -> np.ndarray:
         raise ValueError(
             f"{name} is an array {values.shape} of {values.dtype}. Depth is (H, W), floats in meters or whole numbers "
             "of at least 16 bits."
-        )
-    return values
-
-
-def _read_depth_image(content: bytes, name: str) -> np.ndarray:
-    values, mode = _read_pixels(content, name)
-    if mode not in DEPTH_MODES:
-        raise ValueError(
-            f"{name} has the mode {mode}, but depth has one band of 16-bit or 32-bit numbers (modes I;16, I and F): "
-            "8 bits and colors do not hold meters. Write 16-bit PNG."
         )
     return values
 
@@ -191,15 +180,7 @@ OF_OBJECTS = ("masks", "boxes", "areas", "class_labels")
 
 
 def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
-    """Reads the column `mask`.
-
-    Returns:
-        `segmentation_map` (H, W) int64, class numbers and 255 where there is none.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it has labels or colors of no class.
-    """
+    """Reads the column `mask` as `segmentation_map` (H, W) int64, class numbers and 255 where there is none."""
     name = f"mask of {row['file']}"
     return {"segmentation_map": read_mask(encoded_bytes(row["mask"], name), classes, name)}
 
@@ -212,10 +193,6 @@ def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> d
 
     Returns:
         `masks` (M, H, W) bool and `class_labels` (M,) int64, by class.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it has labels or colors of no class.
     """
     labels = semantic_target(row, classes)["segmentation_map"].numpy()
     found: list[tuple[int, np.ndarray]] = []
@@ -240,10 +217,6 @@ def panoptic_target(row: Row) -> dict[str, Tensor]:
 
     Returns:
         `masks` (M, H, W) bool, `class_labels` (M,) int64 and `is_crowd` (M,) bool, in the order of `segments`.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if the segments in the image are not those that are listed.
     """
     name = f"panoptic mask of {row['file']}"
     ids = read_segment_ids(encoded_bytes(row["panoptic"], name), name)
@@ -263,9 +236,6 @@ def instances_target(row: Row) -> dict[str, Tensor]:
 
     Returns:
         `masks` (M, H, W) bool, which may overlap, `class_labels` (M,) int64 and `is_crowd` (M,) bool.
-
-    Raises:
-        ValueError: if a mask is damaged, or of another size than the image shall have.
     """
     size = (row["height"], row["width"])
     objects = json.loads(row["objects"])
@@ -337,7 +307,7 @@ def target_of(example: Mapping[str, Any]) -> Any:
 
 
 def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
-    """Leaves crowds, of which nothing is learned, out of an example; without `is_crowd` it stays as it is."""
+    """Leaves crowds, which are not trained on, out of an example; without `is_crowd` it stays as it is."""
     if "is_crowd" not in example:
         return example
     kept = ~example["is_crowd"]
@@ -347,14 +317,7 @@ def without_crowds(example: dict[str, Any]) -> dict[str, Any]:
 
 
 def caption_target(row: Row) -> dict[str, list[str]]:
-    """Reads the column `captions`.
-
-    Returns:
-        `captions`, what is written about the image, at least one text.
-
-    Raises:
-        ValueError: if there is none, or one is empty.
-    """
+    """Reads the column `captions`, at least one text."""
     captions: list[str] = row["captions"]
     if not captions:
         raise ValueError(f"{row['file']} has no caption. Write one, or leave the image out.")
@@ -364,15 +327,7 @@ def caption_target(row: Row) -> dict[str, list[str]]:
 
 
 def depth_target(row: Row, depth_scale: float | None) -> dict[str, Tensor]:
-    """Reads the column `depth`.
-
-    Returns:
-        `depth_map` (H, W) float32 in meters, 0 where there is none.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is no depth map.
-    """
+    """Reads the column `depth` as `depth_map` (H, W) float32 in meters, 0 where there is none."""
     name = f"depth map of {row['file']}"
     return {"depth_map": read_depth(encoded_bytes(row["depth"], name), depth_scale, name)}
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..data.formats.keypoint_names import oks_sigmas_of
+from ..data.formats.keypoints import oks_sigmas_of
 from .base import as_array, mean_of_known
 from .coco import CocoMetric, Record, corner_and_size, finite_array, ranked
 

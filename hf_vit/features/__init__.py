@@ -1,11 +1,10 @@
-"""What a model says of images, as files, and what that is good for."""
+"""Extraction of the features of images to files, and their evaluation."""
 
 from .arguments import ExtractionArguments
 from .encoder import FEATURES, ImageEncoder, open_encoder
 from .evaluation import evaluate_features, report
 from .extraction import extract, extract_features
-from .reading import FeatureSplit, open_split, open_train_and_test
-from .settings import FeatureSettings
+from .files import FeatureSettings, FeatureSplit, open_split, open_train_and_test
 
 
 __all__ = [

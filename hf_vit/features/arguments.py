@@ -1,4 +1,4 @@
-"""Features as columns of a table: vectors are lists of one length, patches lists of as many vectors as there are."""
+"""The arguments of an extraction of features."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from .encoder import FEATURES
 
 @dataclass
 class ExtractionArguments(UnlabeledImagesArguments):
-    """Which features of which images."""
+    """Which features to extract, and from which images."""
 
     model_name_or_path: str = field(
         default="", metadata={"help": "Saved or published model: a folder, a file or a name on the Hub."}
@@ -32,10 +32,9 @@ class ExtractionArguments(UnlabeledImagesArguments):
     use_cpu: bool = field(default=False, metadata={"help": "Leave GPUs alone."})
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without model and data."""
         super().__post_init__()
         if not self.model_name_or_path:
-            raise ValueError("Say whose features: --model_name_or_path path/to/model, or a name on the Hub.")
+            raise ValueError("No model is given. Set --model_name_or_path path/to/model, or to a name on the Hub.")
         if not self.features or {*self.features} - {*FEATURES}:
             raise ValueError(f"features={self.features} are not all known. Choose among {', '.join(FEATURES)}.")
         if len({*self.features}) < len(self.features):

@@ -1,4 +1,4 @@
-"""What stands for an image: tokens of a model, and beside them what has learned nothing.
+"""Features of images: tokens of a model, and as baselines raw pixels and those of an untrained model.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N patches that show the image, P prefix tokens, D hidden size.
 """
@@ -28,19 +28,18 @@ UNTRAINED_SEED = 0
 
 
 class ImageEncoder:
-    """Says what the features of images are."""
+    """Computes the features of images.
+
+    Args:
+        model: The model.
+        processor: Its image processor.
+        features: Keys of `FEATURES`.
+
+    Raises:
+        ValueError: if the CLS token is wanted of a model that has none.
+    """
 
     def __init__(self, model: HfViTModel, processor: BaseImageProcessor, features: Sequence[str]) -> None:
-        """Takes a model, and makes one with fresh weights if there shall be features of it.
-
-        Args:
-            model: The model.
-            processor: Makes its images.
-            features: Keys of `FEATURES`.
-
-        Raises:
-            ValueError: if the CLS token is wanted of a model that has none.
-        """
         if wanted := [name for name in features if name.endswith("cls") and not model.config.use_cls_token]:
             raise ValueError(f"The model has no CLS token, and so no {' and '.join(wanted)}. Give --features mean.")
         self.model, self.processor, self.features = model.eval(), processor, tuple(features)
@@ -48,7 +47,7 @@ class ImageEncoder:
 
     @property
     def widths(self) -> dict[str, int]:
-        """Number of values of each feature, of patches that of each of them."""
+        """The number of values of each feature, of patches that of each of them."""
         config = self.model.config
         return {
             name: config.num_channels * RAW_SIZE**2 if name == "pixels" else config.hidden_size
@@ -57,7 +56,7 @@ class ImageEncoder:
 
     @torch.no_grad()
     def __call__(self, images: Sequence[Tensor]) -> dict[str, Tensor | list[Tensor]]:
-        """Describes images.
+        """Computes features.
 
         Args:
             images: B tensors (C, H_i, W_i), not resized.
@@ -72,15 +71,15 @@ class ImageEncoder:
         real = inputs.get("patch_attention_mask")
         if real is None:
             real = torch.ones(len(images), *grid, dtype=torch.bool, device=self.model.device)
-        described: dict[str, Tensor | list[Tensor]] = {}
+        found: dict[str, Tensor | list[Tensor]] = {}
         if not all(name == "pixels" or name.startswith(UNTRAINED) for name in self.features):
-            described |= _read(self.model, inputs, real)
+            found |= _read(self.model, inputs, real)
         if self.untrained is not None:
-            described |= {f"{UNTRAINED}{name}": value for name, value in _read(self.untrained, inputs, real).items()}
+            found |= {f"{UNTRAINED}{name}": value for name, value in _read(self.untrained, inputs, real).items()}
         if "pixels" in self.features:
-            described["pixels"] = raw_pixels(inputs["pixel_values"])
+            found["pixels"] = raw_pixels(inputs["pixel_values"])
         names = [part for name in self.features for part in ((name, "grid") if name == "patches" else (name,))]
-        return {name: described[name] for name in names}
+        return {name: found[name] for name in names}
 
 
 def _read(model: HfViTModel, inputs: BatchFeature, real: Tensor) -> dict[str, Tensor | list[Tensor]]:
@@ -108,7 +107,7 @@ def open_encoder(name_or_path: str, features: Sequence[str], device: torch.devic
     Args:
         name_or_path: Folder, file of weights, or name on the Hub.
         features: Keys of `FEATURES`.
-        device: Where it shall run.
+        device: Where it runs.
 
     Raises:
         OSError: if there is no such model, or it lacks its image processor.

@@ -1,6 +1,6 @@
-"""What features are good for: nearest neighbors, a linear classifier, and finding images of the same class.
+"""Evaluation of features: nearest neighbors, a linear probe, and retrieval of images of the same class.
 
-Shapes: M training images, B images that are scored, D features.
+Shapes: M training images, B test images, D features.
 """
 
 import json
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..evaluation import classify_by_neighbors, retrieval_average_precision
 from ..evaluation.linear_probe import probe
-from .reading import FeatureSplit
+from .files import FeatureSplit
 
 
 COLUMNS = {
@@ -26,20 +26,20 @@ COLUMNS = {
     "retrieval_map_among_scored": "mAP among these",
 }
 COMMONEST = "commonest class"
-PAIRS_AT_A_TIME = 2**24  # of an image that is scored and one that it is compared with
+PAIRS_AT_A_TIME = 2**24  # of a test image and one that it is compared with
 FILE_NAME = "evaluation.json"
 
 
 def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]:
-    """Scores every feature that is one vector an image.
+    """Evaluates every feature that is one vector an image.
 
     Args:
-        train: Features to learn from, and to search.
-        test: Features that are scored.
+        train: Features to train on, and to search.
+        test: Features that are evaluated.
 
     Returns:
-        By feature, and for what always says the commonest class of the training images, the scores that `COLUMNS`
-        names, in [0, 1]; beside them the splits, their sizes and the model.
+        By feature, and for the baseline that always predicts the commonest class of the training images, the scores
+        that `COLUMNS` names, in [0, 1]; beside them the splits, their sizes and the model.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -65,7 +65,7 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
 
 
 def score(known: Tensor, classes: Tensor, features: Tensor, truth: Tensor) -> dict[str, float]:
-    """Scores features (B, D) of classes `truth` (B,) beside known ones (M, D) of `classes` (M,)."""
+    """Returns the scores of features (B, D) of classes `truth` (B,) beside known ones (M, D) of `classes` (M,)."""
     neighbors = torch.cat([classify_by_neighbors(features[rows], known, classes) for rows in _parts(truth, classes)])
     answers, strength = probe(known.numpy(), classes.numpy(), features.numpy())
     precisions = [
@@ -106,18 +106,20 @@ def _format(column: str, value: float | None) -> str:
     return f"{value:g}" if column == "linear_probe_C" else f"{value:.2%}"
 
 
-def report(train: FeatureSplit, test: FeatureSplit, folder: Path, say: Callable[[str], None]) -> None:
-    """Scores features, writes evaluation.json and says what is in it.
+def report(train: FeatureSplit, test: FeatureSplit, folder: Path, echo: Callable[[str], None]) -> None:
+    """Evaluates features, writes evaluation.json and reports what is in it.
 
     Args:
-        train: Features to learn from, and to search.
-        test: Features that are scored.
+        train: Features to train on, and to search.
+        test: Features that are evaluated.
         folder: Where to write.
-        say: Takes lines of text.
+        echo: Prints lines of text for the user.
     """
     found = evaluate_features(train, test)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE_NAME).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    say(f"{len(test.labels):,} {test.name} images of {found['classes']} classes beside {len(train.labels):,} of train")
-    say(format_table(found["scores"]))
-    say(f"The same as JSON: {folder / FILE_NAME}")
+    echo(
+        f"{len(test.labels):,} {test.name} images of {found['classes']} classes beside {len(train.labels):,} of train"
+    )
+    echo(format_table(found["scores"]))
+    echo(f"The same as JSON: {folder / FILE_NAME}")

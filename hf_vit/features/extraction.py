@@ -1,14 +1,12 @@
-"""From images to files of their features: on any number of processes, resumed where it was interrupted.
+"""Extraction of the features of images to files: on any number of processes, resumed where it was interrupted.
 
 Shapes: C channels, H W pixels.
 """
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -31,22 +29,19 @@ from ..model.image_inputs import decode_image
 from ..training.recipe import parse_arguments
 from .arguments import DTYPES, ExtractionArguments
 from .encoder import ImageEncoder, open_encoder
-from .settings import FeatureSettings, digest, digest_processor, digest_weights
+from .files import FeatureSettings, Shard, digest, digest_processor, digest_weights, plan_shards
 
 
+logger = logging.get_logger(__name__)
+FILES_AT_A_TIME = 10_000
+GROUP_BYTES = 2**24  # of rows that are written, and read, at a time
 ARROW_TYPES = {torch.float32: pa.float32(), torch.float16: pa.float16(), torch.int32: pa.int32()}
 # (B, D) of vectors, or for each of B images (N, D)
 Features = Mapping[str, Tensor | Sequence[Tensor]]
 
 
 def make_schema(widths: Mapping[str, int], dtype: str, has_labels: bool) -> pa.Schema:
-    """Returns the columns of a table.
-
-    Args:
-        widths: Length D of a vector of each feature.
-        dtype: "float32" or "float16".
-        has_labels: Whether the classes of images are known.
-    """
+    """Returns the columns of a table, for vectors of length D (`widths`) of each feature."""
     number = ARROW_TYPES[DTYPES[dtype]]
     fields = [("file", pa.string()), *([("label", pa.string())] if has_labels else [])]
     for name, width in widths.items():
@@ -60,18 +55,7 @@ def make_schema(widths: Mapping[str, int], dtype: str, has_labels: bool) -> pa.S
 def make_batch(
     schema: pa.Schema, files: Sequence[str], labels: Sequence[str | None], features: Features, dtype: str
 ) -> pa.RecordBatch:
-    """Returns rows of a table.
-
-    Args:
-        schema: Its columns.
-        files: Names of B images.
-        labels: Names of their classes, where they are known.
-        features: Of these images.
-        dtype: "float32" or "float16".
-
-    Raises:
-        ValueError: if a number is too large for half precision.
-    """
+    """Returns rows of a table for B images, or raises `ValueError` if a number is too large for half precision."""
     columns: dict[str, pa.Array] = {"file": pa.array(files), "label": pa.array(labels, pa.string())}
     for name, values in features.items():
         vectors = values if isinstance(values, Tensor) else torch.cat(list(values))
@@ -113,25 +97,17 @@ class ReadImage(NamedTuple):
 
 
 class ImageReader(torch.utils.data.Dataset[ReadImage]):
-    """Images of a split of `load_unlabeled_images`."""
+    """Images of a split of `load_unlabeled_images`, with as many channels as an image processor takes."""
 
     def __init__(self, rows: Dataset, processor: BaseImageProcessor) -> None:
-        """Wraps rows.
-
-        Args:
-            rows: The columns `image`, `file` and maybe `class_number`.
-            processor: Says how many channels an image has.
-        """
         self.rows = rows.cast_column("image", Image(decode=False))
         self.processor = processor
         self.names = rows.features[CLASS].names if CLASS in rows.features else None
 
     def __len__(self) -> int:
-        """Returns the number of images."""
         return len(self.rows)
 
     def __getitem__(self, index: int) -> ReadImage:
-        """Reads an image."""
         row = self.rows[index]
         number = row.get(CLASS, NO_CLASS)
         label = None if self.names is None or number == NO_CLASS else self.names[number]
@@ -142,53 +118,15 @@ class ImageReader(torch.utils.data.Dataset[ReadImage]):
             return ReadImage(row["file"], label, None, str(error))
 
 
-GROUP_BYTES = 2**24  # of rows that are written, and read, at a time
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A range of the images of a split, whose features are in one file.
-
-    Args:
-        split: Name of the split.
-        number: From 0.
-        count: How many there are of the split.
-        start: First image.
-        stop: End of the range, as in a slice.
-    """
-
-    split: str
-    number: int
-    count: int
-    start: int
-    stop: int
-
-    @property
-    def name(self) -> str:
-        """Name of the file, as on the Hub."""
-        return f"{self.split}-{self.number:05d}-of-{self.count:05d}.parquet"
-
-
-def plan_shards(images: Mapping[str, int], rows_per_shard: int) -> list[Shard]:
-    """Divides splits of so many images; neither processes nor restarts change it."""
-    return [
-        Shard(split, number, count, number * rows_per_shard, min((number + 1) * rows_per_shard, size))
-        for split, size in images.items()
-        for count in [math.ceil(size / rows_per_shard)]
-        for number in range(count)
-    ]
-
-
 class ShardWriter:
     """Writes batches of rows of any size as groups of about the same size, which is all that it keeps in memory."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
-        """Begins with an open file."""
         self._writer = writer
         self._batches: list[pa.RecordBatch] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Takes in the next rows."""
+        """Adds rows."""
         self._batches.append(batch)
         if sum(held.nbytes for held in self._batches) >= GROUP_BYTES:
             self.flush()
@@ -202,17 +140,13 @@ class ShardWriter:
 
 @contextmanager
 def new_shard(file: Path, schema: pa.Schema) -> Iterator[ShardWriter]:
-    """Yields what writes a file, which gets its name once it is complete."""
+    """Yields the writer of a file, which gets its name once it is complete."""
     unfinished = file.with_suffix(".part")
     with pq.ParquetWriter(unfinished, schema, use_dictionary=["label"]) as writer:
         rows = ShardWriter(writer)
         yield rows
         rows.flush()
     unfinished.replace(file)
-
-
-logger = logging.get_logger(__name__)
-FILES_AT_A_TIME = 10_000
 
 
 def extract_features(args: ExtractionArguments) -> dict[str, int]:
@@ -238,7 +172,7 @@ def extract_features(args: ExtractionArguments) -> dict[str, int]:
     encoder = open_encoder(args.model_name_or_path, args.features, state.device)
     settings, folder = describe(args, splits, encoder), Path(args.output_dir)
     with state.main_process_first():
-        settings.begin(folder)
+        settings.start(folder)
     shards = plan_shards(settings.images, args.rows_per_shard)
     missing = [shard for shard in shards if not (folder / shard.name).is_file()]
     state.wait_for_everyone()  # from now on there are more and more
@@ -282,15 +216,15 @@ def write_shard(
     args: ExtractionArguments,
     count: Callable[[int], object],
 ) -> None:
-    """Writes the features of a range of images.
+    """Writes the features of a range of the images of a split.
 
     Args:
-        folder: Where to.
-        shard: Which range.
+        folder: Where to write.
+        shard: The range.
         split: All images of the split.
-        encoder: Describes them.
-        args: How to.
-        count: Told of every batch how many images it had.
+        encoder: Computes the features.
+        args: How to read images.
+        count: Called with the number of images of every batch.
 
     Raises:
         OSError: if an image cannot be read and `skip_unreadable` is not set.
@@ -310,7 +244,7 @@ def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadIma
     for image in batch:
         if image.pixels is None and not skip_unreadable:
             raise OSError(
-                f"{image.file} cannot be read: {image.fault}. Repair it and go on by the same command, or leave such "
+                f"{image.file} cannot be read: {image.fault}. Repair it and resume by the same command, or leave such "
                 "images out with --skip_unreadable true."
             )
         if image.pixels is None:
@@ -318,13 +252,13 @@ def _readable(batch: Sequence[ReadImage], skip_unreadable: bool) -> list[ReadIma
     return [image for image in batch if image.pixels is not None]
 
 
-def extract(arguments: Sequence[str], description: str | None, say: Callable[[str], None]) -> None:
-    """Does what a script is told to; exits with one line that says what is wrong.
+def extract(arguments: Sequence[str], description: str | None, echo: Callable[[str], None]) -> None:
+    """Runs an extraction from the command line; exits with one line that names the error.
 
     Args:
         arguments: The command line without the program's name.
-        description: What `--help` says first.
-        say: Tells the user how it went; called on the first process.
+        description: The first text of `--help`.
+        echo: Prints a line of text for the user; called on the first process.
     """
     try:
         (args,) = parse_arguments((ExtractionArguments,), arguments, description=description)
@@ -333,5 +267,5 @@ def extract(arguments: Sequence[str], description: str | None, say: Callable[[st
         sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
     if PartialState().is_main_process:
         sizes = ", ".join(f"{count:,} of {name}" for name, count in images.items())
-        say(f"Features ({', '.join(args.features)}) of images, {sizes}: {args.output_dir}")
+        echo(f"Features ({', '.join(args.features)}) of images, {sizes}: {args.output_dir}")
     PartialState().destroy_process_group()  # else several processes can abort while they exit

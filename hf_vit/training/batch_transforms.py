@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..data.augmentation.datasets import seeded
-from ..data.augmentation.inputs import size_of_height
+from ..data.collators import size_of_height
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_classification import soften_labels

@@ -22,8 +22,8 @@ from ..data import (
     unreadable_images,
 )
 from ..data.augmentation.datasets import label_target
-from ..data.formats.splits import SPLITS
-from ..data.hold_out import SPLIT_SEED
+from ..data.datasets import SPLIT_SEED
+from ..data.formats.files import SPLITS
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments, split_names
 from .checks import check_steps

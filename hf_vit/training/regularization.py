@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from transformers.utils import ModelOutput
 
 from ..data.augmentation.datasets import AugmentedDataset, RepeatedAugmentationSampler
-from ..data.augmentation.inputs import check_probabilities
+from ..data.augmentation.operations import check_probabilities
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.task_classification import HfViTForImageClassification
 from .batch_transforms import BatchTransform, Mixing

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_vit.data.augmentation.crops import apply_matrix, crop_keypoints, crop_matrix, invert_matrix, warp
+from hf_vit.data.augmentation.operations import apply_matrix, crop_keypoints, crop_matrix, invert_matrix, warp
 from hf_vit.model.image_crops import crop_regions, cut_out
 
 

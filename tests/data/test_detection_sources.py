@@ -502,7 +502,7 @@ def test_splits_without_boxes_are_left_out_but_not_train(tmp_path: Path, caplog)
     write_coco_boxes(tmp_path)
     write_json(tmp_path / "val" / "annotations.json", {**coco_content("val"), "annotations": []})
     assert list(load(tmp_path).splits) == ["train"]
-    assert "as they have no boxes: 'val" in caplog.text
+    assert "as they have no box: 'val" in caplog.text
     with pytest.raises(ValueError, match="has no box in 'train'"):
         load(write_coco_boxes(tmp_path, annotations=[]))
 

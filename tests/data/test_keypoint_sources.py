@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset, Features, Image, List, Value
 
 from hf_vit.data import KeypointData, hold_out, load_keypoint_detection
-from hf_vit.data.formats.keypoint_names import COCO_SIGMAS, flip_pairs_of
+from hf_vit.data.formats.keypoints import COCO_SIGMAS, flip_pairs_of
 from hf_vit.data.targets import target_of
 
 from ..helpers.datasets import encoded, picture, write_image
@@ -163,7 +163,7 @@ def test_files_without_keypoints_or_with_those_of_two_kinds_are_refused(tmp_path
         load(write_coco(tmp_path, categories=[{**CATEGORY, "skeleton": [[1, 4]]}]))
     with pytest.raises(ValueError, match="Several keypoints are called 'nose'"):
         load(write_coco(tmp_path, categories=[{**CATEGORY, "keypoints": ["nose", "nose", "ear"]}]))
-    with pytest.raises(ValueError, match="has no object with a labeled keypoint in train"):
+    with pytest.raises(ValueError, match="has no object with a labeled keypoint in 'train'"):
         load(write_coco(tmp_path, annotations=ANNOTATIONS[2:3]))
     write_coco(tmp_path)
     write_coco(tmp_path, "val/annotations.json", "val/images", categories=[{**CATEGORY, "keypoints": ["a", "b", "c"]}])

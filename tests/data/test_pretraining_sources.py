@@ -11,7 +11,8 @@ from datasets import Dataset, DatasetDict, IterableDataset
 from PIL import Image
 
 from hf_vit.data import first_images, load_unlabeled_images, stream_images
-from hf_vit.data.loaders.unlabeled_images import select_image_and_class
+from hf_vit.data.formats.columns import SourceOptions
+from hf_vit.data.loaders.unlabeled_images import image_and_class
 from hf_vit.data.targets import encoded_bytes
 
 from ..helpers.datasets import (
@@ -97,7 +98,7 @@ def test_layouts_of_classifiers_tell_their_classes(tmp_path: Path) -> None:
         assert (train["class_number"][:] if "class_number" in train.column_names else None) == expected
 
 
-def test_several_data_sets_are_one_pool(tmp_path: Path) -> None:
+def test_several_datasets_are_joined(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "animals", ["cat", "dog"])
     write_mask_folders(tmp_path / "streets")
     dataset_of([0, 1, 1]).to_parquet(tmp_path / "more.parquet")
@@ -117,7 +118,7 @@ def test_several_data_sets_are_one_pool(tmp_path: Path) -> None:
         (["empty"], {}, r"empty holds no image: no file ends in \.bmp"),
         (["nowhere"], {}, "There is no file or folder '.*nowhere'"),
         (["empty/notes.txt"], {}, "is a file of unknown kind. Give a folder"),
-        (["empty", "nowhere"], {"dataset_revision": "v1"}, "are of one data set, but there are 2"),
+        (["empty", "nowhere"], {"dataset_revision": "v1"}, "are of one dataset, but there are 2"),
     ],
 )
 def test_what_is_no_data_is_named(sources: list[str], options: dict[str, str], message: str, tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_names_on_the_hub_are_streamed_from_there(tmp_path: Path) -> None:
 def test_a_stream_that_does_not_say_its_columns_is_refused() -> None:
     stream = IterableDataset.from_generator(lambda: iter([{"image": encoded(picture(0))}]))
     with pytest.raises(ValueError, match=r"'test' of the stream does not say which columns .* Leave streaming out"):
-        select_image_and_class(stream, "The split 'test'", None, None)
+        image_and_class(stream, "The split 'test'", SourceOptions("images"))
 
 
 def test_an_image_of_a_stream_may_lie_in_an_archive(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 
 from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification, stream_images
-from hf_vit.data.formats.tar_shards import find_tars
+from hf_vit.data.formats.stored import find_tars
 
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
 

@@ -8,7 +8,7 @@ import pytest
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval, Params
 
-from hf_vit.data.formats.keypoint_names import COCO_SIGMAS
+from hf_vit.data.formats.keypoints import COCO_SIGMAS
 from hf_vit.evaluation import KeypointMetric
 from hf_vit.evaluation.keypoints import default_oks_sigmas
 

@@ -1,4 +1,4 @@
-"""Writers of tiny data sets in the formats that real ones have."""
+"""Writers of tiny datasets in the formats that real ones have."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Writers of tiny data sets of boxes, in every format that real ones have."""
+"""Writers of tiny datasets of boxes, in every format that real ones have."""
 
 import json
 from pathlib import Path

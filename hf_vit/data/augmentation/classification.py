@@ -7,7 +7,7 @@ from typing import Any
 from PIL.Image import Image
 from torch import Tensor
 
-from .inputs import GRAY, check_probabilities, read_uint8
+from .operations import GRAY, check_colors, check_probabilities, check_torchvision, read_uint8
 
 
 AUTO_AUGMENTS = ("none", "trivialaugment", "randaugment", "affine", "3augment")
@@ -81,15 +81,17 @@ def image_classification_augmentation(
     if not 0 < min_crop_scale <= 1:
         raise ValueError(f"min_crop_scale={min_crop_scale} must lie in (0, 1]; 1 takes the whole image.")
     check_probabilities(horizontal_flip=horizontal_flip, random_erasing=random_erasing)
-    _check_auto_augment(auto_augment, num_channels)
-    _check_padding_and_jitter(size, num_channels, crop_padding, color_jitter)
-    try:
-        from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-    except ImportError as error:
-        raise ImportError('Augmentation needs torchvision. Install it: pip install "hf-vit[train]".') from error
+    _check_options(size, num_channels, auto_augment, crop_padding, color_jitter)
+    check_torchvision()
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
 
     steps: list[Callable[[Any], Any]] = [partial(read_uint8, num_channels=num_channels)]
-    steps += _crops(size, min_crop_scale, crop_padding)
+    is_cropped = min_crop_scale < 1
+    steps.append(
+        v2.RandomResizedCrop(size, scale=(min_crop_scale, 1.0), antialias=True) if is_cropped else v2.Resize(size)
+    )
+    if crop_padding:
+        steps.append(v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect"))
     if horizontal_flip:
         steps.append(v2.RandomHorizontalFlip(horizontal_flip))
     steps += _auto_augment(auto_augment, size, num_channels, randaugment_num_ops, randaugment_magnitude)
@@ -135,18 +137,6 @@ def _augment_example(
     return {"image": transform(example["image"]), **draw(example)}
 
 
-def _crops(size: tuple[int, int], min_crop_scale: float, crop_padding: int) -> list[Callable[[Any], Any]]:
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-
-    is_cropped = min_crop_scale < 1
-    steps: list[Callable[[Any], Any]] = [
-        v2.RandomResizedCrop(size, scale=(min_crop_scale, 1.0), antialias=True) if is_cropped else v2.Resize(size)
-    ]
-    if crop_padding:
-        steps.append(v2.RandomCrop(size, padding=crop_padding, padding_mode="reflect"))
-    return steps
-
-
 def _auto_augment(
     name: str, size: tuple[int, int], num_channels: int, num_ops: int, magnitude: int
 ) -> list[Callable[[Any], Any]]:
@@ -156,23 +146,17 @@ def _auto_augment(
         return []
     if name == "trivialaugment":
         return [v2.TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR)]
-    if name == "randaugment":
-        return [_rand_augment(num_ops, magnitude)]
-    return [small_affine() if name == "affine" else three_augment(size, num_channels)]
-
-
-def _rand_augment(num_ops: int, magnitude: int) -> Callable[[Any], Any]:
-    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
-
+    if name != "randaugment":
+        return [small_affine() if name == "affine" else three_augment(size, num_channels)]
     if num_ops < 1:
         raise ValueError(f"randaugment_num_ops={num_ops} does nothing. Set at least 1, or auto_augment to none.")
     if not 0 <= magnitude <= LARGEST_MAGNITUDE:
         raise ValueError(f"randaugment_magnitude={magnitude} must lie between 0 and {LARGEST_MAGNITUDE}.")
-    return v2.RandAugment(num_ops, magnitude, interpolation=v2.InterpolationMode.BILINEAR)
+    return [v2.RandAugment(num_ops, magnitude, interpolation=v2.InterpolationMode.BILINEAR)]
 
 
-def _check_padding_and_jitter(
-    size: tuple[int, int], num_channels: int, crop_padding: int, color_jitter: float
+def _check_options(
+    size: tuple[int, int], num_channels: int, auto_augment: str, crop_padding: int, color_jitter: float
 ) -> None:
     if not 0 <= crop_padding < min(size):
         raise ValueError(
@@ -181,13 +165,7 @@ def _check_padding_and_jitter(
         )
     if not 0 <= color_jitter <= 1:
         raise ValueError(f"color_jitter={color_jitter} must lie in [0, 1]; 0 switches it off.")
-    if color_jitter and num_channels not in (1, 3):
-        raise ValueError(
-            f"color_jitter={color_jitter} changes 1 or 3 channels, not num_channels={num_channels}. Set 0."
-        )
-
-
-def _check_auto_augment(auto_augment: str, num_channels: int) -> None:
+    check_colors(num_channels, color_jitter=color_jitter)
     if auto_augment not in AUTO_AUGMENTS:
         raise ValueError(f"auto_augment={auto_augment!r} is unknown. Choose one of {', '.join(AUTO_AUGMENTS)}.")
     if auto_augment not in ("none", "affine") and num_channels not in (1, 3):

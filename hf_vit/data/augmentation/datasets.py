@@ -13,35 +13,47 @@ from transformers.utils import logging
 from ..datasets import ReadTarget, read_example
 
 
+logger = logging.get_logger(__name__)
+
+
 class Examples(Protocol):
     """What has examples at whole numbers, as `datasets.Dataset` and datasets of torch."""
 
-    def __len__(self) -> int:
-        """Returns how many there are."""
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Returns one of them."""
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
 
 
 def derive_seed(*numbers: int) -> int:
-    """Returns a seed that is another for any other numbers."""
+    """Returns a seed that differs for any other numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Lets torch's default generator draw what these numbers say, and then go on as if nothing had happened."""
+    """Seeds torch's default generator by some numbers, and restores its state in the end."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: it would reset the generators of all GPUs too, and with them the dropout.
         torch.default_generator.manual_seed(derive_seed(*numbers))
         yield
 
 
+def _transformed(transform: Callable[[Any], Any], example: dict[str, Any], column: str | None) -> dict[str, Any]:
+    return transform(example) if column is None else {**example, column: transform(example[column])}
+
+
 class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """A dataset whose examples pass through a random transform.
 
     The example at an index depends on the seed, the epoch and the index alone: neither on the order in which examples
-    are read nor on the number of workers, so that a training that is taken up again sees what it would have seen.
+    are read nor on the number of workers, so that a training that is resumed sees what it would have seen.
+
+    Args:
+        dataset: Examples, whatever is in them.
+        transform: Draws its randomness from torch's default generator, as those of `torchvision.transforms.v2` do.
+        seed: Another seed draws other images.
+        column: What of an example the transform changes; `None` gives it the whole example, for targets that move
+            with their image.
     """
 
     def __init__(
@@ -51,28 +63,18 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         seed: int,
         column: str | None = "image",
     ) -> None:
-        """Wraps a dataset.
-
-        Args:
-            dataset: Examples, whatever is in them.
-            transform: Draws its randomness from torch's default generator, as those of `torchvision.transforms.v2` do.
-            seed: Another seed draws other images.
-            column: What of an example the transform changes; `None` gives it the whole example, for targets that move
-                with their image.
-        """
         self.dataset = dataset
         self.transform = transform
         self.seed = seed
         self.column = column
-        # In shared memory, so that worker processes that outlive an epoch learn of the next one.
+        # In shared memory, so that worker processes that outlive an epoch know the next one.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the images of another epoch. The Trainer's loader calls it."""
+        """Draws the images of an epoch from now on. The Trainer's loader calls it."""
         self.epoch.fill_(epoch)
 
     def __len__(self) -> int:
-        """Returns the number of images."""
         return len(self.dataset)
 
     def __getitem__(self, index: int | tuple[int, int]) -> dict[str, Any]:
@@ -80,16 +82,11 @@ class AugmentedDataset(torch.utils.data.Dataset[dict[str, Any]]):
         numbers = index if isinstance(index, tuple) else (index, 0)
         example = self.dataset[numbers[0]]
         with seeded(self.seed, int(self.epoch), *(numbers if numbers[1] else numbers[:1])):
-            if self.column is None:
-                return self.transform(example)
-            return {**example, self.column: self.transform(example[self.column])}
+            return _transformed(self.transform, example, self.column)
 
 
-logger = logging.get_logger(__name__)
-
-
-def no_target(row: dict[str, Any]) -> dict[str, Any]:
-    """Reads nothing beside the image."""
+def image_only(row: dict[str, Any]) -> dict[str, Any]:
+    """Reads no target of a row."""
     return {}
 
 
@@ -104,6 +101,18 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
     What comes depends on the seed and on the number of processes and worker processes alone. Each of these reads its
     own shards, mostly files, so that every image comes once in an epoch of all. Where there are fewer shards than
     processes, several read the same and each keeps its own rows.
+
+    Args:
+        stream: The columns `image`, encoded, `file`, and what `read_target` reads.
+        transform: From an example, `image` (PIL, upright), `file` and its target, to another, or see `column`;
+            draws its randomness from torch's default generator.
+        seed: Another seed draws other images, in another order.
+        buffer_size: Among how many images the next one is drawn.
+        skip_unreadable: Whether images that cannot be read are left out, with a warning.
+        read_target: From a row to what an example has beside the image and its file.
+        column: What of an example the transform changes, if not the whole of it.
+        shard_by_process: Whether, of several processes that train by `HfViTTrainer`, each reads its own shards;
+            else the first one reads for all, and they train as one would.
     """
 
     def __init__(
@@ -113,24 +122,10 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         seed: int,
         buffer_size: int,
         skip_unreadable: bool = False,
-        read_target: ReadTarget = no_target,
+        read_target: ReadTarget = image_only,
         column: str | None = None,
         shard_by_process: bool = True,
     ) -> None:
-        """Wraps a stream.
-
-        Args:
-            stream: The columns `image`, encoded, `file`, and what `read_target` reads.
-            transform: From an example, `image` (PIL, upright), `file` and its target, to another, or see `column`;
-                draws its randomness from torch's default generator.
-            seed: Another seed draws other images, in another order.
-            buffer_size: Among how many images the next one is drawn.
-            skip_unreadable: Whether images that cannot be read are left out, with a warning.
-            read_target: From a row to what an example has beside the image and its file.
-            column: What of an example the transform changes, if not the whole of it.
-            shard_by_process: Whether, of several processes that train by `HfViTTrainer`, each reads its own shards;
-                else the first one reads for all, and they train as one would.
-        """
         super().__init__()
         self.stream = stream
         self.transform = transform
@@ -167,7 +162,12 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         for epoch in count():
             number = -1
             for number, example in enumerate(self._read(epoch, reader, readers, done - place)):
-                yield None if place < done or example is None else self._transformed(example, epoch, reader, number)
+                if place < done or example is None:
+                    yield None
+                else:
+                    with seeded(self.seed, epoch, reader, number):
+                        transformed = _transformed(self.transform, example, self.column)
+                    yield transformed
                 place += 1
             if number < 0 and readers > 1:
                 raise ValueError(
@@ -180,7 +180,7 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
     def _read(self, epoch: int, reader: int, readers: int, num_done: int) -> Iterator[dict[str, Any] | None]:
         """Yields the examples of an epoch that can be read, and `None` for the first ones, which are done."""
         for row in self._rows(epoch, reader, readers):
-            if num_done > 0 and not self.skip_unreadable:  # else they must be looked at to be counted
+            if num_done > 0 and not self.skip_unreadable:  # else they must be read to be counted
                 num_done -= 1
                 yield None
                 continue
@@ -202,32 +202,23 @@ class AugmentedStream(torch.utils.data.IterableDataset[dict[str, Any] | None]):
         sharing = len(range(reader % places, readers, places))  # readers of the same shards
         return islice(rows, reader // places, None, sharing)
 
-    def _transformed(self, example: dict[str, Any], epoch: int, reader: int, number: int) -> dict[str, Any]:
-        with seeded(self.seed, epoch, reader, number):
-            if self.column is None:
-                transformed: dict[str, Any] = self.transform(example)
-                return transformed
-            return {**example, self.column: self.transform(example[self.column])}
-
 
 class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
-    """Draws so many augmentations of each image of a step (https://arxiv.org/abs/1901.09335).
+    """Draws several augmentations of each image of a step (https://arxiv.org/abs/1901.09335).
 
     An epoch is as long as the dataset, and so has but one in so many of its images, others in each epoch, as in DeiT
     (https://arxiv.org/abs/2012.12877). What comes depends on the seed and the epoch of the dataset alone.
+
+    Args:
+        dataset: The images.
+        repeats: How many augmentations of each.
+        step_size: Images of a step, on all processes and in all batches that are accumulated.
+
+    Raises:
+        ValueError: if a step is not made of whole groups of augmentations.
     """
 
     def __init__(self, dataset: AugmentedDataset, repeats: int, step_size: int) -> None:
-        """Begins.
-
-        Args:
-            dataset: The images.
-            repeats: How many augmentations of each.
-            step_size: Images of a step, on all processes and in all batches that are accumulated.
-
-        Raises:
-            ValueError: if a step is not made of whole groups of augmentations.
-        """
         if step_size % repeats:
             raise ValueError(
                 f"repeated_augmentations={repeats} does not divide the {step_size} images of a step. Set "
@@ -238,14 +229,10 @@ class RepeatedAugmentationSampler(torch.utils.data.Sampler[tuple[int, int]]):
         self.step_size = step_size
 
     def __len__(self) -> int:
-        """Returns the number of examples of an epoch."""
         return len(self.dataset)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yields the numbers of an image and of its augmentation, of each step one augmentation of all images first.
-
-        So neighbors, which are mixed, are never the same image.
-        """
+        # Of each step one augmentation of all images first: neighbors, which are mixed, are never the same image.
         seed = derive_seed(self.dataset.seed, int(self.dataset.epoch))
         length = len(self.dataset)
         order = torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()

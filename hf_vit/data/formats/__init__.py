@@ -1,1 +1,1 @@
-"""Readers of the files that data sets come in."""
+"""Readers of the files that datasets come in."""

@@ -14,9 +14,14 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from transformers.utils import logging
 
 from ...model.image_targets import IGNORED_LABEL
-from ..messages import listed
+from .files import listed
 
 
+logger = logging.get_logger(__name__)
+# How datasets say that an example has no label: -1 on the Hub, an empty cell in a table.
+UNLABELED = (None, "", -1, "-1")
+INTEGERS = [Value(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
+LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
 # How palettes call the color of pixels that are of no class.
 IGNORED_NAMES = {"ignore", "ignored", "unlabeled", "void"}
 NAME_FILES = ("classes.txt", "id2label.json")
@@ -42,7 +47,6 @@ class ClassList:
     reduce_labels: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the names."""
         if not 1 <= len(self.names) <= IGNORED_LABEL:
             raise ValueError(
                 f"There are {len(self.names)} class names, but masks tell 1 to {IGNORED_LABEL} classes apart."
@@ -84,22 +88,11 @@ def _color_table(colors: tuple[tuple[Color, int], ...]) -> np.ndarray:
 def choose_classes(
     folder: Path | None, class_names: Sequence[str] | None, classes_file: str | None, reduce_labels: bool
 ) -> ClassList:
-    """Finds out the classes of masks.
-
-    Args:
-        folder: Where files of classes may lie: classes.txt or id2label.json, and palette.txt, label_colors.txt or
-            class_dict.csv.
-        class_names: The names, if not those of a file.
-        classes_file: The file, if not one of `folder`.
-        reduce_labels: As in `ClassList`.
-
-    Raises:
-        OSError: if `classes_file` cannot be read.
-        ValueError: if there are no names, or a file is malformed.
-    """
+    """Returns the classes of masks: those that are given, or of a file that is given, or else of files in a folder."""
     names = list(class_names or [])
     palette: dict[Color, str] = {}
-    for file in _files(folder, classes_file):
+    files = [folder / name for name in (*NAME_FILES, *PALETTE_FILES) if folder and (folder / name).is_file()]
+    for file in files if classes_file is None else [Path(classes_file).expanduser()]:
         found, colors = read_class_file(file)
         names, palette = names or found, palette or colors
     if not names:
@@ -108,12 +101,6 @@ def choose_classes(
             "beside the splits, or as classes_file."
         )
     return ClassList(tuple(names), tuple(_numbered(palette, names).items()), reduce_labels)
-
-
-def _files(folder: Path | None, classes_file: str | None) -> list[Path]:
-    if classes_file is not None:
-        return [Path(classes_file).expanduser()]
-    return [folder / name for name in (*NAME_FILES, *PALETTE_FILES) if folder and (folder / name).is_file()]
 
 
 def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int]:
@@ -128,15 +115,7 @@ def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int
 
 
 def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
-    """Reads a file of classes: names line by line, `id2label` in JSON, or a palette of names and colors.
-
-    Returns:
-        The names in order, and those of a palette by color (R, G, B). Several colors may have one name.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is malformed.
-    """
+    """Reads names line by line, `id2label` in JSON, or a palette; returns names, and those of a palette by color."""
     try:
         text = file.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
     except UnicodeDecodeError as error:
@@ -159,6 +138,12 @@ def read_class_file(file: Path) -> tuple[list[str], dict[Color, str]]:
         if palette.setdefault(color, name) != name:
             raise ValueError(f"{file} gives the color {color} to {palette[color]!r} and to {name!r}. Change one.")
     return list(dict.fromkeys(name for name in palette.values() if name.lower() not in IGNORED_NAMES)), palette
+
+
+def names_beside(folders: Sequence[Path]) -> list[str]:
+    """Returns the class names in the first classes.txt or id2label.json in folders, if there is one."""
+    files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
+    return read_class_file(files[0])[0] if files else []
 
 
 def _read_id2label(file: Path, text: str) -> list[str]:
@@ -187,29 +172,19 @@ def _name_and_color(line: str) -> tuple[str, Color] | None:
 
 @dataclass(frozen=True)
 class ClassNumbers:
-    """The classes of a data set.
-
-    Args:
-        names: What the classes are called, in their order.
-        numbers: The class of each label, by its text.
-    """
+    """The names of the classes of a dataset in their order, and the number of each label by its text."""
 
     names: tuple[str, ...]
     numbers: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` if there are fewer than two classes, or one is there twice."""
         if len(self.names) < 2:
             raise ValueError(f"The classes are {listed(self.names)}, but there must be at least 2.")
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"Of the classes {listed(self.names)} two have one name. Rename them.")
 
     def number(self, label: object, file: str) -> int:
-        """Returns the class of a label.
-
-        Raises:
-            ValueError: if it is missing, or of no class, with `file`, what the label is of.
-        """
+        """Returns the class of a label; `file` is what the label is of."""
         if label in UNLABELED:
             raise ValueError(f"{file} has no label, but {label!r}. Label it, or leave it out of the data.")
         number = self.numbers.get(str(label).strip())
@@ -221,28 +196,15 @@ class ClassNumbers:
         return number
 
     def relabeled(self, split: Dataset) -> Dataset:
-        """Returns a split whose column `label` numbers these classes; its column `file` names the images.
-
-        Raises:
-            ValueError: if a label is missing, or of no class.
-        """
+        """Returns a split whose column `label` numbers these classes; its column `file` names the images."""
         numbers = [self.number(label, file) for label, file in zip(split["label"][:], split["file"][:], strict=True)]
-        # A new column rather than a cast, which would copy all images.
-        return split.remove_columns("label").add_column("label", numbers, feature=ClassLabel(names=list(self.names)))
+        return with_class_column(split, "label", numbers, self.names)
 
 
 def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
-    """Returns the classes that the type of a column of labels tells, or that are given by name.
+    """Returns the classes that the type of labels tells, or the names that are given; `None` if neither does.
 
-    Args:
-        feature: The type. Whole numbers are places in `names`.
-        names: Class names, if they are known.
-
-    Returns:
-        The classes; `None` where all labels must be looked at to know them.
-
-    Raises:
-        ValueError: if the names are not those of the type.
+    Labels that are whole numbers are places in `names`.
     """
     if isinstance(feature, ClassLabel):
         if names and list(names) != feature.names:
@@ -260,59 +222,60 @@ def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
 
 def classes_among(labels: Iterable[object]) -> ClassNumbers:
     """Returns the classes that occur, named by their labels, in the order of numbers or else of the alphabet."""
-    found = {str(label).strip() for label in labels if label not in UNLABELED}
-    names = sorted(found, key=int if all(name.isdecimal() for name in found) else None)
+    names = _sorted_names({str(label).strip() for label in labels if label not in UNLABELED})
     return ClassNumbers(tuple(names), {name: number for number, name in enumerate(names)})
+
+
+def _sorted_names(names: set[str]) -> list[str]:
+    return sorted(names, key=int if all(name.isdecimal() for name in names) else None)
 
 
 def _in_order(names: Sequence[str]) -> ClassNumbers:
     return ClassNumbers(tuple(names), {str(number): number for number in range(len(names))})
 
 
-logger = logging.get_logger(__name__)
-# How data sets say that an example has no label: -1 on the Hub, an empty cell in a table.
-UNLABELED = (None, "", -1, "-1")
-INTEGERS = [Value(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
-LABEL_TYPES = [*INTEGERS, Value("string"), Value("large_string"), Value("bool")]
-
-
 def with_class_labels(splits: DatasetDict) -> DatasetDict:
     """Gives the column `label` of all splits the same type, one `datasets.ClassLabel`.
 
     The classes are those of "train", or of the first split where there is none. Named classes keep their order; others
-    are named by their values, in the order of numbers if all are numbers, else in that of the alphabet.
-
-    Args:
-        splits: Datasets with the column `label`: a `ClassLabel`, whole numbers or words.
-
-    Returns:
-        The splits, without those that have no label at all, as test sets are often published: these are left out with
-        a warning.
-
-    Raises:
-        ValueError: if a split is empty, a label is missing or out of range, a class occurs in another split but not in
-            "train", or there are fewer than two classes to train on.
+    are named by their values, in the order of numbers if all are numbers, else in that of the alphabet. Splits that
+    have no label at all, as test sets are often published, are left out with a warning.
     """
+    splits = DatasetDict(splits)
     labels: dict[str, list[str]] = {}
     for name, split in splits.items():
         values = split["label"][:]
         if not values:
             raise ValueError(f"The split {name!r} is empty. Fill it or leave it out.")
-        if name != "train" and all(value in UNLABELED for value in values):
-            logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
-        else:
+        if name == "train" or has_labels(name, values):
             labels[name] = _names_of(values, split.features["label"], name)
     if not labels:
         raise ValueError(f"No split has labels: {', '.join(splits)}.")
     first = next(iter(labels))
-    classes = _classes(splits[first].features["label"], labels[first], first)
+    classes = _class_names(splits[first].features["label"], labels[first], first)
+    numbers = {name: number for number, name in enumerate(classes)}
     for name, names in labels.items():
         _check_known(names, classes, name, first)
-    return DatasetDict({name: _relabeled(splits[name], names, classes) for name, names in labels.items()})
+        if splits[name].features["label"] != ClassLabel(names=classes):
+            splits[name] = with_class_column(splits[name], "label", [numbers[label] for label in names], classes)
+    return DatasetDict({name: splits[name] for name in labels})
+
+
+def has_labels(name: str, labels: Iterable[object]) -> bool:
+    """Returns whether a split has labels, which published test sets often have not, or warns that it is left out."""
+    if any(label not in UNLABELED for label in labels):
+        return True
+    logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
+    return False
+
+
+def with_class_column(dataset: Dataset, column: str, numbers: Sequence[int], names: Sequence[str]) -> Dataset:
+    """Replaces a column by class numbers, with the names of the classes."""
+    # A new column rather than a cast, which would copy all images.
+    return dataset.remove_columns(column).add_column(column, numbers, feature=ClassLabel(names=list(names)))
 
 
 def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
-    """Returns the class of each example, by name."""
     names: list[str | None]
     if isinstance(feature, ClassLabel):
         known = dict(enumerate(feature.names))
@@ -334,7 +297,7 @@ def _names_of(values: list[Any], feature: object, split: str) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def _classes(feature: object, names: list[str], split: str) -> list[str]:
+def _class_names(feature: object, names: list[str], split: str) -> list[str]:
     """Returns the names of all classes in order, and warns of those without an example."""
     occurring = set(names)
     if isinstance(feature, ClassLabel):
@@ -342,7 +305,7 @@ def _classes(feature: object, names: list[str], split: str) -> list[str]:
         if missing := [name for name in classes if name not in occurring]:
             logger.warning("The split %r has no example of %s: a model cannot learn them.", split, listed(missing))
     else:
-        classes = sorted(occurring, key=int if all(name.isdecimal() for name in occurring) else None)
+        classes = _sorted_names(occurring)
     if split == "train" and len(occurring) < 2:
         raise ValueError(f"All labels of the split {split!r} are {names[0]!r}, but there must be at least 2 classes.")
     return classes
@@ -357,12 +320,3 @@ def _check_known(names: list[str], classes: list[str], split: str, first: str) -
             f"{listed(missing) if missing else 'none'}. A model can only name what it was trained on: spell them the "
             f"same, or give {first!r} examples of them."
         )
-
-
-def _relabeled(dataset: Dataset, names: list[str], classes: list[str]) -> Dataset:
-    feature = ClassLabel(names=classes)
-    if dataset.features["label"] == feature:
-        return dataset
-    numbers = {name: number for number, name in enumerate(classes)}
-    # A new column rather than a cast, which would copy all images.
-    return dataset.remove_columns("label").add_column("label", [numbers[name] for name in names], feature=feature)

@@ -8,7 +8,6 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,35 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, List, NamedSplit, Value
 from transformers.utils import logging
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .files import image_sizes, images_at, subfolders
-from .objects import KeypointNames, KeypointTable, ObjectTable, corners, table_of, whole_images
-from .splits import one_per_split, split_named, split_within
+from ..datasets import TargetData
+from ..targets import instances_target, panoptic_target
+from .files import (
+    MAX_NAMED,
+    image_sizes,
+    images_at,
+    in_lines,
+    listed,
+    one_per_split,
+    split_named,
+    split_within,
+    subfolders,
+    with_files,
+)
+from .keypoints import KeypointNames, KeypointTable
+from .objects import ObjectTable, corners, table_of, whole_image_boxes
 
 
+logger = logging.get_logger(__name__)
 Entry = Mapping[str, Any]
+Content = dict[str, Any]
+KINDS = ("panoptic", "instances")  # of masks
+# What annotations of every kind have.
+NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
+# Besides files with a kind in their names, as COCO has them.
+USUAL_FILES = ("annotations.json", "_annotations.coco.json")
 
 
-def check_entries(entries: Sequence[Any], keys: Iterable[str], what: str, file: Path) -> None:
-    """Raises `ValueError` if some entries of a file lack keys, naming them by their `id` or else their place."""
+def _check_entries(entries: Sequence[Any], keys: Iterable[str], what: str, file: Path) -> None:
     lacking = []
     for place, entry in enumerate(entries):
         if not isinstance(entry, dict):
@@ -39,8 +56,7 @@ def check_entries(entries: Sequence[Any], keys: Iterable[str], what: str, file: 
         raise ValueError(f"{len(lacking)} of {len(entries)} {what} in {file} are incomplete:{in_lines(lacking)}")
 
 
-def check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
-    """Raises `ValueError` if several entries of a file have one `id`."""
+def _check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
     counts = Counter(entry["id"] for entry in entries if "id" in entry)
     if several := [f"id {name}: {count} times" for name, count in counts.items() if count > 1]:
         raise ValueError(
@@ -49,14 +65,13 @@ def check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
         )
 
 
-def check_instances(annotations: Sequence[Entry], images: Iterable[Entry], file: Path) -> None:
-    """Raises `ValueError` if some annotations have no mask that can be drawn, naming them by their `id`."""
+def _check_instances(annotations: Sequence[Entry], images: Iterable[Entry], file: Path) -> None:
     sizes = {image["id"]: (image["height"], image["width"]) for image in images}
-    found = (
-        (annotation, _fault(annotation.get("segmentation"), *sizes[annotation["image_id"]]))
+    faults = [
+        f"annotation {annotation.get('id', 'without id')} {fault}"
         for annotation in annotations
-    )
-    faults = [f"annotation {annotation.get('id', 'without id')} {fault}" for annotation, fault in found if fault]
+        if (fault := _fault(annotation.get("segmentation"), *sizes[annotation["image_id"]]))
+    ]
     if faults:
         raise ValueError(
             f"{len(faults)} of {len(annotations)} annotations in {file} have no mask:{in_lines(faults)}\nRepair them, "
@@ -65,7 +80,7 @@ def check_instances(annotations: Sequence[Entry], images: Iterable[Entry], file:
 
 
 def _fault(segmentation: Any, height: int, width: int) -> str | None:
-    """Returns what is wrong with a mask of an image of so many pixels, if anything that shows without drawing it."""
+    """Returns what is wrong with a mask, if anything that shows without drawing it."""
     if isinstance(segmentation, dict) and {"counts", "size"} <= segmentation.keys():
         return None
     if not isinstance(segmentation, list) or not segmentation:
@@ -86,25 +101,13 @@ def _fault(segmentation: Any, height: int, width: int) -> str | None:
     return None
 
 
-# What annotations of every kind have.
-NEEDED = {"images": ("id", "file_name"), "annotations": ("image_id",), "categories": ("id", "name")}
-# Besides files with a kind in their names, as COCO has them.
-USUAL_FILES = ("annotations.json", "_annotations.coco.json")
-
-
 def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
-    """Finds the annotation files of a data set.
+    """Finds annotation files by split.
 
     Args:
         path: A folder with `annotations/instances_train2017.json`, `annotations/train.json`, `train/annotations.json`,
             or `train/_annotations.coco.json`, ..., or such a file.
         kinds: Which of "panoptic", "instances" and "keypoints" will do.
-
-    Returns:
-        The files by split; nothing if there are none.
-
-    Raises:
-        ValueError: if there are files of several of the kinds, or several for one split.
     """
     if path.is_file():
         return {_split_of(path) or "train": path} if path.suffix.lower() == ".json" else {}
@@ -128,16 +131,8 @@ def _split_of(file: Path) -> str | None:
     return split_within(re.sub(r"\d+", " ", file.stem)) or split_named(file.parent.name)
 
 
-def read_coco(file: Path) -> dict[str, Any]:
-    """Reads a file of annotations, of which there may be none.
-
-    Returns:
-        Its content, with the lists "images", "annotations" and "categories", whose entries have what all kinds need.
-
-    Raises:
-        OSError: if it cannot be read.
-        ValueError: if it is malformed, or has two images of one id.
-    """
+def _read_coco(file: Path) -> Content:
+    """Reads "images", "annotations", of which there may be none, and "categories" with what all kinds need."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -149,35 +144,26 @@ def read_coco(file: Path) -> dict[str, Any]:
     if missing := [key for key in NEEDED if lacks[key]]:
         raise ValueError(f"{file} has no {' and no '.join(missing)}, which annotations of COCO have.")
     for name, keys in NEEDED.items():
-        check_entries(content[name], keys, name, file)
-    check_unique(content["images"], "images", file)
+        _check_entries(content[name], keys, name, file)
+    _check_unique(content["images"], "images", file)
     return content
 
 
-def categories_of(contents: dict[str, dict[str, Any]], files: dict[str, Path]) -> list[dict[str, Any]]:
-    """Returns `id`, `name` and `isthing` of the categories, by id.
-
-    Args:
-        contents: What `read_coco` returned, by split.
-        files: Where it was read, by split.
-
-    Raises:
-        ValueError: if two categories have one name, or the files differ in their categories.
-    """
+def _categories_of(contents: Mapping[str, Content], files: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Returns `id`, `name` and `isthing` of the categories, by id, from contents and files by split."""
     found = {split: _categories(content, files[split]) for split, content in contents.items()}
-    check_same(found, files, "categories")
+    _check_same(found, files, "categories")
     return next(iter(found.values()))
 
 
-def check_same(found: dict[str, Any], files: dict[str, Path], what: str) -> None:
-    """Raises `ValueError` if what was found differs between splits."""
+def _check_same(found: dict[str, Any], files: Mapping[str, Path], what: str) -> None:
     first = next(iter(found))
     for split, other in found.items():
         if other != found[first]:
             raise ValueError(f"{files[first]} and {files[split]} differ in {what}. Make them the same.")
 
 
-def _categories(content: dict[str, Any], file: Path) -> list[dict[str, Any]]:
+def _categories(content: Content, file: Path) -> list[dict[str, Any]]:
     categories = sorted(content["categories"], key=lambda category: int(category["id"]))
     names = [str(category["name"]) for category in categories]
     if len(set(names)) < len(names):
@@ -188,35 +174,24 @@ def _categories(content: dict[str, Any], file: Path) -> list[dict[str, Any]]:
     ]
 
 
-def check_references(content: dict[str, Any], file: Path) -> None:
-    """Raises `ValueError` if annotations name images or categories that the file has not."""
+def _check_references(content: Content, file: Path) -> None:
     for key, name in (("image_id", "images"), ("category_id", "categories")):
-        check_known(content["annotations"], key, {entry["id"] for entry in content[name]}, name, file)
+        _check_known(content["annotations"], key, {entry["id"] for entry in content[name]}, name, file)
 
 
-def check_known(entries: Sequence[dict[str, Any]], key: str, known: Any, what: str, file: Path) -> None:
-    """Raises `ValueError` if a value of `key` in some entries is not known."""
+def _check_known(entries: Sequence[dict[str, Any]], key: str, known: Any, what: str, file: Path) -> None:
     if unknown := sorted({entry[key] for entry in entries} - set(known)):
         raise ValueError(f"{file} has annotations of {what} that are not in it: {listed(unknown)}.")
 
 
-def image_paths(content: dict[str, Any], file: Path) -> list[str]:
-    """Returns the path of every image: in `images/` beside the file, beside it, or in `../train2017/` as COCO has it.
-
-    Raises:
-        ValueError: if images do not exist.
-    """
+def _image_paths(content: Content, file: Path) -> list[str]:
+    """Looks for images in `images/` beside the file, beside it, or in `../train2017/` as COCO has it."""
     above, word = file.parent.parent, file.stem.split("_")[-1]
     beside = [file.parent / "images", file.parent, above / word, above / "images", above / "images" / word]
-    return paths_in(content["images"], [*beside, above], file)
+    return _paths_in(content["images"], [*beside, above], file)
 
 
-def paths_in(entries: list[dict[str, Any]], folders: list[Path], file: Path) -> list[str]:
-    """Returns the path of every entry, in the first folder that holds any of them.
-
-    Raises:
-        ValueError: if there is no such folder, or it lacks some.
-    """
+def _paths_in(entries: list[dict[str, Any]], folders: list[Path], file: Path) -> list[str]:
     names = [entry["file_name"] for entry in entries]
     folder = next((folder for folder in folders if any((folder / name).is_file() for name in names)), None)
     if folder is None:
@@ -227,75 +202,46 @@ def paths_in(entries: list[dict[str, Any]], folders: list[Path], file: Path) -> 
     return paths
 
 
-logger = logging.get_logger(__name__)
-KINDS = ("panoptic", "instances")
+def load_coco_masks(files: Mapping[str, Path]) -> TargetData:
+    """Reads annotations with masks, without opening images.
 
-
-@dataclass(frozen=True)
-class CocoData:
-    """What a data set in the format of COCO holds.
-
-    Args:
-        kind: "panoptic" or "instances".
-        splits: Rows with the columns `image` and, of the kind, `panoptic` (`datasets.Image`, not decoded) and
-            `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`, `label`, `iscrowd` and
-            `segmentation`), `height` and `width`.
-        names: Names of the classes, in the order of their ids.
-        thing_ids: Numbers of the classes that are things.
+    Panoptic masks lie in the folder called like their file, `panoptic/` or `masks/`. Rows have the column `panoptic`
+    (`datasets.Image`, not decoded) with `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`,
+    `label`, `iscrowd` and `segmentation`) with `height` and `width`.
     """
-
-    kind: str
-    splits: DatasetDict
-    names: tuple[str, ...]
-    thing_ids: tuple[int, ...]
-
-
-def load_coco_masks(files: dict[str, Path]) -> CocoData:
-    """Reads annotation files, without opening images.
-
-    Images lie where `image_paths` looks for them; panoptic masks in the folder called like their file, `panoptic/` or
-    `masks/`.
-
-    Args:
-        files: Paths by split.
-
-    Raises:
-        ValueError: if a file is malformed, lacks masks, or names images or categories that do not exist, or if the
-            files differ in kind or categories.
-    """
-    contents = {split: read_coco(file) for split, file in files.items()}
+    contents = {split: _read_coco(file) for split, file in files.items()}
     kinds = {split: _kind(content, files[split]) for split, content in contents.items()}
-    check_same(kinds, files, "kind")
-    categories = categories_of(contents, files)
-    kind = next(iter(kinds.values()))
+    _check_same(kinds, files, "kind")
+    categories = _categories_of(contents, files)
+    is_panoptic = next(iter(kinds.values())) == "panoptic"
     numbers = {category["id"]: number for number, category in enumerate(categories)}
-    rows = _panoptic_rows if kind == "panoptic" else _instance_rows
-    return CocoData(
-        kind,
-        DatasetDict({split: rows(contents[split], file, numbers, split) for split, file in files.items()}),
+    rows = _panoptic_rows if is_panoptic else _instance_rows
+    return TargetData(
+        with_files(DatasetDict({split: rows(contents[split], file, numbers, split) for split, file in files.items()})),
+        panoptic_target if is_panoptic else instances_target,
         tuple(category["name"] for category in categories),
-        tuple(numbers[category["id"]] for category in categories if kind == "instances" or category["isthing"]),
+        tuple(numbers[category["id"]] for category in categories if category["isthing"] or not is_panoptic),
     )
 
 
-def _kind(content: dict[str, Any], file: Path) -> str:
+def _kind(content: Content, file: Path) -> str:
     if not content["annotations"]:
         raise ValueError(f"{file} has no annotations, which annotations of COCO have.")
     return "panoptic" if "segments_info" in content["annotations"][0] else "instances"
 
 
-def _panoptic_rows(content: dict[str, Any], file: Path, numbers: dict[int, int], split: str) -> Dataset:
+def _panoptic_rows(content: Content, file: Path, numbers: dict[int, int], split: str) -> Dataset:
     annotations = content["annotations"]
-    check_entries(annotations, ("file_name", "segments_info"), "annotations", file)
+    _check_entries(annotations, ("file_name", "segments_info"), "annotations", file)
     listed_segments = [segment for annotation in annotations for segment in annotation["segments_info"]]
-    check_entries(listed_segments, ("id", "category_id"), "segments_info", file)
-    images = image_paths(content, file)
+    _check_entries(listed_segments, ("id", "category_id"), "segments_info", file)
+    images = _image_paths(content, file)
     by_id = {image["id"]: path for image, path in zip(content["images"], images, strict=True)}
     folders = [file.with_suffix(""), file.parent / "panoptic", file.parent / "masks"]
-    masks = paths_in(annotations, folders, file)
+    masks = _paths_in(annotations, folders, file)
     segments = [annotation["segments_info"] for annotation in annotations]
-    check_known(annotations, "image_id", by_id, "images", file)
-    check_known(listed_segments, "category_id", numbers, "categories", file)
+    _check_known(annotations, "image_id", by_id, "images", file)
+    _check_known(listed_segments, "category_id", numbers, "categories", file)
     _warn_of_bare(by_id.keys() - {annotation["image_id"] for annotation in annotations}, file)
     return Dataset.from_dict(
         {
@@ -324,12 +270,12 @@ def _panoptic_rows(content: dict[str, Any], file: Path, numbers: dict[int, int],
     )
 
 
-def _instance_rows(content: dict[str, Any], file: Path, numbers: dict[int, int], split: str) -> Dataset:
+def _instance_rows(content: Content, file: Path, numbers: dict[int, int], split: str) -> Dataset:
     images, annotations = content["images"], content["annotations"]
-    check_entries(images, ("height", "width"), "images", file)
-    check_entries(annotations, ("category_id",), "annotations", file)
-    check_references(content, file)
-    check_instances(annotations, images, file)
+    _check_entries(images, ("height", "width"), "images", file)
+    _check_entries(annotations, ("category_id",), "annotations", file)
+    _check_references(content, file)
+    _check_instances(annotations, images, file)
     by_image = defaultdict(list)
     for annotation in annotations:
         by_image[annotation["image_id"]].append(
@@ -342,7 +288,7 @@ def _instance_rows(content: dict[str, Any], file: Path, numbers: dict[int, int],
         )
     return Dataset.from_dict(
         {
-            "image": image_paths(content, file),
+            "image": _image_paths(content, file),
             "objects": [json.dumps(by_image[image["id"]]) for image in images],
             "height": [image["height"] for image in images],
             "width": [image["width"] for image in images],
@@ -359,28 +305,14 @@ def _warn_of_bare(ids: set[Any], file: Path) -> None:
         logger.warning("Left out of %s, as they have no annotation: the images %s.", file, listed(sorted(ids)))
 
 
-Content = dict[str, Any]
-
-
-def load_coco_objects(files: dict[str, Path]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads the boxes of annotation files, without opening images whose size they give.
+def load_coco_objects(files: Mapping[str, Path]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
+    """Reads boxes and the names of classes by id, without opening images whose size is given.
 
     A category without any box that is only the heading of others, as Roboflow writes one, is no class.
-
-    Args:
-        files: Paths by split.
-
-    Returns:
-        Objects by split, and the names of the classes in the order of their ids.
-
-    Raises:
-        OSError: if an image of unknown size cannot be opened.
-        ValueError: if a file is malformed, has two entries of one id, or names images or categories that do not exist,
-            or if the files differ in categories.
     """
-    contents = {split: read_coco(file) for split, file in files.items()}
+    contents = {split: _read_coco(file) for split, file in files.items()}
     headings = _unused_headings(contents)
-    categories = [entry for entry in categories_of(contents, files) if entry["name"] not in headings]
+    categories = [entry for entry in _categories_of(contents, files) if entry["name"] not in headings]
     numbers = {category["id"]: number for number, category in enumerate(categories)}
     tables = {}
     for split, content in contents.items():
@@ -389,23 +321,11 @@ def load_coco_objects(files: dict[str, Path]) -> tuple[dict[str, ObjectTable], t
     return tables, tuple(category["name"] for category in categories)
 
 
-def load_coco_keypoints(files: dict[str, Path]) -> tuple[dict[str, KeypointTable], KeypointNames]:
-    """Reads the keypoints of annotation files, without opening images whose size they give.
-
-    Args:
-        files: Paths by split.
-
-    Returns:
-        Objects with keypoints by split, and what is known of the keypoints.
-
-    Raises:
-        OSError: if an image of unknown size cannot be opened.
-        ValueError: as `load_coco_objects`, or if no category has keypoints, or several have, or an object has another
-            number of them.
-    """
-    contents = {split: read_coco(file) for split, file in files.items()}
+def load_coco_keypoints(files: Mapping[str, Path]) -> tuple[dict[str, KeypointTable], KeypointNames]:
+    """Reads objects with keypoints by split, without opening images whose size is given."""
+    contents = {split: _read_coco(file) for split, file in files.items()}
     found = {split: _keypoint_category(content, files[split]) for split, content in contents.items()}
-    check_same({split: _names_of(category) for split, category in found.items()}, files, "keypoints")
+    _check_same({split: _names_of(category) for split, category in found.items()}, files, "keypoints")
     category = next(iter(found.values()))
     tables = {}
     for split, content in contents.items():
@@ -427,15 +347,15 @@ def _unused_headings(contents: dict[str, Content]) -> list[str]:
 
 
 def _check_annotations(content: Content, file: Path, keys: tuple[str, ...]) -> None:
-    check_entries(content["annotations"], keys, "annotations", file)
-    check_unique(content["annotations"], "annotations", file)
-    check_references(content, file)
+    _check_entries(content["annotations"], keys, "annotations", file)
+    _check_unique(content["annotations"], "annotations", file)
+    _check_references(content, file)
 
 
 def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) -> ObjectTable:
     annotations = content["annotations"]
-    images = images_at(image_paths(content, file), split)
-    sizes = np.array([_size(image) for image in content["images"]])
+    images = images_at(_image_paths(content, file), split)
+    sizes = np.array([[int(image.get(side) or 0) for side in ("width", "height")] for image in content["images"]])
     unknown = np.flatnonzero((sizes <= 0).any(axis=1))
     sizes[unknown] = image_sizes(images.select(unknown))
     places = {image["id"]: place for place, image in enumerate(content["images"])}
@@ -444,7 +364,7 @@ def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) ->
     if any("bbox" in annotation for annotation in annotations):
         boxes = corners(_numbers(annotations, "bbox", 4, file), "coco", sizes_of_objects)
     else:  # keypoints alone
-        boxes = whole_images(sizes_of_objects)
+        boxes = whole_image_boxes(sizes_of_objects)
     return table_of(
         images,
         sizes,
@@ -457,11 +377,6 @@ def _table(content: Content, file: Path, split: str, numbers: dict[Any, int]) ->
     )
 
 
-def _size(image: dict[str, Any]) -> tuple[int, int]:
-    """Returns width and height, 0 where they are not given."""
-    return int(image.get("width") or 0), int(image.get("height") or 0)
-
-
 def _describe(annotations: list[dict[str, Any]], file: Path, place: int) -> str:
     entry = annotations[place]
     return f"annotation {entry.get('id', f'at place {place}')} of {file}"
@@ -469,21 +384,17 @@ def _describe(annotations: list[dict[str, Any]], file: Path, place: int) -> str:
 
 def _numbers(annotations: list[dict[str, Any]], key: str, count: int, file: Path) -> np.ndarray:
     """Returns (N, count) float64 from lists of so many numbers."""
-    faults = [
-        f"{_describe(annotations, file, place)}: {_in_short(annotation.get(key))}"
-        for place, annotation in enumerate(annotations)
-        if not _are_numbers(annotation.get(key), count)
-    ]
+    faults = []
+    for place, annotation in enumerate(annotations):
+        if not _are_numbers(found := annotation.get(key), count):
+            short = f"{len(found)} numbers" if isinstance(found, list) and len(found) > 8 else repr(found)
+            faults.append(f"{_describe(annotations, file, place)}: {short}")
     if faults:
         raise ValueError(
             f"{len(faults)} of {len(annotations)} annotations have no {key} of {count} numbers:"
             f"{in_lines(faults, MAX_NAMED)}"
         )
     return np.array([annotation[key] for annotation in annotations], float).reshape(-1, count)
-
-
-def _in_short(values: Any) -> str:
-    return f"{len(values)} numbers" if isinstance(values, list) and len(values) > 8 else repr(values)
 
 
 def _are_numbers(values: Any, count: int) -> bool:
@@ -510,7 +421,6 @@ def _names_of(category: dict[str, Any]) -> KeypointNames:
 
 
 def _of_category(content: Content, number: Any, file: Path) -> Content:
-    """Returns content with the annotations of one category alone."""
     ours = [annotation for annotation in content["annotations"] if annotation["category_id"] == number]
     if others := len(content["annotations"]) - len(ours):
         logger.warning("Left out of %s: %d annotations of categories without keypoints.", file, others)

@@ -1,14 +1,17 @@
-"""Which columns of a dataset hold its images and its labels or targets."""
+"""Where a dataset is, and which of its columns hold images and labels or targets."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetDict, Image, Value
+from datasets import ClassLabel, DatasetDict, Image, Value
 
 
 USUAL_NAMES = {
-    "image_column_name": ("image", "img", "image_path", "path", "file", "filename", "file_name"),
-    "label_column_name": ("label", "labels", "class", "category", "target", "fine_label", "coarse_label"),
-    "mask_column_name": (
+    "image": ("image", "img", "image_path", "path", "file", "filename", "file_name"),
+    "label": ("label", "labels", "class", "category", "target", "fine_label", "coarse_label"),
+    "mask": (
         "mask",
         "label",
         "labels",
@@ -18,118 +21,133 @@ USUAL_NAMES = {
         "segmentation_mask",
         "semantic_mask",
     ),
-    "objects_column_name": ("objects", "object", "annotations", "annotation"),
-    "depth_column_name": ("depth", "depth_map", "depths", "label", "labels"),
-    "caption_column_name": (
-        "caption",
-        "captions",
-        "text",
-        "texts",
-        "sentence",
-        "sentences",
-        "description",
-        "descriptions",
-    ),
+    "objects": ("objects", "object", "annotations", "annotation"),
+    "depth": ("depth", "depth_map", "depths", "label", "labels"),
+    "caption": ("caption", "captions", "text", "texts", "sentence", "sentences", "description", "descriptions"),
 }
 
 
-def image_and_label(splits: DatasetDict, image_column: str | None, label_column: str | None) -> DatasetDict:
-    """Reduces every split to the columns `image` and `label`.
-
-    The columns are those of the types `datasets.Image` and `datasets.ClassLabel`, else those with a usual name.
+@dataclass(frozen=True)
+class SourceOptions:
+    """Where a dataset is, and what to take of it.
 
     Args:
-        splits: Datasets with any columns.
-        image_column: Which column holds the images, where that is not clear.
-        label_column: Which column holds the labels, where that is not clear.
-
-    Raises:
-        ValueError: if a column is missing, if several could be it, or if it does not hold images.
+        source: Path, or name on the Hub.
+        config_name: Configuration of a dataset on the Hub, or which of several sets of idx files.
+        revision: Branch, tag or commit on the Hub.
+        image_column: Column of images or of their paths, where neither type nor name say it.
+        target_column: Column of labels, masks, depth maps, objects or captions, where neither type nor name say it.
     """
-    return DatasetDict(
-        {
-            name: _two_columns(split, f"The split {name!r}", image_column, label_column)
-            for name, split in splits.items()
-        }
-    )
+
+    source: str
+    config_name: str | None = None
+    revision: str | None = None
+    image_column: str | None = None
+    target_column: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The source as a path, whether it exists or not."""
+        return Path(self.source).expanduser()
+
+    def check_no_revision(self) -> None:
+        """Raises `ValueError` if a revision is asked of data that lie on disk."""
+        if self.revision is not None:
+            raise ValueError(
+                f"dataset_revision={self.revision!r} is for datasets on the Hub, but {self.path} is here. Leave it "
+                "out."
+            )
+
+    def check_no_hub_options(self) -> None:
+        """Raises `ValueError` if something that is for the Hub is asked of data that lie on disk."""
+        self.check_no_revision()
+        if self.config_name is not None:
+            raise ValueError(
+                f"dataset_config_name={self.config_name!r} chooses on the Hub, but {self.path} is here. Leave it out."
+            )
+
+    def choose(self, kind: str, columns: Collection[str], where: str, by_type: Collection[str] = ()) -> str:
+        """Returns the column to take: the one that was given, else the only one of the type, else of a usual name.
+
+        Args:
+            kind: What it holds, a key of `USUAL_NAMES`.
+            columns: All columns.
+            where: What has the columns, to begin an error with.
+            by_type: The columns of the right type.
+        """
+        given = self.image_column if kind == "image" else self.target_column
+        option, listed = f"{kind}_column_name", ", ".join(map(repr, columns))
+        if given is not None:
+            if given not in columns:
+                raise ValueError(f"{where} has no column {given!r}, only {listed}. Name the right one with {option}.")
+            return given
+        names = USUAL_NAMES[kind]
+        found = list(by_type) or [column for column in columns if column.strip().lower() in names]
+        if not found:
+            raise ValueError(
+                f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Name it with {option}."
+            )
+        if len(found) > 1:
+            several = ", ".join(map(repr, found))
+            raise ValueError(f"{where} has several columns that could be it: {several}. Choose one with {option}.")
+        return found[0]
+
+    def choose_image(self, features: Mapping[str, object] | None, where: str) -> str:
+        """Returns the column of encoded images, by the types of all columns, which a stream may not know."""
+        if features is None:
+            raise ValueError(
+                f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. "
+                "Leave streaming out, or store the images as parquet files."
+            )
+        images = [name for name, feature in features.items() if isinstance(feature, Image)]
+        image = self.choose("image", features, where, by_type=images)
+        if not can_hold_images(features[image]):
+            raise ValueError(
+                f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name "
+                f"the right one with image_column_name; there are {', '.join(map(repr, features))}."
+            )
+        return image
+
+    def choose_label(self, features: Mapping[str, object], where: str) -> str:
+        """Returns the column of the type `datasets.ClassLabel`, else the one of a usual name; see `choose`."""
+        labels = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
+        return self.choose("label", features, where, by_type=labels)
 
 
-def _two_columns(dataset: Dataset, where: str, image_column: str | None, label_column: str | None) -> Dataset:
-    features = dataset.features
-    labels = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-    image = choose_image_column(features, image_column, where)
-    label = choose_column("label_column_name", label_column, features, where, by_type=labels)
-    dataset = dataset.select_columns([image, label]).rename_columns({image: "image", label: "label"})
+def take_columns(dataset: Any, columns: Mapping[str, str]) -> Any:
+    """Reduces a `Dataset` or an `IterableDataset` to columns, new names by old ones; "image" holds images."""
+    new_names = {old: new for old, new in columns.items() if old != new}  # streams take no other
+    dataset = dataset.select_columns(list(columns)).rename_columns(new_names)
     return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
 
 
-def image_and_target(
-    splits: DatasetDict, target: str, image_column: str | None, target_column: str | None
-) -> DatasetDict:
-    """Reduces every split to the columns `image` and the one of its targets, which are images too.
-
-    Args:
-        splits: Datasets with any columns.
-        target: What to call the column of targets, "mask" or "depth", which stay encoded.
-        image_column: Which column holds the images, where that is not clear.
-        target_column: Which column holds the targets, where none has a usual name.
-
-    Raises:
-        ValueError: if a column is missing, if several could be it, or if it does not hold images.
-    """
-    return DatasetDict(
-        {
-            name: _two_image_columns(split, f"The split {name!r}", target, image_column, target_column)
-            for name, split in splits.items()
-        }
-    )
+def image_and_label(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
+    """Reduces every split to the columns `image` and `label`."""
+    found = {}
+    for name, split in splits.items():
+        where = f"The split {name!r}"
+        image, label = options.choose_image(split.features, where), options.choose_label(split.features, where)
+        found[name] = take_columns(split, {image: "image", label: "label"})
+    return DatasetDict(found)
 
 
-def _two_image_columns(
-    dataset: Dataset, where: str, target: str, image_column: str | None, target_column: str | None
-) -> Dataset:
-    candidates = [name for name, feature in dataset.features.items() if can_hold_images(feature)]
-    if len(candidates) < 2:
-        raise ValueError(
-            f"{where} has {len(candidates)} columns of encoded images, but there must be one of images and one of "
-            f"{target}s. Its columns are {', '.join(map(repr, dataset.features))}."
-        )
-    found = choose_column(f"{target}_column_name", target_column, candidates, where)
-    others = [name for name in candidates if name != found]
-    image = choose_column("image_column_name", image_column, others, where, by_type=others)
-    columns = {image: "image", found: target}
-    dataset = dataset.select_columns(list(columns)).rename_columns(columns)
-    return dataset.cast_column("image", Image()).cast_column(target, Image(decode=False))
-
-
-def check_columns_known(features: Mapping[str, object] | None, where: str) -> None:
-    """Raises `ValueError` if a stream does not say which columns it has."""
-    if features is None:
-        raise ValueError(
-            f"{where} of the stream does not say which columns it has, as those of CSV and JSON files do not. Leave "
-            "streaming out, or store the images as parquet files."
-        )
-
-
-def choose_image_column(features: Mapping[str, object], given: str | None, where: str) -> str:
-    """Returns the column that holds the images.
-
-    Args:
-        features: The types of all columns by name.
-        given: Which one it is, where that is not clear.
-        where: What has the columns, to begin an error with.
-
-    Raises:
-        ValueError: if it is missing, if several could be it, or if it does not hold images.
-    """
-    images = [name for name, feature in features.items() if isinstance(feature, Image)]
-    image = choose_column("image_column_name", given, features, where, by_type=images)
-    if not can_hold_images(features[image]):
-        raise ValueError(
-            f"{where} has no encoded images in the column {image!r}, which is of type {features[image]}. Name the "
-            f"right one with image_column_name; there are {', '.join(map(repr, features))}."
-        )
-    return image
+def image_and_target(splits: DatasetDict, target: str, options: SourceOptions) -> DatasetDict:
+    """Reduces every split to the columns `image` and the one of its targets, "mask" or "depth", which stay encoded."""
+    found = {}
+    for name, split in splits.items():
+        where = f"The split {name!r}"
+        candidates = [column for column, feature in split.features.items() if can_hold_images(feature)]
+        if len(candidates) < 2:
+            raise ValueError(
+                f"{where} has {len(candidates)} columns of encoded images, but there must be one of images and one of "
+                f"{target}s. Its columns are {', '.join(map(repr, split.features))}."
+            )
+        of_targets = options.choose(target, candidates, where)
+        others = [column for column in candidates if column != of_targets]
+        image = options.choose("image", others, where, by_type=others)
+        columns = take_columns(split, {image: "image", of_targets: target})
+        found[name] = columns.cast_column(target, Image(decode=False))
+    return DatasetDict(found)
 
 
 def can_hold_images(feature: object) -> bool:
@@ -138,35 +156,3 @@ def can_hold_images(feature: object) -> bool:
     if isinstance(feature, dict):
         return "bytes" in feature
     return isinstance(feature, Image) or feature in (Value("binary"), Value("large_binary"))
-
-
-def choose_column(
-    option: str, given: str | None, columns: Collection[str], where: str, by_type: Collection[str] = ()
-) -> str:
-    """Returns the column to take: the one that was `given`, else the only one of the type, else of a usual name.
-
-    Args:
-        option: The argument that decides, "image_column_name" or "label_column_name".
-        given: Its value.
-        columns: All columns.
-        where: What has the columns, to begin an error with.
-        by_type: The columns of the right type.
-
-    Raises:
-        ValueError: if there is no such column, or none or several that could be it.
-    """
-    listed = ", ".join(map(repr, columns))
-    if given is not None:
-        if given not in columns:
-            raise ValueError(f"{where} has no column {given!r}, only {listed}. Name the right one with {option}.")
-        return given
-    names = USUAL_NAMES[option]
-    found = list(by_type) or [column for column in columns if column.strip().lower() in names]
-    if not found:
-        raise ValueError(
-            f"{where} has no column of a usual name ({', '.join(names)}), only {listed}. Name it with {option}."
-        )
-    if len(found) > 1:
-        several = ", ".join(map(repr, found))
-        raise ValueError(f"{where} has several columns that could be it: {several}. Choose one with {option}.")
-    return found[0]

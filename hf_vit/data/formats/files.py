@@ -1,22 +1,97 @@
-"""Files in folders, and the sizes that their headers give."""
+"""Files of datasets: how they are found, sorted by split, listed in messages, and how large their images are."""
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit
+from transformers.utils import logging
 
 from ...model.image_inputs import header_size
-from ..messages import MAX_NAMED, in_lines
 
 
+logger = logging.get_logger(__name__)
+T = TypeVar("T")
+MAX_LISTED = 20
+MAX_NAMED = 10  # of those whose lines are long
+SPLITS = ("train", "validation", "test")
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
 IMAGE_SUFFIXES = {
     ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"
 }  # fmt: skip
+READ_AHEAD = 64  # images of which the bytes are in memory at a time
+
+
+def listed(items: Collection[object]) -> str:
+    """Returns the first items, quoted, in one line, and how many more there are."""
+    more = f", and {len(items) - MAX_LISTED} more" if len(items) > MAX_LISTED else ""
+    return ", ".join(map(repr, islice(items, MAX_LISTED))) + more
+
+
+def in_lines(items: Collection[object], limit: int = MAX_LISTED) -> str:
+    """Returns the first items, each on a new line of its own, and how many more there are."""
+    more = f"\n  and {len(items) - limit} more" if len(items) > limit else ""
+    return "".join(f"\n  {item}" for item in islice(items, limit)) + more
+
+
+def split_named(name: str) -> str | None:
+    """Returns the split that goes by a name, "validation" for "val", or `None` if there is none."""
+    return SPLIT_NAMES.get(name.strip().lower())
+
+
+def split_within(name: str) -> str | None:
+    """Returns the split that is a word of `name`, as in "train-00000-of-00001", or `None` if none is."""
+    return next((SPLIT_NAMES[word] for word in re.split(r"[\W_]+", name.lower()) if word in SPLIT_NAMES), None)
+
+
+def one_per_split(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Returns what goes by names of splits, by split, in the order train, validation, test."""
+    names: dict[str, str] = {}
+    things: dict[str, T] = {}
+    for name, thing in named:
+        split = SPLIT_NAMES[name.strip().lower()]
+        if split in names:
+            raise ValueError(f"{names[split]!r} and {name!r} both mean the split {split!r}. Keep one of them.")
+        names[split], things[split] = name, thing
+    return {split: things[split] for split in SPLITS if split in things}
+
+
+def splits_in(folder: Path) -> dict[str, Path]:
+    """Returns the folders in a folder that are called like splits, by split; see `one_per_split`."""
+    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
+
+
+def files_by_split(folder: Path, files: Iterable[Path]) -> dict[str, list[str]]:
+    """Sorts files by the split that is a word of their name, or else of that of their folder, below `folder`.
+
+    If none has such a name, all are "train"; if some have, the others are left out with a warning.
+    """
+    found: dict[str | None, list[str]] = defaultdict(list)
+    for file in files:
+        parent = "" if file.parent == folder else file.parent.name
+        found[split_within(file.stem) or split_within(parent)].append(str(file))
+    others = found.pop(None, [])
+    if not found:
+        return {"train": others} if others else {}
+    if others:
+        logger.warning("Left out, as their names say no split: %s.", listed(others))
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def is_image(file: Path) -> bool:
@@ -44,32 +119,18 @@ def images_at(paths: Sequence[str], split: str) -> Dataset:
 
 
 def with_files(splits: DatasetDict) -> DatasetDict:
-    """Adds the column `file`: the path of each image, or the one beside its bytes, else "image 17 of train".
-
-    Args:
-        splits: Datasets with the column `image` of type `datasets.Image`, numbered as their source is.
-    """
-    return DatasetDict({name: split.add_column("file", _files(split, name)) for name, split in splits.items()})
-
-
-def _files(split: Dataset, name: str) -> list[str]:
-    # As Arrow, which leaves the bytes of the images where they are.
-    paths = split.select_columns("image").with_format("arrow")[:].flatten()["image.path"].to_pylist()
-    return [path or f"image {number} of {name}" for number, path in enumerate(paths)]
-
-
-READ_AHEAD = 64  # images of which the bytes are in memory at a time
+    """Adds the column `file`: the path of each image, or the one beside its bytes, else "image 17 of train"."""
+    named = {}
+    for name, split in splits.items():
+        # As Arrow, which leaves the bytes of the images where they are.
+        paths = split.select_columns("image").with_format("arrow")[:].flatten()["image.path"].to_pylist()
+        files = [path or f"image {number} of {name}" for number, path in enumerate(paths)]
+        named[name] = split.add_column("file", files)
+    return DatasetDict(named)
 
 
 def image_sizes(images: Dataset) -> np.ndarray:
-    """Returns (I, 2) int64, width and height of upright images.
-
-    Args:
-        images: The column `image`, of type `datasets.Image`.
-
-    Raises:
-        OSError: if files are no images, or do not exist.
-    """
+    """Returns (I, 2) int64, width and height of upright images, from the headers in the column `image`."""
     encoded = images.select_columns("image").cast_column("image", Image(decode=False))
     sizes: list[tuple[int, int] | str] = []
     with ThreadPoolExecutor() as threads:

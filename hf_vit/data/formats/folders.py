@@ -8,31 +8,40 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, Features, Image, NamedSplit, Value
 from transformers.utils import logging
 
-from ..messages import in_lines, listed
-from .files import IMAGE_SUFFIXES, files_below, is_image, subfolders
-from .splits import one_per_split, split_named
+from .files import (
+    IMAGE_SUFFIXES,
+    files_below,
+    in_lines,
+    is_image,
+    listed,
+    one_per_split,
+    split_named,
+    splits_in,
+    subfolders,
+)
 
 
 logger = logging.get_logger(__name__)
+IMAGE_FOLDERS = ("images", "image", "imgs", "img", "rgb")
+TARGET_FOLDERS = {
+    "mask": ("masks", "mask", "labels", "annotations", "segmentations"),
+    "depth": ("depths", "depth", "depth_maps", "labels", "annotations"),
+}
+TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
 
 
 def load_image_folder(folder: Path) -> DatasetDict:
-    """Lists the images of a folder, without opening them.
+    """Lists images by class folder, and then by path, without opening them.
 
     The folder holds one folder per class, or one such folder for each of "train", "validation" and "test", by any of
-    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored. A split
-    other than "train" that holds images without a class, as test sets are often published, is left out with a warning.
-
-    Returns:
-        Splits with the columns `image` (paths that are opened on access) and `label` (the class folder's name), sorted
-        by class and then by path.
-
-    Raises:
-        ValueError: if there is no image, no class folder or a class folder without an image.
+    their usual names. Images lie in the folder of their class at any depth; hidden files are ignored. A split other
+    than "train" that holds images without a class, as test sets are often published, is left out with a warning.
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_folders(folder)
-    unlabeled = [name for name, root in roots.items() if name != "train" and _is_unlabeled(root)]
+    unlabeled = [
+        name for name, root in roots.items() if name != "train" and not subfolders(root) and _loose_images(root)
+    ]
     if unlabeled:
         logger.warning("Left out of %s, as their images lie in no class folder: %s.", folder, listed(unlabeled))
     return DatasetDict({name: _load_split(name, root) for name, root in roots.items() if name not in unlabeled})
@@ -42,10 +51,6 @@ def has_class_folders(folder: Path) -> bool:
     """Returns whether a folder looks like one of `load_image_folder`: it has folders of splits, or of two classes."""
     inside = subfolders(folder)
     return len(inside) > 1 or any(split_named(sub.name) for sub in inside)
-
-
-def _is_unlabeled(root: Path) -> bool:
-    return not subfolders(root) and bool(_loose_images(root))
 
 
 def _loose_images(root: Path) -> list[str]:
@@ -94,31 +99,13 @@ def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -
         )
 
 
-IMAGE_FOLDERS = ("images", "image", "imgs", "img", "rgb")
-TARGET_FOLDERS = {
-    "mask": ("masks", "mask", "labels", "annotations", "segmentations"),
-    "depth": ("depths", "depth", "depth_maps", "labels", "annotations"),
-}
-TARGET_SUFFIXES = {"mask": IMAGE_SUFFIXES, "depth": IMAGE_SUFFIXES | {".npy"}}
-
-
 def load_pairs(folder: Path, target: str) -> DatasetDict:
-    """Lists images and their targets, without opening them.
+    """Lists images and their targets ("mask" or "depth"), sorted by path, without opening them.
 
     The folder holds `images/` and `masks/` (or `depths/`, ...), or such folders for each of "train", "validation" and
-    "test" by any of their usual names: `train/images/`, or `images/train/`. An image and its target have one stem,
-    at any depth below these folders; where no stem has a partner, words that all stems of a side end in are cut off,
-    as in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
-
-    Args:
-        folder: Where they lie.
-        target: What to call the column of targets, "mask" or "depth".
-
-    Returns:
-        Splits with the columns `image` (opened on access) and `target` (paths), sorted by path.
-
-    Raises:
-        ValueError: if there are no pairs, or if an image or a target has no partner.
+    "test" by any of their usual names: `train/images/`, or `images/train/`. An image and its target have one stem, at
+    any depth below these folders; where no stem has a partner, words that all stems of a side end in are cut off, as
+    in `1_leftImg8bit.png` and `1_gtFine_labelTrainIds.png`.
     """
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_roots(folder, target)
@@ -143,25 +130,20 @@ def load_pairs(folder: Path, target: str) -> DatasetDict:
 
 
 def _split_roots(folder: Path, target: str) -> dict[str, tuple[Path, Path]]:
-    """Returns the folders of images and of targets by split."""
     whole = _side_by_side(folder, target)
     if whole is not None:
-        named = {name: _split_named_folders(side) for name, side in zip(("image", target), whole, strict=True)}
+        named = {name: splits_in(side) for name, side in zip(("image", target), whole, strict=True)}
         if not named["image"] and not named[target]:
             return {"train": whole}
         sides = {split: (named["image"].get(split), named[target].get(split)) for split in named["image"]}
     else:
-        named_folders = _split_named_folders(folder)
+        named_folders = splits_in(folder)
         sides = {split: _side_by_side(sub, target) or (sub, None) for split, sub in named_folders.items()}
     complete = {split: (images, targets) for split, (images, targets) in sides.items() if images and targets}
     if complete and (others := sorted(sides.keys() - complete.keys())):
         lack = f"as they lack a folder of images or of {target}s: {listed(others)}"
         logger.warning("Left out of %s, %s.", folder, lack)
     return complete
-
-
-def _split_named_folders(folder: Path) -> dict[str, Path]:
-    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
 
 
 def _side_by_side(folder: Path, target: str) -> tuple[Path, Path] | None:
@@ -185,17 +167,13 @@ def _match(images: Path, targets: Path, target: str) -> tuple[list[tuple[Path, P
                 by_stem[file.relative_to(folder).with_suffix("").as_posix()].append(file)
         if not by_stem:
             return [], [f"{folder} has no file that ends in {', '.join(sorted(suffixes))}"]
-        problems += [f"{listed(files)} have one stem" for files in map(_names, by_stem.values()) if len(files) > 1]
+        problems += [f"{listed(list(map(str, found)))} have one stem" for found in by_stem.values() if len(found) > 1]
         sides.append({stem: files[0] for stem, files in by_stem.items()})
     if not sides[0].keys() & sides[1].keys():
         sides = [_without_common_words(side) for side in sides]
     problems += _alone(sides[0], sides[1], f"no {target} in {targets}")
     problems += _alone(sides[1], sides[0], f"no image in {images}")
     return [(file, sides[1][stem]) for stem, file in sorted(sides[0].items()) if stem in sides[1]], problems
-
-
-def _names(files: list[Path]) -> list[str]:
-    return [str(file) for file in files]
 
 
 def _alone(side: dict[str, Path], other: Collection[str], problem: str) -> Iterator[str]:

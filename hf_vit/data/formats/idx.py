@@ -1,4 +1,4 @@
-"""The idx files of MNIST and of the data sets made in its likeness."""
+"""The idx files of MNIST and of the datasets made in its likeness."""
 
 import gzip
 import re
@@ -18,27 +18,21 @@ IdxFiles = dict[str, dict[str, Path]]
 
 
 def find_idx(path: Path, name: str | None = None) -> IdxFiles:
-    """Finds idx files by their names.
+    """Finds idx files in a folder or below, by split ("train", "test") and kind ("images", "labels").
 
     Args:
-        path: The folder that holds them, or one above it.
-        name: Which data set to take where there are several: "emnist-letters" for
+        path: The folder.
+        name: Which dataset to take where there are several: "emnist-letters" for
             emnist-letters-train-images-idx3-ubyte.gz, "MNIST" for the files in MNIST/raw.
-
-    Returns:
-        The files by split ("train", "test") and kind ("images", "labels"); nothing if there are none.
-
-    Raises:
-        ValueError: if there are several data sets and `name` is none of them.
     """
     found: dict[str, IdxFiles] = {}
     files = [file for place in PLACES for file in path.glob(place)]
     # Unpacked files come first: they are read faster than the packed ones beside them.
     for file in sorted(files, key=lambda file: (file.suffix == ".gz", file)):
         if (match := FILE_NAME.fullmatch(file.name)) and file.is_file():
-            data_set = match[1] or file.relative_to(path).parts[0].removesuffix(file.name)
+            dataset = match[1] or file.relative_to(path).parts[0].removesuffix(file.name)
             split = "train" if match[2] == "train" else "test"
-            found.setdefault(data_set, {}).setdefault(split, {}).setdefault(match[3], file)
+            found.setdefault(dataset, {}).setdefault(split, {}).setdefault(match[3], file)
     if not found or (name is None and len(found) == 1):
         return next(iter(found.values()), {})
     if name not in found:
@@ -50,18 +44,7 @@ def find_idx(path: Path, name: str | None = None) -> IdxFiles:
 
 
 def load_idx(files: IdxFiles) -> DatasetDict:
-    """Reads idx files.
-
-    Args:
-        files: As `find_idx` returns them.
-
-    Returns:
-        Splits with the columns `image` (PIL, mode L) and `label` (int64). Files called `emnist-...` hold their images
-        transposed, and are turned upright.
-
-    Raises:
-        ValueError: if a file is missing, damaged or truncated, or images and labels differ in number.
-    """
+    """Reads images (PIL, mode L) and labels; files called `emnist-...` are turned upright."""
     return DatasetDict({split: _load_split(split, files[split]) for split in ("train", "test") if split in files})
 
 
@@ -87,18 +70,7 @@ def _load_split(split: str, files: dict[str, Path]) -> Dataset:
 
 
 def read_idx(file: Path, num_dimensions: int) -> np.ndarray:
-    """Reads one idx file of unsigned bytes, packed by gzip or not.
-
-    Args:
-        file: The file; packed if it ends in .gz.
-        num_dimensions: 3 for images (N, H, W), 1 for labels (N,).
-
-    Returns:
-        uint8 array.
-
-    Raises:
-        ValueError: if it is not such a file, or is damaged, truncated or too long.
-    """
+    """Reads unsigned bytes, packed if the file ends in .gz: images (N, H, W), or labels (N,)."""
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:

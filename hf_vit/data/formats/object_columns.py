@@ -11,22 +11,20 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, LargeList, List, Value
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .columns import USUAL_NAMES, can_hold_images, choose_column
-from .files import image_sizes
+from .columns import USUAL_NAMES, SourceOptions, can_hold_images, take_columns
+from .files import MAX_NAMED, image_sizes, in_lines, listed
+from .keypoints import KeypointNames, KeypointTable
 from .objects import (
     BoxFormat,
-    KeypointNames,
-    KeypointTable,
     ObjectTable,
     check_numbers,
     class_names_beside,
     corners,
     numbered_words,
     table_of,
-    whole_images,
+    whole_image_boxes,
     without_class_names,
     wrong_boxes,
 )
@@ -71,28 +69,19 @@ class ObjectColumns:
     split: str
 
     def describe(self, place: int) -> str:
-        """Says which object stands at a place from 0."""
+        """Returns which object stands at a place from 0, for errors."""
         return f"object {self.places[place]} of image {self.image_numbers[place]} of {self.split}"
 
 
-def images_of(dataset: Dataset, split: str, given: str | None) -> Dataset:
-    """Returns the column of images alone, as `image`.
-
-    Raises:
-        ValueError: if there is none, or several could be it.
-    """
+def images_of(dataset: Dataset, split: str, options: SourceOptions) -> Dataset:
+    """Returns the column of images alone, as `image`."""
     candidates = [name for name, feature in dataset.features.items() if can_hold_images(feature)]
-    column = choose_column("image_column_name", given, dataset.column_names, f"The split {split!r}", candidates)
-    images = dataset.select_columns([column]).rename_columns({column: "image"})
-    return images if images.features["image"] == Image() else images.cast_column("image", Image())
+    column = options.choose("image", dataset.column_names, f"The split {split!r}", candidates)
+    return take_columns(dataset, {column: "image"})
 
 
 def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
-    """Returns (I, 2) int64, width and height, from columns of these names or else from the headers of images.
-
-    Raises:
-        OSError: if an image cannot be opened.
-    """
+    """Returns (I, 2) int64, width and height, from columns of these names or else from the headers of images."""
     if {"width", "height"} <= set(dataset.column_names):
         sizes = np.array([dataset["width"][:], dataset["height"][:]], float).T
         if (sizes > 0).all():
@@ -100,22 +89,15 @@ def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
     return image_sizes(images)
 
 
-def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], given: str | None) -> ObjectColumns:
-    """Reads the objects of a split.
+def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options: SourceOptions) -> ObjectColumns:
+    """Reads the objects of a split: a list of structs, a struct of lists, or these lists as columns.
 
-    Args:
-        dataset: Has a column of objects, a list of structs or a struct of lists, or these lists as columns.
-        split: Its name.
-        needed: The fields that objects must have; the first one is what makes it an object.
-        given: The column of objects, if it has no usual name.
-
-    Raises:
-        ValueError: if a column or field is missing, of another type, or not as long as the others.
+    Objects must have the fields that are needed; the first one is what makes it an object.
     """
-    usual = [name for name in dataset.column_names if name.lower() in USUAL_NAMES["objects_column_name"]]
-    if given is None and not usual and any(name.lower() in FIELDS[needed[0]] for name in dataset.column_names):
+    lower = {name.lower() for name in dataset.column_names}
+    if options.target_column is None and not lower & {*USUAL_NAMES["objects"]} and lower & {*FIELDS[needed[0]]}:
         return _from_fields(_items(dataset.features), _arrow(dataset, dataset.column_names), split, needed)
-    column = choose_column("objects_column_name", given, dataset.column_names, f"The split {split!r}")
+    column = options.choose("objects", dataset.column_names, f"The split {split!r}")
     feature, values = dataset.features[column], _arrow(dataset, [column])[column]
     if isinstance(feature, dict):  # a struct of lists
         names = [field.name for field in values.type]
@@ -140,19 +122,17 @@ def _arrow(dataset: Dataset, columns: list[str]) -> dict[str, pa.Array]:
     return {name: table.column(name).combine_chunks() for name in kept}
 
 
-def is_list(values: pa.Array) -> bool:
-    """Returns whether an Arrow array holds lists."""
+def _is_list(values: pa.Array) -> bool:
     types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(is_type(values.type) for is_type in types)
 
 
-def lengths_of(lists: pa.Array) -> np.ndarray:
-    """Returns how long each list of an Arrow array is."""
+def _lengths(lists: pa.Array) -> np.ndarray:
     return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    return pa.array(np.concatenate([[0], np.cumsum(lengths_of(lists))]), pa.int32())
+    return pa.array(np.concatenate([[0], np.cumsum(_lengths(lists))]), pa.int32())
 
 
 def _from_fields(
@@ -160,7 +140,7 @@ def _from_fields(
 ) -> ObjectColumns:
     """Returns the objects from a list of values for each image in each column, of items of the types `features`."""
     names = {
-        field: next((name for name in columns if name.lower() in usual and is_list(columns[name])), None)
+        field: next((name for name in columns if name.lower() in usual and _is_list(columns[name])), None)
         for field, usual in FIELDS.items()
     }
     for field in needed:
@@ -189,20 +169,15 @@ def _from_fields(
 
 
 def _items(features: dict[str, Any]) -> dict[str, Any]:
-    """Returns the types of the items of columns that are lists."""
     return {name: feature.feature for name, feature in features.items() if isinstance(feature, List | LargeList)}
 
 
 def boxes_of(objects: ObjectColumns) -> np.ndarray:
-    """Returns boxes (N, 4) float64 as they are written.
-
-    Raises:
-        ValueError: if they are not 4 numbers each.
-    """
+    """Returns boxes (N, 4) float64 as they are written."""
     boxes = objects.values["box"]
-    if not is_list(boxes):
+    if not _is_list(boxes):
         raise ValueError(f"The boxes of {objects.split!r} are of type {boxes.type}, but each is a list of 4 numbers.")
-    if wrong := np.flatnonzero(lengths_of(boxes) != 4).tolist():
+    if wrong := np.flatnonzero(_lengths(boxes) != 4).tolist():
         faults = [f"{objects.describe(place)}: {boxes[place].as_py()}" for place in wrong]
         raise ValueError(f"{len(faults)} boxes are not 4 numbers:{in_lines(faults, MAX_NAMED)}")
     return boxes.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(-1, 4)
@@ -216,34 +191,20 @@ def numbers_of(objects: ObjectColumns, field: str) -> np.ndarray | None:
 
 def load_detection_columns(
     splits: DatasetDict,
+    options: SourceOptions,
     folder: Path | None,
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
-    image_column_name: str | None = None,
-    objects_column_name: str | None = None,
 ) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
     """Reads the boxes of datasets, and the headers of images if there are no columns `width` and `height`.
 
-    Args:
-        splits: Datasets with a column of images and one of objects, which are a list of structs or a struct of lists
-            with a box, a class and maybe `area` and `iscrowd`, by any of their usual names; or with these columns.
-        folder: Where a file may name classes that are numbers.
-        bbox_format: How boxes are written, see `corners`; by default "coco" if only this makes sense of them.
-        class_names: Names of the classes, where these are plain numbers or in another order than that of the alphabet.
-        image_column_name: Which column holds the images, where that is not clear.
-        objects_column_name: Which column holds the objects, where none has a usual name.
-
-    Returns:
-        Objects by split, and the names of the classes.
-
-    Raises:
-        OSError: if an image cannot be opened.
-        ValueError: if columns are missing or of other types, or boxes are written in another way, or it is not clear
-            in which.
+    Objects are a list of structs or a struct of lists with a box, a class and maybe `area` and `iscrowd`, by any of
+    their usual names, or these are columns. Boxes are written in `bbox_format`, see `corners`, or else "coco" if only
+    this makes sense of them. Classes that are numbers are named in `class_names`, or in a file in `folder`.
     """
     needed = ("box", "label")
-    objects = {split: read_objects(dataset, split, needed, objects_column_name) for split, dataset in splits.items()}
-    images = {split: images_of(dataset, split, image_column_name) for split, dataset in splits.items()}
+    objects = {split: read_objects(dataset, split, needed, options) for split, dataset in splits.items()}
+    images = {split: images_of(dataset, split, options) for split, dataset in splits.items()}
     sizes = {split: sizes_of(dataset, images[split]) for split, dataset in splits.items()}
     raw = {split: boxes_of(found) for split, found in objects.items()}
     of_objects = {split: sizes[split][found.image_numbers] for split, found in objects.items()}
@@ -272,7 +233,6 @@ def load_detection_columns(
 def _labels(
     objects: dict[str, ObjectColumns], folder: Path | None, class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Returns (N,) class numbers by split, and the names of the classes."""
     types = [found.label_type for found in objects.values()]
     if any(other != types[0] for other in types):
         raise ValueError(f"The splits {listed(list(objects))} differ in their classes. Make them the same.")
@@ -310,30 +270,20 @@ def _choose_format(boxes: np.ndarray, sizes: np.ndarray) -> BoxFormat:
 
 
 def load_keypoint_columns(
-    splits: DatasetDict, image_column_name: str | None = None, objects_column_name: str | None = None
+    splits: DatasetDict, options: SourceOptions
 ) -> tuple[dict[str, KeypointTable], KeypointNames]:
     """Reads the keypoints of datasets, and the headers of images if there are no columns `width` and `height`.
 
-    Args:
-        splits: As in `load_detection_columns`, where objects have `keypoints`: x, y and visibility one after the
-            other, or a list of x and y, or of all three, for each keypoint. Boxes, if any, are written as COCO does.
-        image_column_name: As in `load_detection_columns`.
-        objects_column_name: As in `load_detection_columns`.
-
-    Returns:
-        Objects with keypoints by split; the names of the keypoints are their numbers from 0.
-
-    Raises:
-        OSError: if an image cannot be opened.
-        ValueError: if columns are missing or of other types, or objects have different numbers of keypoints.
+    Objects have `keypoints`: x, y and visibility one after the other, or a list of x and y, or of all three, for each.
+    Boxes, if any, are written as COCO does. The names of the keypoints are their numbers from 0.
     """
     tables = {}
     for split, dataset in splits.items():
-        found = read_objects(dataset, split, ("keypoints",), objects_column_name)
-        images = images_of(dataset, split, image_column_name)
+        found = read_objects(dataset, split, ("keypoints",), options)
+        images = images_of(dataset, split, options)
         sizes = sizes_of(dataset, images)
-        of_objects = sizes[found.image_numbers]
-        boxes = corners(boxes_of(found), "coco", of_objects) if "box" in found.values else whole_images(of_objects)
+        around = whole_image_boxes(sizes[found.image_numbers])
+        boxes = corners(boxes_of(found), "coco", around[:, 2:]) if "box" in found.values else around
         objects = table_of(images, sizes, found.image_numbers, boxes, found.describe, areas=numbers_of(found, "area"))
         tables[split] = KeypointTable.of(objects, _keypoints(found))
     counts = {table.keypoints.shape[1] for table in tables.values()}
@@ -346,9 +296,9 @@ def _keypoints(objects: ObjectColumns) -> np.ndarray:
     """Returns (N, K, 3) x, y and visibility, which is 2 where only x and y are given."""
     lists = objects.values["keypoints"]
     values, widths = lists.flatten(), {3}
-    if is_list(values):
-        widths, values = set(lengths_of(values).tolist()), values.flatten()
-    counts = {count if is_list(lists.flatten()) else count / 3 for count in lengths_of(lists).tolist()}
+    if _is_list(values):
+        widths, values = set(_lengths(values).tolist()), values.flatten()
+    counts = {count if _is_list(lists.flatten()) else count / 3 for count in _lengths(lists).tolist()}
     if len(counts) != 1 or not all(float(count).is_integer() for count in counts) or widths not in ({2}, {3}):
         raise ValueError(
             f"The objects of {objects.split!r} have {listed(sorted(counts))} keypoints of {listed(sorted(widths))} "

@@ -1,23 +1,29 @@
-"""The objects of many images, their boxes, keypoints and classes, the same from every source.
+"""The objects of many images, their boxes and classes, the same from every source.
 
-Shapes: I images, N objects, K keypoints.
+Shapes: I images, N objects.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
 from transformers.utils import logging
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .classes import NAME_FILES, read_class_file
+from .classes import NAME_FILES, names_beside
+from .files import MAX_NAMED, in_lines, listed
 
 
+logger = logging.get_logger(__name__)
+Table = TypeVar("Table", bound=Sized)
 BoxFormat = Literal["coco", "voc", "yolo"]
+BoxErrors = Literal["raise", "clip", "drop"]
+# Pixels by which tools go beyond an image when they round, or count pixels from 1.
+ROUNDING = 1.0
+MIN_BOXES = 10  # fewer say little about how boxes are written
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class ObjectTable:
         is_crowd: (N,) bool, whether a box is around several objects, or one that need not be found.
         areas: (N,) float64, square pixels; NaN where only the box says it.
         ids: (N,) int64, what `describe` takes.
-        describe: Says, for errors, which object in which file has an id.
+        describe: Returns, for errors, which object in which file has an id.
     """
 
     images: Dataset
@@ -47,20 +53,15 @@ class ObjectTable:
     describe: Callable[[int], str]
 
     def __len__(self) -> int:
-        """Returns the number N of objects."""
         return len(self.boxes)
 
     def select(self, kept: np.ndarray) -> "ObjectTable":
-        """Returns a table of some of the objects, and of all images.
-
-        Args:
-            kept: (N,) bool.
-        """
+        """Returns a table of some of the objects, by (N,) bool, and of all images."""
         columns = ("image_numbers", "boxes", "labels", "is_crowd", "areas", "ids")
         return replace(self, **{name: vars(self)[name][kept] for name in columns})
 
     def name_of(self, place: int) -> str:
-        """Says which object in which file stands at a place from 0."""
+        """Returns which object in which file stands at a place from 0, for errors."""
         return self.describe(int(self.ids[place]))
 
 
@@ -77,15 +78,8 @@ def table_of(
 ) -> ObjectTable:
     """Returns a table of objects in any order, which are sorted by image and otherwise stay in their order.
 
-    Args:
-        images: As in `ObjectTable`.
-        sizes: As in `ObjectTable`.
-        image_numbers: (N,) whole numbers.
-        boxes: (N, 4).
-        describe: Says which object stood at a place from 0 before they were sorted.
-        labels: (N,), by default all 0.
-        is_crowd: (N,), by default none is.
-        areas: (N,); where one is not positive, it is not known. By default none is known.
+    By default all labels are 0, there are no crowds and no areas are known, nor are those that are not positive.
+    `describe` takes the place from 0 that an object had before they were sorted.
     """
     order = np.argsort(image_numbers, kind="stable")
     areas = np.full(len(order), np.nan) if areas is None else np.asarray(areas, float)
@@ -103,7 +97,7 @@ def table_of(
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.ndarray:
-    """Returns boxes as x1, y1, x2, y2 in pixels.
+    """Returns boxes (N, 4) as x1, y1, x2, y2 in pixels.
 
     Args:
         boxes: (N, 4) float64, as "coco": x1, y1, width and height in pixels, "voc": x1, y1, x2, y2 in pixels, or
@@ -119,8 +113,8 @@ def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.n
     return np.concatenate([places, places + lengths], axis=1)
 
 
-def whole_images(sizes: np.ndarray) -> np.ndarray:
-    """Returns boxes (N, 4) around images of sizes (N, 2), width and height."""
+def whole_image_boxes(sizes: np.ndarray) -> np.ndarray:
+    """Returns boxes (N, 4) that are all of the images, of sizes (N, 2), width and height."""
     return np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(float)
 
 
@@ -157,26 +151,12 @@ def beside(images: Dataset, columns: dict[str, pa.Array | np.ndarray]) -> Datase
     return concatenate_datasets([images, Dataset(pa.table(columns))], axis=1)
 
 
-logger = logging.get_logger(__name__)
-BoxErrors = Literal["raise", "clip", "drop"]
-# Pixels by which tools go beyond an image when they round, or count pixels from 1.
-ROUNDING = 1.0
-MIN_BOXES = 10  # fewer say little about how boxes are written
-
-
 def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> dict[str, ObjectTable]:
     """Returns tables whose boxes lie within their images and have an area.
 
-    What is outside by at most a pixel is cut off in any case.
-
-    Args:
-        tables: Objects by split.
-        box_errors: What is done about other boxes: "raise" names them in an error, "clip" cuts off what is outside and
-            leaves out boxes of which nothing is left, and "drop" leaves them all out.
-
-    Raises:
-        ValueError: if `box_errors` is unknown, a box is not finite, some are wrong and `box_errors` is "raise", or
-            most of all, or smaller than a pixel.
+    What is outside by at most a pixel is cut off in any case. What is done about other boxes `box_errors` says:
+    "raise" lists them in an error, "clip" cuts off what is outside and leaves out boxes of which nothing is left, and
+    "drop" leaves them all out.
     """
     if box_errors not in get_args(BoxErrors):
         raise ValueError(f"box_errors={box_errors!r} is unknown. Choose {', '.join(map(repr, get_args(BoxErrors)))}.")
@@ -206,18 +186,23 @@ def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> d
     return {split: table.select(kept[split]) for split, table in clipped.items()}
 
 
+def without_empty(tables: Mapping[str, Table], what: str, source: str) -> dict[str, Table]:
+    """Leaves out splits without any object, or `what` they lack, as test sets are often published."""
+    empty = [split for split, table in tables.items() if not len(table)]
+    if "train" in empty or len(empty) == len(tables):
+        raise ValueError(f"{source} has no {what} in {listed(empty)}. Add some.")
+    if empty:
+        logger.warning("Left out of %s, as they have no %s: %s.", source, what, listed(empty))
+    return {split: table for split, table in tables.items() if split not in empty}
+
+
 def object_sizes(table: ObjectTable) -> np.ndarray:
     """Returns (N, 2) width and height of each object's image."""
     return table.sizes[table.image_numbers]
 
 
 def wrong_boxes(boxes: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns (N,) bool: which boxes have no area in the image, or reach out of it by more than a pixel.
-
-    Args:
-        boxes: (N, 4) x1, y1, x2, y2.
-        sizes: (N, 2) width and height of each box's image.
-    """
+    """Returns (N,) bool: which boxes (N, 4) reach out of images of sizes (N, 2) by a pixel, or have no area there."""
     inside = _cut(boxes, sizes)
     return (np.abs(boxes - inside) > ROUNDING).any(axis=1) | ~_has_area(inside)
 
@@ -248,7 +233,6 @@ def _check_finite(tables: Mapping[str, ObjectTable]) -> None:
 
 
 def _check_plausible(tables: Mapping[str, ObjectTable], wrong: Mapping[str, np.ndarray]) -> None:
-    """Raises `ValueError` if boxes are written in another way than they were read."""
     boxes = np.concatenate([table.boxes for table in tables.values()])
     num_wrong = sum(int(found.sum()) for found in wrong.values())
     num_tiny = int(((boxes[:, 2:] - boxes[:, :2]) <= 1).all(axis=1).sum())
@@ -268,163 +252,9 @@ def _fault(table: ObjectTable, place: int) -> str:
     return f"{table.name_of(place)}: x {x1} to {x2} of {width}, y {y1} to {y2} of {height}"
 
 
-@dataclass(frozen=True)
-class KeypointNames:
-    """What a data set says of its K keypoints.
-
-    Args:
-        names: One each.
-        skeleton: Pairs of numbers from 0, that a line joins in pictures.
-
-    Raises:
-        ValueError: if two have one name, or the skeleton has numbers of no keypoint.
-    """
-
-    names: tuple[str, ...]
-    skeleton: tuple[tuple[int, int], ...] = ()
-
-    def __post_init__(self) -> None:
-        """Checks names and numbers."""
-        if twice := sorted({name for name in self.names if self.names.count(name) > 1}):
-            raise ValueError(f"Several keypoints are called {', '.join(map(repr, twice))}. Rename them.")
-        if wrong := [pair for pair in self.skeleton if not all(0 <= end < len(self.names) for end in pair)]:
-            start, end = wrong[0]
-            raise ValueError(
-                f"The skeleton joins the keypoints {start + 1} and {end + 1}, but they go from 1 to {len(self.names)}."
-            )
-
-
-@dataclass(frozen=True)
-class KeypointTable:
-    """The images of a split, and its objects with keypoints one after the other.
-
-    Args:
-        objects: Their images, boxes and areas.
-        keypoints: (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled; x and y are 0), 1 (hidden) or 2.
-    """
-
-    objects: ObjectTable
-    keypoints: np.ndarray
-
-    @classmethod
-    def of(cls, objects: ObjectTable, keypoints: np.ndarray) -> "KeypointTable":
-        """Returns a table from keypoints (N, K, 3) in the order that objects had before they were sorted.
-
-        Raises:
-            ValueError: if a labeled keypoint is not finite, or a visibility is none of 0, 1 and 2.
-        """
-        keypoints = keypoints[objects.ids]
-        visibility = keypoints[..., 2]
-        is_labeled = visibility > 0
-        wrong = ~np.isin(visibility, (0, 1, 2)) | (is_labeled & ~np.isfinite(keypoints).all(axis=2))
-        if faults := _faults(objects, keypoints, wrong):
-            raise ValueError(
-                f"{len(faults)} keypoints are no numbers x, y and visibility 0 (not labeled), 1 (hidden) or 2:"
-                f"{in_lines(faults, MAX_NAMED)}"
-            )
-        return cls(objects, np.where(is_labeled[..., None], keypoints, 0))
-
-    def select(self, kept: np.ndarray) -> "KeypointTable":
-        """Returns a table of some of the objects, (N,) bool."""
-        return KeypointTable(self.objects.select(kept), self.keypoints[kept])
-
-
-def _faults(objects: ObjectTable, keypoints: np.ndarray, wrong: np.ndarray) -> list[str]:
-    return [
-        f"keypoint {number + 1} of {objects.name_of(place)}: {keypoints[place, number].tolist()}"
-        for place, number in np.argwhere(wrong).tolist()
-    ]
-
-
-def labeled_only(tables: Mapping[str, KeypointTable]) -> dict[str, KeypointTable]:
-    """Leaves out objects without any labeled keypoint, and says how many."""
-    kept = {split: np.any(table.keypoints[..., 2] > 0, axis=1) for split, table in tables.items()}
-    if num_dropped := sum(int((~mask).sum()) for mask in kept.values()):
-        total = sum(map(len, kept.values()))
-        logger.warning("%d of %d objects have no labeled keypoint; they are left out.", num_dropped, total)
-    return {split: table.select(kept[split]) for split, table in tables.items()}
-
-
-def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: str) -> dict[str, KeypointTable]:
-    """Returns tables whose labeled keypoints lie within their images, but for a pixel.
-
-    Args:
-        tables: Objects by split.
-        box_errors: "raise" names those outside in an error, else they count as not labeled.
-
-    Raises:
-        ValueError: if some are outside and `box_errors` is "raise".
-    """
-    outside = {split: _outside(table) for split, table in tables.items()}
-    faults = [
-        fault for split, table in tables.items() for fault in _faults(table.objects, table.keypoints, outside[split])
-    ]
-    if faults and box_errors == "raise":
-        raise ValueError(
-            f"{len(faults)} labeled keypoints lie outside of their image:{in_lines(faults, MAX_NAMED)}\nRepair them, "
-            "or set box_errors to 'clip' or 'drop', with which they count as not labeled."
-        )
-    if faults:
-        logger.warning("%d keypoints lie outside of their image and count as not labeled.", len(faults))
-    return {
-        split: replace(table, keypoints=np.where(outside[split][..., None], 0, table.keypoints))
-        for split, table in tables.items()
-    }
-
-
-def _outside(table: KeypointTable) -> np.ndarray:
-    """Returns (N, K) bool."""
-    places, sizes = table.keypoints[..., :2], object_sizes(table.objects)[:, None]
-    # A pixel's center is at its number, so an image goes from -0.5 to its length - 0.5.
-    is_outside = ((places < -0.5 - ROUNDING) | (places > sizes - 0.5 + ROUNDING)).any(axis=2)
-    return is_outside & (table.keypoints[..., 2] > 0)
-
-
-def keypoint_rows(table: KeypointTable, images: Dataset) -> Dataset:
-    """Returns one row an object: its image, `keypoints`, `box`, `area`, `image_id`, `width` and `height`.
-
-    Args:
-        table: N objects.
-        images: The images of the table (I rows), with whatever columns.
-    """
-    objects, num_keypoints = table.objects, table.keypoints.shape[1]
-    triples = pa.FixedSizeListArray.from_arrays(pa.array(table.keypoints.ravel(), pa.float32()), 3)
-    offsets = np.arange(0, (len(objects) + 1) * num_keypoints, num_keypoints, dtype=np.int32)
-    sizes = object_sizes(objects)
-    return beside(
-        _repeated(images, objects.image_numbers),
-        {
-            "keypoints": pa.ListArray.from_arrays(offsets, triples),
-            "box": list_of_four(objects.boxes),
-            "area": pa.array(known_areas(objects), pa.float32()),
-            "image_id": objects.image_numbers,
-            "width": sizes[:, 0],
-            "height": sizes[:, 1],
-        },
-    )
-
-
-def _repeated(images: Dataset, numbers: np.ndarray) -> Dataset:
-    """Returns the rows of these numbers, of which some may be there several times."""
-    encoded = images.select_columns("image").with_format("arrow")[:].flatten()["image.bytes"]
-    if encoded.null_count < len(encoded):
-        return images.select(numbers)  # what lies on disk stays there
-    return Dataset(images.with_format("arrow")[:].take(numbers), info=images.info)
-
-
 def class_names_beside(folders: Sequence[Path], class_names: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of classes that are numbers.
-
-    Args:
-        folders: Where classes.txt or id2label.json may lie.
-        class_names: The names, if not those of a file.
-
-    Raises:
-        OSError: if a file cannot be read.
-        ValueError: if there are no names, or a file is malformed.
-    """
-    files = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
-    names = tuple(class_names or ()) or (tuple(read_class_file(files[0])[0]) if files else ())
+    """Returns the names of classes that are numbers: those that are given, or of a file in one of the folders."""
+    names = tuple(class_names or names_beside(folders))
     if not names:
         raise ValueError(
             "Classes are numbers, and their names are unknown. Give them as class_names, or in a file "
@@ -440,14 +270,7 @@ def without_class_names(class_names: Sequence[str] | None, source: object) -> No
 
 
 def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int], str], source: object) -> None:
-    """Raises `ValueError` if some objects are of no class.
-
-    Args:
-        numbers: (N,) whole numbers.
-        num_classes: How many there are.
-        describe: Says which object stands at a place.
-        source: Where they are from.
-    """
+    """Raises `ValueError` if class numbers (N,) of objects from a source are not below `num_classes`."""
     wrong = np.flatnonzero((numbers < 0) | (numbers >= num_classes)).tolist()
     if wrong:
         faults = [f"{describe(place)}: class {numbers[place]}" for place in wrong]
@@ -460,17 +283,9 @@ def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int
 def numbered_words(
     words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Numbers classes that are words.
+    """Numbers classes that are words, those of each object by split; returns numbers (N,) by split, and the names.
 
-    Args:
-        words: The class of each object, by split.
-        class_names: All classes in order; by default those of "train", or else of the first split, sorted.
-
-    Returns:
-        Numbers (N,) by split, and the names.
-
-    Raises:
-        ValueError: if there are words that are no class.
+    The names are those that are given, else the words of "train", or else of the first split, sorted.
     """
     first = "class_names" if class_names else next(iter(words))
     names = tuple(class_names or sorted(set(words[first])))

@@ -1,25 +1,33 @@
-"""Datasets that `datasets` itself opens: on the Hub, in parquet files, and in folders of `Dataset.save_to_disk`."""
+"""Datasets that `datasets` reads: on the Hub, in folders of `save_to_disk`, in parquet files, in tar files.
+
+Tar files are in the format of WebDataset: the files of an example lie side by side, `a/0001.jpg` and `a/0001.cls`.
+"""
 
 import difflib
 import glob
-from collections.abc import Iterator
+import json
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from datasets import (
-    DatasetDict,
-    IterableDataset,
-    load_dataset,
-    load_from_disk,
-)
+from datasets import Dataset, DatasetDict, Features, Image, IterableDataset, load_dataset, load_from_disk
+from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from transformers.utils import logging
 
-from ..messages import listed
-from .parquet import find_parquet, load_parquet
-from .splits import standard_splits
-from .tar_shards import find_tars
+from .classes import INTEGERS, names_beside, with_class_column
+from .columns import USUAL_NAMES, SourceOptions
+from .files import SPLIT_NAMES, files_below, files_by_split, is_image, listed, one_per_split, split_named, split_within
+
+
+logger = logging.get_logger(__name__)
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+KEY, URL = "__key__", "__url__"  # what `datasets` calls the name of an example and its tar file
 
 
 def is_saved(path: Path) -> bool:
@@ -28,123 +36,53 @@ def is_saved(path: Path) -> bool:
 
 
 def load_saved(path: Path) -> DatasetDict:
-    """Opens a folder written by `Dataset.save_to_disk`.
-
-    Returns:
-        Its splits, called "train", "validation" and "test".
-
-    Raises:
-        ValueError: if no split goes by a known name, or two by the same.
-    """
+    """Opens a folder written by `Dataset.save_to_disk`, whose splits get their usual names."""
     saved = load_from_disk(path)
-    return standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
+    return _standard_splits(saved if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved})
 
 
-def load_from_hub(source: str, config_name: str | None, revision: str | None) -> DatasetDict:
-    """Loads a dataset on the Hub.
-
-    Args:
-        source: Its name, which is also that of a path where nothing lies.
-        config_name: Which of its configurations, if it has several.
-        revision: Branch, tag or commit.
-
-    Returns:
-        Its splits, called "train", "validation" and "test".
-
-    Raises:
-        FileNotFoundError: if there is none of that name.
-        ValueError: if no split goes by a known name, or two by the same.
-    """
-    with _explained(source):
-        return standard_splits(load_dataset(source, config_name, revision=revision))
+def load_from_hub(options: SourceOptions) -> DatasetDict:
+    """Loads a dataset on the Hub, whose splits get their usual names."""
+    with _explained(options):
+        return _standard_splits(load_dataset(options.source, options.config_name, revision=options.revision))
 
 
-def stream_from_hub(source: str, config_name: str | None, revision: str | None) -> dict[str, IterableDataset]:
+def stream_from_hub(options: SourceOptions) -> dict[str, IterableDataset]:
     """Opens a dataset on the Hub that is read while it is used; otherwise as `load_from_hub`."""
-    with _explained(source):
-        return standard_splits(load_dataset(source, config_name, revision=revision, streaming=True))
+    with _explained(options):
+        opened = load_dataset(options.source, options.config_name, revision=options.revision, streaming=True)
+        return _standard_splits(opened)
 
 
-def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
-    """Opens parquet files or tar shards that are read while they are used.
+def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
+    """Renames splits to "train", "validation" and "test" and leaves others out, with a warning.
 
-    Returns:
-        Splits with the columns of the files; nothing if there are no such files.
-
-    Raises:
-        ValueError: if the first tar shard is not in the format of WebDataset.
+    A single split of another name is what there is to train on.
     """
-    kind, files = "parquet", find_parquet(path)
-    if not files:
-        kind, files = "webdataset", find_tars(path)
-    return {
-        name: load_dataset(kind, data_files={name: list(map(glob.escape, found))}, split=name, streaming=True)
-        for name, found in files.items()
-    }
+    others = [name for name in splits if split_named(name) is None]
+    if len(splits) == len(others) == 1:
+        return DatasetDict({"train": splits[others[0]]})
+    if len(splits) == len(others):
+        raise ValueError(f"None of the splits {listed(others)} goes by a known name: {', '.join(SPLIT_NAMES)}.")
+    if others:
+        logger.warning("Left out, as their names are of no known split: %s.", listed(others))
+    return DatasetDict(one_per_split((name, split) for name, split in splits.items() if name not in others))
 
 
 @contextmanager
-def _explained(source: str) -> Iterator[None]:
-    """Says what lies near where a dataset was looked for that is neither here nor on the Hub."""
+def _explained(options: SourceOptions) -> Iterator[None]:
+    """Names what lies near where a dataset was looked for that is neither here nor on the Hub."""
     try:
-        validate_repo_id(source)
+        validate_repo_id(options.source)
         yield
     except (HFValidationError, FileNotFoundError, ConnectionError) as error:
         raise FileNotFoundError(
-            f"There is no file or folder {source!r}. {_neighbors(Path(source).expanduser().absolute())} Nor did the "
+            f"There is no file or folder {options.source!r}. {_neighbors(options.path.absolute())} Nor did the "
             f"Hub give a dataset of that name: {error}"
         ) from error
 
 
-def id2label_on_hub(source: str, revision: str | None) -> str | None:
-    """Returns the file in a dataset's repository that names its classes, if it has one."""
-    try:
-        return str(hf_hub_download(source, "id2label.json", repo_type="dataset", revision=revision))
-    except EntryNotFoundError:
-        return None
-
-
-def load_columns(source: str, config_name: str | None, revision: str | None) -> DatasetDict | None:
-    """Loads parquet files, a folder written by `Dataset.save_to_disk`, or, if there is no such path, from the Hub.
-
-    Args:
-        source: Path, or name on the Hub.
-        config_name: As in `load_from_hub`.
-        revision: As in `load_from_hub`.
-
-    Returns:
-        Its splits; `None` if the path holds something else.
-
-    Raises:
-        FileNotFoundError: if `source` is neither a path nor a name on the Hub.
-        ValueError: if files are damaged, no split goes by a known name, or an option is for the Hub alone.
-    """
-    path = Path(source).expanduser()
-    if not path.exists():
-        return load_from_hub(source, config_name, revision)
-    check_on_disk(path, config_name, revision)
-    if parquet_files := find_parquet(path):
-        return load_parquet(parquet_files)
-    return load_saved(path) if is_saved(path) else None
-
-
-def check_on_disk(path: Path, config_name: str | None, revision: str | None) -> None:
-    """Raises `ValueError` if something that is for the Hub is asked of data that lie on disk."""
-    check_revision(path, revision)
-    if config_name is not None:
-        raise ValueError(f"dataset_config_name={config_name!r} chooses on the Hub, but {path} is here. Leave it out.")
-
-
-def check_revision(path: Path, revision: str | None) -> None:
-    """Raises `ValueError` if a revision is asked of data that lie on disk."""
-    if revision is not None:
-        raise ValueError(
-            f"dataset_revision={revision!r} is for datasets on the Hub, but {path} is here. Leave it out."
-        )
-
-
 def _neighbors(path: Path) -> str:
-    """Says what lies where `path` was looked for."""
     while not path.parent.is_dir():
         path = path.parent
     names = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith("."))
@@ -154,4 +92,166 @@ def _neighbors(path: Path) -> str:
     return f"In {path.parent} there is no {path.name!r}, but {listed(names) if names else 'nothing'}."
 
 
-NUM_SHARDS = 64  # of files on disk: at most so many worker processes share them
+def id2label_on_hub(options: SourceOptions) -> str | None:
+    """Returns the file in a dataset's repository that names its classes, if it has one."""
+    try:
+        return str(hf_hub_download(options.source, "id2label.json", repo_type="dataset", revision=options.revision))
+    except EntryNotFoundError:
+        return None
+
+
+def load_columns(options: SourceOptions) -> DatasetDict | None:
+    """Loads parquet files, a saved folder or, if there is no such path, from the Hub; `None` for something else."""
+    path = options.path
+    if not path.exists():
+        return load_from_hub(options)
+    options.check_no_hub_options()
+    if parquet_files := find_parquet(path):
+        return load_files("parquet", parquet_files)
+    return load_saved(path) if is_saved(path) else None
+
+
+def find_parquet(path: Path) -> dict[str, list[str]]:
+    """Finds a parquet file, or those in a folder or one below, by split; see `files_by_split`."""
+    if path.is_file():
+        return {split_within(path.stem) or "train": [str(path)]} if path.suffix.lower() == ".parquet" else {}
+    return files_by_split(path, sorted((*path.glob("*.parquet"), *path.glob("*/*.parquet"))))
+
+
+def find_tars(path: Path) -> dict[str, list[str]]:
+    """Finds a tar file, or those in a folder or one below, by split; none beside images, which they may archive."""
+    if path.is_file():
+        return {split_within(path.name) or "train": [str(path)]} if _is_tar(path) else {}
+    files = sorted(file for pattern in ("*", "*/*") for file in path.glob(pattern) if _is_tar(file))
+    if not files or any(is_image(file) for file in files_below(path)):
+        return {}
+    return files_by_split(path, files)
+
+
+def _is_tar(path: Path) -> bool:
+    return path.name.lower().endswith(TAR_SUFFIXES) and not path.name.startswith(".") and path.is_file()
+
+
+def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
+    """Reads files of a kind, "parquet" or "webdataset", each split by itself, so that their columns may differ."""
+    splits = {}
+    for split, names in files.items():
+        patterns = [glob.escape(name) for name in names]  # brackets in a path are no pattern
+        try:
+            splits[split] = load_dataset(kind, data_files={split: patterns}, split=split)
+        except (ValueError, DatasetGenerationError) as error:  # they do not say which file it is
+            raise ValueError(
+                f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Get these files "
+                "anew, or leave them out if they are empty."
+            ) from error
+    return DatasetDict(splits)
+
+
+def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
+    """Opens parquet files or tar files, if there are such, that are read while they are used."""
+    kind, files = "parquet", find_parquet(path)
+    if not files:
+        kind, files = "webdataset", find_tars(path)
+    return {
+        name: load_dataset(kind, data_files={name: list(map(glob.escape, found))}, split=name, streaming=True)
+        for name, found in files.items()
+    }
+
+
+def load_tars(path: Path, files: Mapping[str, list[str]]) -> DatasetDict:
+    """Copies the content of tar files into the cache of `datasets`, and opens it.
+
+    There is a column for each kind of file. Numbers in `.cls` are classes where classes.txt or id2label.json names
+    them.
+    """
+    splits, names = load_files("webdataset", files), names_beside([path if path.is_dir() else path.parent])
+    for split, rows in splits.items():
+        if names and rows.features.get("cls") in INTEGERS:
+            splits[split] = with_class_column(rows, "cls", rows["cls"][:], names)
+    return splits
+
+
+def from_tars(dataset: Any, label_column: str | None) -> Any:
+    """Reduces data that come from tar files to columns of images and one of labels; leaves others as they are.
+
+    The labels are the column that is given (a kind of file, as "txt", or name in JSON, as "json.label"), else `.cls`,
+    else what has a usual name in `.json`, else `.txt`. Their column is called as it is given, else "label". Images of
+    an `IterableDataset` keep the names of their tar files.
+    """
+    if dataset.features is None or KEY not in dataset.features:
+        return dataset
+    images = [name for name, feature in dataset.features.items() if isinstance(feature, Image)]
+    label, name = label_column_of(dataset, label_column), label_column or "label"
+    return (_listed if isinstance(dataset, Dataset) else _streamed)(dataset, images, label, name)
+
+
+def _listed(dataset: Dataset, images: list[str], label: str | None, name: str) -> Dataset:
+    flat = dataset if label in dataset.features else dataset.flatten()
+    if label not in flat.features:
+        return flat.select_columns(images)
+    kept = flat.select_columns([*images, label])
+    return kept if label == name else kept.rename_column(label, name)
+
+
+def _streamed(stream: IterableDataset, images: list[str], label: str | None, name: str) -> IterableDataset:
+    features = stream.features
+    feature = None if label is None else _feature_of(features, label)
+    kinds = {column: Image(decode=False) for column in images}
+    known = label if feature is not None else None
+    for column in images:
+        stream = stream.cast_column(column, Image(decode=False))
+    return stream.map(
+        partial(_row_of_stream, images=images, label=known, name=name),
+        remove_columns=list(features),
+        features=Features(kinds if known is None else {**kinds, name: feature}),
+    )
+
+
+def _feature_of(features: Mapping[str, Any], label: str) -> Any:
+    kind, _, inner = label.partition(".")
+    if label in features:
+        return features[label]
+    return features[kind].get(inner) if isinstance(features.get(kind), dict) else None
+
+
+def _row_of_stream(row: dict[str, Any], images: list[str], label: str | None, name: str) -> dict[str, Any]:
+    """Returns images that are called by their tar files and keys, and the label."""
+    named = {
+        column: row[column] and {"bytes": row[column]["bytes"], "path": f"{row[URL]}: {row[KEY]}.{column}"}
+        for column in images
+    }
+    if not any(named.values()):
+        raise ValueError(f"{row[URL]}: {row[KEY]} has no image ({' or '.join(images)}). Add it, or leave it out.")
+    if label is None:
+        return named
+    kind, _, inner = label.partition(".")
+    return {**named, name: row[label] if label in row else (row[kind] or {}).get(inner)}
+
+
+def read_tar_labels(files: Iterable[str], label_column: str | None) -> Iterator[object]:
+    """Yields the labels in tar files that lie on disk, see `label_column_of`, and skips the images."""
+    kind, _, inner = (label_column or "").partition(".")
+    for file in files:
+        with tarfile.open(file) as tar:
+            for member in tar:
+                if member.isfile() and Path(member.name).name.partition(".")[2] == kind:
+                    content = tar.extractfile(member)
+                    assert content is not None
+                    text = content.read().decode()
+                    try:
+                        yield json.loads(text).get(inner) if kind == "json" else int(text) if kind == "cls" else text
+                    except ValueError as error:
+                        raise ValueError(
+                            f"{file}: {member.name} holds {text!r}, which is no label: {error}. Correct it."
+                        ) from error
+
+
+def label_column_of(dataset: Dataset | IterableDataset, given: str | None) -> str | None:
+    """Returns which kind of file, or name in JSON, has the labels of tar files, see `from_tars`, if any has."""
+    if given is not None:
+        return given
+    features = dataset.features
+    inside = features["json"] if isinstance(features.get("json"), dict) else {}
+    in_json = [f"json.{name}" for name in inside if name.strip().lower() in USUAL_NAMES["label"]]
+    candidates = [*(["cls"] if "cls" in features else []), *in_json, *(["txt"] if "txt" in features else [])]
+    return candidates[0] if candidates else None

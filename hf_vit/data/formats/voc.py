@@ -10,10 +10,19 @@ from xml.etree import ElementTree
 import numpy as np
 from transformers.utils import logging
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .files import files_below, image_sizes, images_at, is_image, subfolders
+from .files import (
+    MAX_NAMED,
+    files_below,
+    image_sizes,
+    images_at,
+    in_lines,
+    is_image,
+    listed,
+    one_per_split,
+    splits_in,
+    subfolders,
+)
 from .objects import ObjectTable, numbered_words, table_of
-from .splits import one_per_split, split_named
 
 
 logger = logging.get_logger(__name__)
@@ -32,27 +41,21 @@ class _Object:
 
 
 def find_voc(path: Path) -> dict[str, list[Path]]:
-    """Finds XML files.
+    """Finds XML files by split.
 
     Args:
         path: A folder with `Annotations/` and maybe `ImageSets/Main/train.txt`, ..., also as `VOCdevkit/VOC2012/`; or
             one with `train/`, `valid/`, ... therein XML files beside their images, or in a folder beside that of the
             images; or just such a folder.
-
-    Returns:
-        The files by split; nothing if there are none.
-
-    Raises:
-        ValueError: if there are several years of VOC, or a file in a list does not exist.
     """
     if not path.is_dir():
         return {}
     root = _year(path)
     if lists := _split_lists(root):
         return {split: _listed_files(root, file) for split, file in lists.items()}
-    splits = one_per_split((folder.name, folder) for folder in subfolders(root) if split_named(folder.name))
-    found = {split: _xml_files(folder) for split, folder in (splits or {"train": root}).items()}
-    return {split: files for split, files in found.items() if files}
+    found = {split: files_below(folder) for split, folder in (splits_in(root) or {"train": root}).items()}
+    xml = {split: [file for file in files if file.suffix.lower() == SUFFIX] for split, files in found.items()}
+    return {split: files for split, files in xml.items() if files}
 
 
 def _year(path: Path) -> Path:
@@ -79,29 +82,14 @@ def _listed_files(root: Path, file: Path) -> list[Path]:
     return files
 
 
-def _xml_files(folder: Path) -> list[Path]:
-    return [file for file in files_below(folder) if file.suffix.lower() == SUFFIX]
-
-
 def load_voc(
     files: dict[str, list[Path]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads XML files, without opening images whose size they give.
+    """Reads objects and the names of classes from XML files by split, without opening images whose size they give.
 
     An image has the name of its file but for the suffix, and lies beside it or in the folder beside its folder.
     Objects marked as difficult need not be found: they count as crowds. Files of VOC itself number pixels from 1 and
-    name the last one of a box, those of other tools the edges.
-
-    Args:
-        files: Paths by split.
-        class_names: All classes in order; by default those of "train", sorted.
-
-    Returns:
-        Objects by split, and the names of the classes.
-
-    Raises:
-        OSError: if an image of unknown size cannot be opened.
-        ValueError: if a file is malformed, an image does not exist, or a class is unknown.
+    name the last one of a box, those of other tools the edges. Unless given, the classes are those of "train", sorted.
     """
     images = {split: _images_of(found) for split, found in files.items()}
     tables: dict[str, Callable[[np.ndarray], ObjectTable]] = {}
@@ -115,7 +103,6 @@ def load_voc(
 
 
 def _images_of(files: list[Path]) -> list[str]:
-    """Returns the path of each file's image."""
     folders = {file.parent: _image_folders(file.parent) for file in files}
     by_stem: dict[Path, dict[str, list[Path]]] = {}
     for folder in {image_folder for found in folders.values() for image_folder in found}:
@@ -135,14 +122,11 @@ def _images_of(files: list[Path]) -> list[str]:
             f"{len(faults)} of {len(files)} XML files have not one image each, of the same name but for the suffix, "
             f"beside them or in JPEGImages/ or images/:{in_lines(faults, MAX_NAMED)}"
         )
-    _warn_of_bare(by_stem, {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX})
-    return [str(images[0].absolute()) for images in found]  # the dataset outlives the working directory
-
-
-def _warn_of_bare(images: dict[Path, dict[str, list[Path]]], stems: set[str]) -> None:
-    bare = sorted(str(file) for found in images.values() for stem in found.keys() - stems for file in found[stem])
+    stems = {file.stem for folder in folders for file in folder.iterdir() if file.suffix == SUFFIX}
+    bare = sorted(str(file) for images in by_stem.values() for stem in images.keys() - stems for file in images[stem])
     if bare:
         logger.warning("Left out %d images without an XML file:%s", len(bare), in_lines(bare, MAX_NAMED))
+    return [str(images[0].absolute()) for images in found]  # the dataset outlives the working directory
 
 
 def _image_folders(folder: Path) -> list[Path]:

@@ -3,17 +3,25 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from ..messages import MAX_NAMED, in_lines, listed
-from .files import files_below, image_sizes, images_at, is_image, subfolders
+from .files import (
+    MAX_NAMED,
+    SPLITS,
+    files_below,
+    image_sizes,
+    images_at,
+    in_lines,
+    is_image,
+    listed,
+    splits_in,
+    subfolders,
+)
 from .objects import ObjectTable, check_numbers, class_names_beside, corners, table_of, without_class_names
-from .splits import SPLITS, one_per_split, split_named
 
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -23,7 +31,7 @@ IMAGES, LABELS = "images", "labels"
 
 @dataclass(frozen=True)
 class YoloFiles:
-    """What a data set of YOLO consists of.
+    """What a dataset of YOLO consists of.
 
     Args:
         images: Paths by split.
@@ -39,18 +47,11 @@ class YoloFiles:
 
 
 def find_yolo(path: Path) -> YoloFiles | None:
-    """Finds the images of a data set of YOLO.
+    """Finds the images of a dataset of YOLO, if it is one.
 
     Args:
         path: A file data.yaml, or a folder with one, or one with `images/` and `labels/`: alone, with a folder for
             each split in them, or in a folder for each split.
-
-    Returns:
-        `None` if it is none.
-
-    Raises:
-        OSError: if a file cannot be read.
-        ValueError: if a file is malformed, or there are no images where it says.
     """
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
@@ -131,10 +132,10 @@ def _images_below(folder: Path) -> list[Path]:
 def _from_folders(path: Path) -> YoloFiles | None:
     folders = {folder.name.lower(): folder for folder in subfolders(path)}
     if IMAGES in folders and LABELS in folders:
-        roots = _splits_in(folders[IMAGES]) or {"train": folders[IMAGES]}
+        roots = splits_in(folders[IMAGES]) or {"train": folders[IMAGES]}
         labels = [folders[LABELS]]
     else:
-        splits = {split: folder for split, folder in _splits_in(path).items() if (folder / LABELS).is_dir()}
+        splits = {split: folder for split, folder in splits_in(path).items() if (folder / LABELS).is_dir()}
         roots = {split: folder / IMAGES for split, folder in splits.items() if (folder / IMAGES).is_dir()}
         labels = [folder / LABELS for folder in splits.values()]
     if not roots or not any(file.suffix == ".txt" for folder in labels for file in files_below(folder)):
@@ -142,26 +143,11 @@ def _from_folders(path: Path) -> YoloFiles | None:
     return YoloFiles({split: _images_below(folder) for split, folder in roots.items()}, (), (path, *labels), path)
 
 
-def _splits_in(folder: Path) -> dict[str, Path]:
-    return one_per_split((sub.name, sub) for sub in subfolders(folder) if split_named(sub.name))
-
-
 def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads text files and the headers of images.
+    """Reads objects by split and the names of classes from text files, and the headers of images.
 
     The objects of `images/train/1.jpg` are in `labels/train/1.txt`; without such a file there are none. Of a polygon,
-    the box around it is taken.
-
-    Args:
-        files: As `find_yolo` returns them.
-        class_names: Names of the classes, if no data.yaml names them; by default those of classes.txt.
-
-    Returns:
-        Objects by split, and the names of the classes.
-
-    Raises:
-        OSError: if an image cannot be opened.
-        ValueError: if a text file is malformed, a class is unknown, or there is no text file at all.
+    the box around it is taken. The names are those of data.yaml, else those that are given or of classes.txt.
     """
     if files.names:
         without_class_names(class_names, files.source)
@@ -188,24 +174,18 @@ def _table(paths: list[Path], split: str, num_classes: int, source: Path) -> Obj
             f"{len(faults)} lines are no class, center x, y, width and height, nor class and polygon x, y, ...:"
             f"{in_lines(faults, MAX_NAMED)}"
         )
-    return _as_table(paths, split, texts, np.array(objects, float).reshape(-1, 7), num_classes, source)
+    table = np.array(objects, float).reshape(-1, 7)
 
+    def describe(place: int) -> str:
+        number, line_number = table[place, :2].astype(int).tolist()
+        return f"line {line_number} of {texts[number]}"
 
-def _as_table(
-    paths: list[Path], split: str, texts: list[Path], objects: np.ndarray, num_classes: int, source: Path
-) -> ObjectTable:
-    describe = partial(_describe, texts, objects)
-    labels = objects[:, 2].astype(np.int64)
+    labels = table[:, 2].astype(np.int64)
     check_numbers(labels, num_classes, describe, source)
     images = images_at([str(path.absolute()) for path in paths], split)  # the dataset outlives the working directory
-    sizes, image_numbers = image_sizes(images), objects[:, 0].astype(np.int64)
-    boxes = corners(objects[:, 3:], "yolo", sizes[image_numbers])
+    sizes, image_numbers = image_sizes(images), table[:, 0].astype(np.int64)
+    boxes = corners(table[:, 3:], "yolo", sizes[image_numbers])
     return table_of(images, sizes, image_numbers, boxes, describe, labels=labels)
-
-
-def _describe(texts: list[Path], objects: np.ndarray, place: int) -> str:
-    number, line_number = objects[place, :2].astype(int).tolist()
-    return f"line {line_number} of {texts[number]}"
 
 
 def _text_of(image: Path) -> Path:

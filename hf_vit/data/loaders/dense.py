@@ -1,21 +1,19 @@
-"""Data sets for segmentation and depth, from wherever a user has them."""
+"""Datasets for segmentation and depth, from wherever a user has them."""
 
 import math
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from datasets import DatasetDict
 
 from ..datasets import TargetData
 from ..formats.classes import ClassList, choose_classes
 from ..formats.coco import KINDS, find_coco, load_coco_masks
-from ..formats.columns import image_and_target
-from ..formats.files import with_files
+from ..formats.columns import SourceOptions, image_and_target
+from ..formats.files import listed, with_files
 from ..formats.folders import load_pairs
 from ..formats.stored import id2label_on_hub, load_columns
-from ..messages import listed
-from ..targets import depth_target, instances_target, panoptic_target, region_target, semantic_target
+from ..targets import depth_target, region_target, semantic_target
 
 
 def load_semantic_segmentation(
@@ -61,9 +59,9 @@ def load_semantic_segmentation(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
-    columns = (image_column_name, mask_column_name)
-    splits = _load_pairs(source, "mask", columns, dataset_config_name, dataset_revision)
-    classes = _choose_classes(source, dataset_revision, class_names, classes_file, reduce_labels)
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
+    splits = _load_pairs(options, "mask")
+    classes = _choose_classes(options, class_names, classes_file, reduce_labels)
     return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
 
 
@@ -109,13 +107,13 @@ def load_universal_segmentation(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
-    if coco := _load_coco(source, annotations):
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
+    if coco := _load_coco(options, annotations):
         if thing_names or class_names or classes_file:
             raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
         return coco
-    columns = (image_column_name, mask_column_name)
-    splits = _load_pairs(source, "mask", columns, dataset_config_name, dataset_revision)
-    classes = _choose_classes(source, dataset_revision, class_names, classes_file, reduce_labels)
+    splits = _load_pairs(options, "mask")
+    classes = _choose_classes(options, class_names, classes_file, reduce_labels)
     if unknown := [name for name in thing_names if name not in classes.names]:
         raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(classes.names)}.")
     thing_ids = tuple(number for number, name in enumerate(classes.names) if name in thing_names)
@@ -158,42 +156,31 @@ def load_depth_estimation(
             f"depth_scale={depth_scale} must be positive and finite: it is the number of units in a meter, 1000 for "
             "millimeters."
         )
-    columns = (image_column_name, depth_column_name)
-    splits = _load_pairs(source, "depth", columns, dataset_config_name, dataset_revision)
-    return TargetData(splits, partial(depth_target, depth_scale=depth_scale))
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, depth_column_name)
+    return TargetData(_load_pairs(options, "depth"), partial(depth_target, depth_scale=depth_scale))
 
 
-def _load_pairs(
-    source: str, target: str, columns: tuple[str | None, str | None], config_name: str | None, revision: str | None
-) -> DatasetDict:
-    if found := load_columns(source, config_name, revision):
-        return with_files(image_and_target(found, target, *columns))
-    path = Path(source).expanduser()
+def _load_pairs(options: SourceOptions, target: str) -> DatasetDict:
+    if found := load_columns(options):
+        return with_files(image_and_target(found, target, options))
+    path = options.path
     if path.is_file():
         raise ValueError(f"{path} is a file of unknown kind. Give a parquet file, or a folder; unpack archives first.")
     return with_files(load_pairs(path, target))
 
 
-def _load_coco(source: str, annotations: str | None) -> TargetData | None:
+def _load_coco(options: SourceOptions, annotations: str | None) -> TargetData | None:
     if annotations is not None and annotations not in KINDS:
         raise ValueError(f"annotations={annotations!r} is unknown. Choose {' or '.join(map(repr, KINDS))}.")
-    path = Path(source).expanduser()
+    path = options.path
     files = find_coco(path, [annotations] if annotations else KINDS) if path.exists() else {}
-    if not files:
-        return None
-    coco = load_coco_masks(files)
-    read_target = panoptic_target if coco.kind == "panoptic" else instances_target
-    return TargetData(with_files(coco.splits), read_target, coco.names, coco.thing_ids)
+    return load_coco_masks(files) if files else None
 
 
 def _choose_classes(
-    source: str,
-    revision: str | None,
-    class_names: Sequence[str] | None,
-    classes_file: str | None,
-    reduce_labels: bool,
+    options: SourceOptions, class_names: Sequence[str] | None, classes_file: str | None, reduce_labels: bool
 ) -> ClassList:
-    path = Path(source).expanduser()
+    path = options.path
     if not (path.exists() or class_names or classes_file):
-        classes_file = id2label_on_hub(source, revision)
+        classes_file = id2label_on_hub(options)
     return choose_classes(path if path.is_dir() else None, class_names, classes_file, reduce_labels)

@@ -1,4 +1,4 @@
-"""Datasets for image classification, from wherever a user has them, as a list or a stream."""
+"""Datasets for image classification, from wherever a user has them, as a list or a stream; scikit-learn's digits."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -8,46 +8,63 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, load_dataset
+from PIL import Image as PILImage
 from transformers.utils import logging
 
+from ..datasets import SPLIT_SEED, DatasetInfo, hold_out
 from ..formats.classes import (
     LABEL_TYPES,
-    UNLABELED,
     ClassNumbers,
     classes_among,
+    has_labels,
     known_classes,
+    names_beside,
     read_class_file,
     with_class_labels,
 )
-from ..formats.columns import check_columns_known, choose_column, choose_image_column, image_and_label
-from ..formats.files import with_files
+from ..formats.columns import SourceOptions, image_and_label, take_columns
+from ..formats.files import SPLITS, with_files
 from ..formats.folders import has_class_folders, load_image_folder
 from ..formats.idx import find_idx, load_idx
-from ..formats.parquet import find_parquet, load_parquet
-from ..formats.splits import SPLITS
 from ..formats.stored import (
-    NUM_SHARDS,
-    check_on_disk,
-    check_revision,
+    TAR_SUFFIXES,
+    find_parquet,
+    find_tars,
+    from_tars,
     id2label_on_hub,
     is_saved,
+    label_column_of,
+    load_files,
     load_from_hub,
     load_saved,
+    load_tars,
+    read_tar_labels,
     stream_from_disk,
     stream_from_hub,
 )
 from ..formats.tables import TABLE_SUFFIXES, find_tables, list_tables, load_tables
-from ..formats.tar_shards import (
-    TAR_SUFFIXES,
-    class_names_at,
-    find_tars,
-    from_tars,
-    label_column_of,
-    load_tars,
-    read_tar_labels,
+
+
+logger = logging.get_logger(__name__)
+ROWS = Features({"image": Image(decode=False), "file": Value("string"), "label": Value("int64")})
+PEEKED = 10  # rows that tell whether a split on the Hub has labels
+NUM_SHARDS = 64  # of files on disk: at most so many worker processes share them
+NUM_TEST_DIGITS = 360
+DIGITS_INFO = DatasetInfo(
+    name="Optical Recognition of Handwritten Digits (UCI), as in scikit-learn",
+    identifier="load_digits",
+    license="CC BY 4.0",
+    description=(
+        "E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998 "
+        "(https://doi.org/10.24432/C50P49); the 1797 images of its test set, by 13 writers, that are part of "
+        "scikit-learn (`sklearn.datasets.load_digits`). They are 8x8 pixels, enlarged to 28x28, light on dark. 1437 "
+        "are for training and 360 for testing, every digit with the same share of both; the split is random, so the "
+        "same writers can be in both."
+    ),
+    test=f"the {NUM_TEST_DIGITS} test images",
 )
-from ..hold_out import SPLIT_SEED, hold_out
 
 
 def load_image_classification(
@@ -93,41 +110,18 @@ def load_image_classification(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
-    path = Path(source).expanduser()
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, label_column_name)
+    return with_files(with_class_labels(_load(options)))
+
+
+def _load(options: SourceOptions) -> DatasetDict:
+    path = options.path
     if not path.exists():
-        found = load_from_hub(source, dataset_config_name, dataset_revision)
-        splits = _table_columns(found, image_column_name, label_column_name)
-    else:
-        check_revision(path, dataset_revision)
-        splits = _load_path(path, dataset_config_name, image_column_name, label_column_name)
-    return with_files(with_class_labels(splits))
-
-
-def load_stored(path: Path, config_name: str | None) -> DatasetDict | None:
-    """Opens idx files, parquet files, a saved data set or tar shards; None where there are none.
-
-    Raises:
-        ValueError: if `config_name` chooses among idx files that are not there.
-    """
-    if idx_files := find_idx(path, config_name):
-        return load_idx(idx_files)
-    if config_name is not None:
-        raise ValueError(
-            f"dataset_config_name={config_name!r} chooses on the Hub or among idx files; {path} is neither."
-        )
-    if parquet_files := find_parquet(path):
-        return load_parquet(parquet_files)
-    if is_saved(path):
-        return load_saved(path)
-    tar_files = find_tars(path)
-    return load_tars(path, tar_files) if tar_files else None
-
-
-def _load_path(path: Path, config_name: str | None, image_column: str | None, label_column: str | None) -> DatasetDict:
-    if stored := load_stored(path, config_name):
+        splits = load_from_hub(options)
+    elif stored := load_stored(options):
         splits = stored
     elif tables := find_tables(path):
-        return load_tables(tables, image_column, label_column)
+        return load_tables(tables, options)
     elif path.is_file():
         known = ", ".join((".parquet", *TABLE_SUFFIXES, *TAR_SUFFIXES))
         raise ValueError(f"{path} is a file of unknown kind. Give one of {known}, or a folder; unpack archives first.")
@@ -138,17 +132,30 @@ def _load_path(path: Path, config_name: str | None, image_column: str | None, la
         )
     else:
         splits = load_image_folder(path)
-    return _table_columns(splits, image_column, label_column)
+    return _images_and_labels(splits, options)
 
 
-def _table_columns(splits: DatasetDict, image_column: str | None, label_column: str | None) -> DatasetDict:
-    reduced = DatasetDict({name: from_tars(split, label_column) for name, split in splits.items()})
-    return image_and_label(reduced, image_column, label_column)
+def _images_and_labels(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
+    reduced = DatasetDict({name: from_tars(split, options.target_column) for name, split in splits.items()})
+    return image_and_label(reduced, options)
 
 
-logger = logging.get_logger(__name__)
-ROWS = Features({"image": Image(decode=False), "file": Value("string"), "label": Value("int64")})
-PEEKED = 10  # rows that tell whether a split on the Hub has labels
+def load_stored(options: SourceOptions) -> DatasetDict | None:
+    """Opens idx files, parquet files, a saved dataset or tar files on disk; None where there are none."""
+    options.check_no_revision()
+    path = options.path
+    if idx_files := find_idx(path, options.config_name):
+        return load_idx(idx_files)
+    if options.config_name is not None:
+        raise ValueError(
+            f"dataset_config_name={options.config_name!r} chooses on the Hub or among idx files; {path} is neither."
+        )
+    if parquet_files := find_parquet(path):
+        return load_files("parquet", parquet_files)
+    if is_saved(path):
+        return load_saved(path)
+    tar_files = find_tars(path)
+    return load_tars(path, tar_files) if tar_files else None
 
 
 @dataclass(frozen=True)
@@ -221,32 +228,31 @@ def stream_image_classification(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if there are no training images, columns are not clear, or classes are not known.
     """
-    path, columns = Path(source).expanduser(), (image_column_name, label_column_name)
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, label_column_name)
+    path = options.path
     if not path.exists():
-        raw = stream_from_hub(source, dataset_config_name, dataset_revision)
+        raw = stream_from_hub(options)
     elif raw := stream_from_disk(path):
-        check_on_disk(path, dataset_config_name, dataset_revision)
+        options.check_no_hub_options()
     else:
-        options = {"dataset_config_name": dataset_config_name, "dataset_revision": dataset_revision}
-        names = {"image_column_name": image_column_name, "label_column_name": label_column_name}
-        return _from_list(load_image_classification(source, **options, **names), class_names, source, train_val_split)
+        return _from_list(with_files(with_class_labels(_load(options))), class_names, source, train_val_split)
     if "train" not in raw:
         raise ValueError(f"{source} has no training images, only the splits {', '.join(raw)}.")
-    found = {name: _two_columns(stream, f"The split {name!r}", *columns) for name, stream in raw.items()}
+    found = {name: _image_and_label(stream, f"The split {name!r}", options) for name, stream in raw.items()}
     feature = found["train"].features["label"]
     if not class_names and not isinstance(feature, ClassLabel):
-        class_names = _names_beside(source, path, dataset_revision)
+        class_names = _class_names_at(options)
     classes = known_classes(feature, class_names)
     if classes is None:
-        classes = classes_among(_labels_on_disk(path, raw["train"], label_column_name))
+        classes = classes_among(_labels_on_disk(options, raw["train"]))
     held_out = 0.0 if "validation" in raw else train_val_split
     rows = _as_rows(found.pop("train"), classes)
     if path.exists():
-        return LabeledStream(classes.names, rows, held_out, listed=_listed(path, columns, classes))
+        return LabeledStream(classes.names, rows, held_out, listed=_other_splits(options, classes))
     labeled = {
         name: _as_rows(stream, classes)
         for name, stream in found.items()
-        if _has_labels(name, (row["label"] for row in stream.take(PEEKED)))
+        if has_labels(name, (row["label"] for row in stream.take(PEEKED)))
     }
     return LabeledStream(classes.names, rows, held_out, streamed=labeled)
 
@@ -281,30 +287,27 @@ def _from_list(splits: DatasetDict, class_names: Sequence[str], source: str, tra
     if "validation" not in splits and train_val_split > 0:
         held_out = hold_out(splits["train"], train_val_split)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
-    train = splits["train"].cast_column("image", Image(decode=False)).shuffle(seed=SPLIT_SEED)
-    # Files are listed class by class, and a buffer would mix few of the classes.
-    rows = train.to_iterable_dataset(min(NUM_SHARDS, len(train)))
+    rows = as_stream(splits["train"].cast_column("image", Image(decode=False)))
     others = DatasetDict({name: splits[name] for name in SPLITS if name in splits and name != "train"})
     return LabeledStream(tuple(feature.names), rows, listed=others)
 
 
-def _two_columns(
-    stream: IterableDataset, where: str, image_column: str | None, label_column: str | None
-) -> IterableDataset:
-    """Reduces a stream to `image`, encoded, and `label`."""
-    check_columns_known(stream.features, where)
-    stream = from_tars(stream, label_column)
-    features = stream.features
-    typed = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-    image = choose_image_column(features, image_column, where)
-    label = choose_column("label_column_name", label_column, features, where, by_type=typed)
-    if not isinstance(features[label], ClassLabel) and features[label] not in LABEL_TYPES:
+def as_stream(images: Dataset) -> IterableDataset:
+    """Returns a stream of images that are listed, in an order that mixes what is listed class by class."""
+    return images.shuffle(seed=SPLIT_SEED).to_iterable_dataset(min(NUM_SHARDS, len(images)))
+
+
+def _image_and_label(stream: IterableDataset, where: str, options: SourceOptions) -> IterableDataset:
+    stream = from_tars(stream, options.target_column)
+    image = options.choose_image(stream.features, where)
+    label = options.choose_label(stream.features, where)
+    feature = stream.features[label]
+    if not isinstance(feature, ClassLabel) and feature not in LABEL_TYPES:
         raise ValueError(
-            f"{where} has labels of type {features[label]}, but a label is a class number or a word. "
-            "Name the right column with label_column_name."
+            f"{where} has labels of type {feature}, but a label is a class number or a word. Name the right column "
+            "with label_column_name."
         )
-    new_names = {old: new for old, new in {image: "image", label: "label"}.items() if old != new}
-    return stream.select_columns([image, label]).rename_columns(new_names).cast_column("image", Image(decode=False))
+    return take_columns(stream, {image: "image", label: "label"}).cast_column("image", Image(decode=False))
 
 
 def _as_rows(stream: IterableDataset, classes: ClassNumbers) -> IterableDataset:
@@ -316,48 +319,71 @@ def _as_row(row: dict[str, Any], classes: ClassNumbers) -> dict[str, Any]:
     return {"image": row["image"], "file": file, "label": classes.number(row["label"], file)}
 
 
-def _names_beside(source: str, path: Path, revision: str | None) -> list[str]:
+def _class_names_at(options: SourceOptions) -> list[str]:
     """Returns the class names in a file that lies with the data, if there is one."""
-    if path.exists():
-        return class_names_at(path)
-    file = id2label_on_hub(source, revision)
+    if options.path.exists():
+        return names_beside([options.path if options.path.is_dir() else options.path.parent])
+    file = id2label_on_hub(options)
     return [] if file is None else read_class_file(Path(file))[0]
 
 
-def _labels_on_disk(path: Path, train: IterableDataset, label_column: str | None) -> Iterable[object]:
-    """Returns the labels of the training images, without the images.
-
-    Raises:
-        ValueError: if they are not on disk.
-    """
+def _labels_on_disk(options: SourceOptions, train: IterableDataset) -> Iterable[object]:
+    """Returns the labels of the training images, without the images, which must be on disk."""
+    path = options.path
     if not path.exists():
         raise ValueError(
             f"{path} does not say what its classes are called, and all of it would have to be fetched to know. Give "
             "class_names."
         )
     if tars := find_tars(path):
-        return read_tar_labels(tars["train"], label_column_of(train, label_column))
-    label = choose_column("label_column_name", label_column, train.features, "The split 'train'")
+        return read_tar_labels(tars["train"], label_column_of(train, options.target_column))
+    label = options.choose("label", train.features, "The split 'train'")
     files = find_parquet(path)["train"]
     batches = load_dataset("parquet", data_files=files, split="train", streaming=True, columns=[label]).iter(1000)
     return chain.from_iterable(batch[label] for batch in batches)
 
 
-def _listed(path: Path, columns: tuple[str | None, str | None], classes: ClassNumbers) -> DatasetDict:
-    """Opens the other splits of parquet and tar files, with labels."""
-    parquet, tars = find_parquet(path), find_tars(path)
-    files = {name: found for name, found in (parquet or tars).items() if name != "train"}
-    splits = load_parquet(files) if parquet else load_tars(path, files)
-    splits = DatasetDict({name: from_tars(split, columns[1]) for name, split in splits.items()})
-    reduced = with_files(image_and_label(splits, *columns))
+def _other_splits(options: SourceOptions, classes: ClassNumbers) -> DatasetDict:
+    path, parquet = options.path, find_parquet(options.path)
+    files = {name: found for name, found in (parquet or find_tars(path)).items() if name != "train"}
+    splits = load_files("parquet", files) if parquet else load_tars(path, files)
     return DatasetDict(
-        {name: classes.relabeled(split) for name, split in reduced.items() if _has_labels(name, split["label"][:])}
+        {
+            name: classes.relabeled(split)
+            for name, split in with_files(_images_and_labels(splits, options)).items()
+            if has_labels(name, split["label"][:])
+        }
     )
 
 
-def _has_labels(name: str, labels: Iterable[object]) -> bool:
-    """Returns whether a split has labels, which test sets often have not that are published."""
-    if any(label not in UNLABELED for label in labels):
-        return True
-    logger.warning("The split %r has no labels, all are -1 or empty; it is left out.", name)
-    return False
+def load_digits_dataset(image_size: int = 28) -> DatasetDict:
+    """Loads the 1797 digits of `sklearn.datasets.load_digits`, 1437 to train and 360 to test.
+
+    The originals are 8x8 pixels of 17 gray levels, light on dark. Every digit has the same share of both splits, which
+    are always the same.
+
+    Args:
+        image_size: Height and width in pixels that the images are enlarged to.
+
+    Returns:
+        Splits "train" and "test" with the columns `image` (PIL, mode L) and `label` (class number, names "0" to "9").
+
+    Raises:
+        ImportError: if scikit-learn is not installed.
+        ValueError: if `image_size` is below 8, which would throw pixels away.
+    """
+    if image_size < 8:
+        raise ValueError(f"image_size={image_size} is smaller than the digits, which are 8x8 pixels. Use 8 or more.")
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError('The digits come with scikit-learn. Install it: pip install "hf-vit[train]".') from error
+    digits = load_digits()
+    gray = np.round(digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), from 0 to 16
+    size = (image_size, image_size)
+    images = [PILImage.fromarray(image).resize(size, PILImage.Resampling.BICUBIC) for image in gray]
+    dataset = Dataset.from_dict(
+        {"image": images, "label": digits.target.tolist()},
+        features=Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))}),
+    )
+    return dataset.train_test_split(test_size=NUM_TEST_DIGITS, stratify_by_column="label", seed=SPLIT_SEED)

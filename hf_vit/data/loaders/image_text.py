@@ -1,18 +1,16 @@
 """Images and what is written about them, from wherever a user has them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Features, Image, LargeList, List, NamedSplit, Value
+from datasets import Dataset, DatasetDict, LargeList, List, Value
 
 from ..datasets import TargetData
-from ..formats.columns import USUAL_NAMES, choose_column, choose_image_column
+from ..formats.columns import USUAL_NAMES, SourceOptions, take_columns
 from ..formats.files import with_files
-from ..formats.splits import SPLITS
 from ..formats.stored import load_columns
-from ..formats.tables import check_exist, find_tables, read_table, split_of
+from ..formats.tables import as_splits, columns_of, find_tables, read_rows
 from ..targets import caption_target
 
 
@@ -57,59 +55,34 @@ def load_image_text(
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         ValueError: if the data are wrong in any way that shows without opening the images.
     """
-    columns = image_column_name, caption_column_name
-    stored = load_columns(source, dataset_config_name, dataset_revision)
-    splits = _load_tables(Path(source).expanduser(), *columns) if stored is None else _merge_stored(stored, *columns)
-    return TargetData(splits, caption_target)
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, caption_column_name)
+    stored = load_columns(options)
+    return TargetData(_load_tables(options) if stored is None else _merge_stored(stored, options), caption_target)
 
 
-def _load_tables(path: Path, image_column: str | None, caption_column: str | None) -> DatasetDict:
-    tables = find_tables(path)
+def _load_tables(options: SourceOptions) -> DatasetDict:
+    tables = find_tables(options.path)
     if not tables:
         raise ValueError(
-            f"{path} holds no captions. Put a metadata.jsonl with lines like "
+            f"{options.path} holds no captions. Put a metadata.jsonl with lines like "
             '{"file_name": "1.jpg", "text": "a dog runs"} beside the images, in train/, val/, ..., or give a table '
             "or a parquet file of images and captions."
         )
-    captions: dict[str, dict[str, list[str]]] = {}
+    captions: dict[str, dict[str, list[str]]] = {}  # by split and image
     for table_split, table in tables.items():
-        for split, image, texts in _rows(table, table_split, image_column, caption_column):
-            captions.setdefault(split, {}).setdefault(image, []).extend(texts)
-    check_exist([image for images in captions.values() for image in images])
-    features = Features({"image": Image(), "captions": CAPTIONS})
-    return with_files(
-        DatasetDict(
-            {
-                split: Dataset.from_dict(
-                    {"image": list(captions[split]), "captions": list(captions[split].values())},
-                    features=features,
-                    split=NamedSplit(split),
-                )
-                for split in SPLITS
-                if split in captions
-            }
-        )
-    )
+        rows = read_rows(table, table_split, options)
+        columns = columns_of(rows)
+        lists = _usual(column for column in columns if isinstance(rows[0].cells.get(column), list))
+        column = options.choose("caption", columns, str(table), by_type=lists)
+        for row in rows:
+            of_image = captions.setdefault(row.split, {}).setdefault(row.image, [])
+            of_image += _as_list(row.cells.get(column), f"{row.where},")
+    texts = {split: images.values() for split, images in captions.items()}
+    return with_files(as_splits(captions, "captions", texts, CAPTIONS))
 
 
-def _rows(
-    table: Path, table_split: str, image_column: str | None, caption_column: str | None
-) -> Iterator[tuple[str, str, list[str]]]:
-    """Yields split, path and captions of each row."""
-    rows = read_table(table)
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    image_column = choose_column("image_column_name", image_column, columns, str(table))
-    lists = _usual(column for column in columns if isinstance(rows[0].get(column), list))
-    caption_column = choose_column("caption_column_name", caption_column, columns, str(table), by_type=lists)
-    folder = table.parent.absolute()  # the dataset outlives the working directory
-    for number, row in enumerate(rows, start=1):
-        where = f"{table}, row {number},"
-        image = str(folder / str(row.get(image_column) or ""))
-        yield split_of(row, table_split, where), image, _as_list(row.get(caption_column), where)
-
-
-def _usual(columns: Iterator[str]) -> list[str]:
-    return [column for column in columns if column.strip().lower() in USUAL_NAMES["caption_column_name"]]
+def _usual(columns: Iterable[str]) -> list[str]:
+    return [column for column in columns if column.strip().lower() in USUAL_NAMES["caption"]]
 
 
 def _as_list(value: Any, where: str) -> list[str]:
@@ -120,37 +93,27 @@ def _as_list(value: Any, where: str) -> list[str]:
     return [caption or "" for caption in captions]
 
 
-def _merge_stored(splits: DatasetDict, image_column: str | None, caption_column: str | None) -> DatasetDict:
-    """Brings splits of any columns to one row for each image."""
-    chosen = DatasetDict(
-        {
-            name: _two_columns(split, f"The split {name!r}", image_column, caption_column)
-            for name, split in splits.items()
-        }
-    )
+def _merge_stored(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
+    chosen = DatasetDict({name: _image_and_caption(split, name, options) for name, split in splits.items()})
     return DatasetDict({name: _merge_rows(split, name) for name, split in with_files(chosen).items()})
 
 
-def _two_columns(dataset: Dataset, where: str, image_column: str | None, caption_column: str | None) -> Dataset:
-    features = dataset.features
-    image = choose_image_column(features, image_column, where)
-    lists = _usual(name for name, feature in features.items() if _is_list(feature))
-    caption = choose_column("caption_column_name", caption_column, features, where, by_type=lists)
+def _image_and_caption(dataset: Dataset, name: str, options: SourceOptions) -> Dataset:
+    where, features = f"The split {name!r}", dataset.features
+    image = options.choose_image(features, where)
+    lists = _usual(column for column, feature in features.items() if _is_list(feature))
+    caption = options.choose("caption", features, where, by_type=lists)
     if features[caption] not in TEXT and not _is_list(features[caption]):
+        types = ", ".join(f"{column!r} ({type(feature).__name__})" for column, feature in features.items())
         raise ValueError(
             f"{where} has no texts in the column {caption!r}, which is of type {features[caption]}. Name the right "
-            f"one with caption_column_name; there are {_types(features)}."
+            f"one with caption_column_name; there are {types}."
         )
-    dataset = dataset.select_columns([image, caption]).rename_columns({image: "image", caption: "caption"})
-    return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
+    return take_columns(dataset, {image: "image", caption: "caption"})
 
 
 def _is_list(feature: object) -> bool:
     return isinstance(feature, List | LargeList) and feature.feature in TEXT
-
-
-def _types(features: Mapping[str, object]) -> str:
-    return ", ".join(f"{name!r} ({type(feature).__name__})" for name, feature in features.items())
 
 
 def _merge_rows(split: Dataset, name: str) -> Dataset:

@@ -1,36 +1,29 @@
-"""Data sets for keypoints, from wherever a user has them."""
+"""Datasets for keypoints, from wherever a user has them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from datasets import DatasetDict
-from transformers.utils import logging
 
 from ..datasets import KeypointData
 from ..formats.coco import find_coco, load_coco_keypoints
+from ..formats.columns import SourceOptions
 from ..formats.files import with_files
-from ..formats.keypoint_names import flip_pairs_of, oks_sigmas_of
-from ..formats.landmarks import find_landmarks, load_landmarks
-from ..formats.object_columns import load_keypoint_columns
-from ..formats.objects import (
-    BoxErrors,
+from ..formats.keypoints import (
     KeypointNames,
     KeypointTable,
-    checked_boxes,
     checked_keypoints,
+    find_landmarks,
+    flip_pairs_of,
     keypoint_rows,
-    known_areas,
-    labeled_only,
-    object_sizes,
-    whole_images,
+    load_landmarks,
+    oks_sigmas_of,
 )
+from ..formats.object_columns import load_keypoint_columns
+from ..formats.objects import BoxErrors, known_areas, object_sizes, whole_image_boxes, without_empty
 from ..formats.stored import load_columns
 from ..targets import keypoint_target
-
-
-logger = logging.get_logger(__name__)
 
 
 def load_keypoint_detection(
@@ -78,15 +71,15 @@ def load_keypoint_detection(
         OSError: if the header of an image cannot be read.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    if columns := load_columns(source, dataset_config_name, dataset_revision):
-        tables, known = load_keypoint_columns(columns, image_column_name, objects_column_name)
-    else:
-        tables, known = _load_files(Path(source).expanduser(), image_column_name)
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
+    columns = load_columns(options)
+    tables, known = load_keypoint_columns(columns, options) if columns else _load_files(options)
     if whole_image:
         tables = {split: _with_whole_images(table) for split, table in tables.items()}
-    tables = _with_labels(_checked(tables, box_errors), source)
+    tables = without_empty(checked_keypoints(tables, box_errors), "object with a labeled keypoint", source)
+    images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
     return KeypointData(
-        _named_rows(tables),
+        DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()}),
         keypoint_target,
         known.names,
         flip_pairs=flip_pairs_of(known.names, flip_pairs),
@@ -95,45 +88,19 @@ def load_keypoint_detection(
     )
 
 
-def _named_rows(tables: Mapping[str, KeypointTable]) -> DatasetDict:
-    """Returns the rows of objects, each with the file of its image."""
-    images = with_files(DatasetDict({split: table.objects.images for split, table in tables.items()}))
-    return DatasetDict({split: keypoint_rows(table, images[split]) for split, table in tables.items()})
-
-
-def _load_files(path: Path, image_column: str | None) -> tuple[dict[str, KeypointTable], KeypointNames]:
-    if coco := find_coco(path, ["keypoints"]):
+def _load_files(options: SourceOptions) -> tuple[dict[str, KeypointTable], KeypointNames]:
+    if coco := find_coco(options.path, ["keypoints"]):
         return load_coco_keypoints(coco)
-    if tables := find_landmarks(path):
-        return load_landmarks(tables, image_column)
+    if tables := find_landmarks(options.path):
+        return load_landmarks(tables, options)
     raise ValueError(
-        f"{path} holds no keypoints. Give COCO's JSON (annotations/person_keypoints_train2017.json, or "
+        f"{options.path} holds no keypoints. Give COCO's JSON (annotations/person_keypoints_train2017.json, or "
         "train/annotations.json), or a table with columns file_name, nose_x, nose_y, ...; unpack archives first."
     )
-
-
-def _with_labels(tables: Mapping[str, KeypointTable], source: str) -> dict[str, KeypointTable]:
-    """Leaves out splits without any object, as test sets are often published."""
-    empty = [split for split, table in tables.items() if not len(table.keypoints)]
-    if "train" in empty or len(empty) == len(tables):
-        raise ValueError(f"{source} has no object with a labeled keypoint in {', '.join(empty)}. Add some.")
-    if empty:
-        logger.warning("Left out of %s, as they have no labeled keypoints: %s.", source, ", ".join(empty))
-    return {split: table for split, table in tables.items() if split not in empty}
 
 
 def _with_whole_images(table: KeypointTable) -> KeypointTable:
     """Replaces boxes; the areas of objects stay what they were."""
     objects, areas = table.objects, known_areas(table.objects)
-    boxes = whole_images(object_sizes(objects))
+    boxes = whole_image_boxes(object_sizes(objects))
     return replace(table, objects=replace(objects, boxes=boxes, areas=np.where(areas > 0, areas, np.nan)))
-
-
-def _checked(tables: Mapping[str, KeypointTable], box_errors: BoxErrors) -> dict[str, KeypointTable]:
-    """Returns tables whose keypoints and boxes lie within their images."""
-    tables = labeled_only(checked_keypoints(tables, box_errors))
-    checked = checked_boxes({split: table.objects for split, table in tables.items()}, box_errors)
-    return {
-        split: KeypointTable(checked[split], table.keypoints[np.isin(table.objects.ids, checked[split].ids)])
-        for split, table in tables.items()
-    }

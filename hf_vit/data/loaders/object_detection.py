@@ -1,24 +1,28 @@
-"""Data sets for object detection, from wherever a user has them."""
+"""Datasets for object detection, from wherever a user has them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from datasets import DatasetDict
-from transformers.utils import logging
 
 from ..datasets import TargetData
 from ..formats.coco import find_coco, load_coco_objects
+from ..formats.columns import SourceOptions
 from ..formats.files import with_files
 from ..formats.object_columns import load_detection_columns
-from ..formats.objects import BoxErrors, BoxFormat, ObjectTable, checked_boxes, detection_rows, without_class_names
+from ..formats.objects import (
+    BoxErrors,
+    BoxFormat,
+    ObjectTable,
+    checked_boxes,
+    detection_rows,
+    without_class_names,
+    without_empty,
+)
 from ..formats.stored import id2label_on_hub, load_columns
 from ..formats.voc import find_voc, load_voc
 from ..formats.yolo import find_yolo, load_yolo
-from ..messages import listed
 from ..targets import detection_target
-
-
-logger = logging.get_logger(__name__)
 
 
 def load_object_detection(
@@ -62,33 +66,32 @@ def load_object_detection(
 
     Returns:
         Splits with the columns `image`, `boxes`, `class_labels`, `is_crowd`, `areas`, `width`, `height` and `file`,
-        and the names of the classes. No image is decoded: `check_dense` does, and
-        finds those of another size than the data say.
+        and the names of the classes. No image is decoded: `check_dense` does, and finds those of another size than the
+        data say.
 
     Raises:
         FileNotFoundError: if `source` is neither a path nor a name on the Hub.
         OSError: if the header of an image cannot be read.
         ValueError: if the data are wrong in any way that shows without decoding the images.
     """
-    if columns := load_columns(source, dataset_config_name, dataset_revision):
-        folder = _class_folder(source, dataset_revision, class_names)
-        column_names = (image_column_name, objects_column_name)
-        tables, classes = load_detection_columns(columns, folder, bbox_format, class_names, *column_names)
+    options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, objects_column_name)
+    if columns := load_columns(options):
+        folder = _class_folder(options, class_names)
+        tables, classes = load_detection_columns(columns, options, folder, bbox_format, class_names)
     elif bbox_format is not None:
         raise ValueError(f"bbox_format={bbox_format!r} is for boxes in columns, but {source} has files. Leave it out.")
     else:
-        tables, classes = _load_files(Path(source).expanduser(), class_names)
-    tables = _with_boxes(checked_boxes(tables, box_errors), source)
+        tables, classes = _load_files(options.path, class_names)
+    tables = without_empty(checked_boxes(tables, box_errors), "box", source)
     splits = DatasetDict({split: detection_rows(table) for split, table in tables.items()})
     return TargetData(with_files(splits), detection_target, classes)
 
 
-def _class_folder(source: str, revision: str | None, class_names: Sequence[str] | None) -> Path | None:
+def _class_folder(options: SourceOptions, class_names: Sequence[str] | None) -> Path | None:
     """Returns where a file may name classes that are numbers."""
-    path = Path(source).expanduser()
-    if path.exists() or class_names:
-        return path
-    file = id2label_on_hub(source, revision)
+    if options.path.exists() or class_names:
+        return options.path
+    file = id2label_on_hub(options)
     return Path(file).parent if file else None
 
 
@@ -105,13 +108,3 @@ def _load_files(path: Path, class_names: Sequence[str] | None) -> tuple[dict[str
         "YOLO's data.yaml, images/ and labels/, VOC's Annotations/ and JPEGImages/, or parquet files with a column "
         "objects; unpack archives first."
     )
-
-
-def _with_boxes(tables: Mapping[str, ObjectTable], source: str) -> dict[str, ObjectTable]:
-    """Leaves out splits without any box, as test sets are often published."""
-    empty = [split for split, table in tables.items() if not len(table)]
-    if "train" in empty or len(empty) == len(tables):
-        raise ValueError(f"{source} has no box in {listed(empty)}. Add some.")
-    if empty:
-        logger.warning("Left out of %s, as they have no boxes: %s.", source, listed(empty))
-    return {split: table for split, table in tables.items() if split not in empty}

@@ -8,29 +8,29 @@ from typing import Any
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDataset, Value, concatenate_datasets
 from transformers.utils import logging
 
-from ..formats.classes import LABEL_TYPES, UNLABELED
-from ..formats.columns import USUAL_NAMES, check_columns_known, choose_column, choose_image_column
-from ..formats.files import IMAGE_SUFFIXES, files_below, images_at, is_image, subfolders, with_files
-from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS
-from ..formats.splits import SPLITS, one_per_split, split_named
-from ..formats.stored import (
-    NUM_SHARDS,
-    check_on_disk,
-    check_revision,
-    load_from_hub,
-    stream_from_disk,
-    stream_from_hub,
+from ..formats.classes import LABEL_TYPES, UNLABELED, with_class_column
+from ..formats.columns import USUAL_NAMES, SourceOptions, take_columns
+from ..formats.files import (
+    IMAGE_SUFFIXES,
+    SPLITS,
+    files_below,
+    images_at,
+    is_image,
+    listed,
+    splits_in,
+    subfolders,
+    with_files,
 )
+from ..formats.folders import IMAGE_FOLDERS, TARGET_FOLDERS
+from ..formats.stored import TAR_SUFFIXES, from_tars, load_from_hub, stream_from_disk, stream_from_hub
 from ..formats.tables import find_tables, load_tables, read_table
-from ..formats.tar_shards import TAR_SUFFIXES, from_tars
-from ..hold_out import SPLIT_SEED
-from ..messages import listed
-from .image_classification import load_stored
+from .image_classification import as_stream, load_stored
 
 
 logger = logging.get_logger(__name__)
 CLASS = "class_number"  # not "label": classes are of use here, but none must have images in every split
 NO_CLASS = -1
+ROWS = Features({"image": Image(decode=False), "file": Value("string"), CLASS: Value("string")})
 TARGETS = {name for names in TARGET_FOLDERS.values() for name in names}
 
 
@@ -42,7 +42,7 @@ def load_unlabeled_images(
     image_column_name: str | None = None,
     label_column_name: str | None = None,
 ) -> DatasetDict:
-    """Loads the images of one or several data sets as one pool, whatever the form in which they lie.
+    """Loads the images of one or several datasets as one, whatever the form in which they lie.
 
     A source is any of those of `load_image_classification`, with labels or without, or a folder with images at any
     depth. Folders `train/`, `validation/`, `test/`, ... in it, by any of their usual names, are its splits; without a
@@ -65,47 +65,44 @@ def load_unlabeled_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if a source has no images, or columns are not clear.
     """
-    check_single(sources, dataset_config_name, dataset_revision)
-    columns = image_column_name, label_column_name
-    loaded = [_load(source, dataset_config_name, dataset_revision, *columns) for source in sources]
-    pool = loaded[0] if len(loaded) == 1 else _pooled(loaded)
-    return DatasetDict(
-        {name: split.add_column("number", list(range(len(split)))) for name, split in with_files(pool).items()}
-    )
+    options = _options_of(sources, dataset_config_name, dataset_revision, image_column_name, label_column_name)
+    return _numbered(with_files(DatasetDict(_joined([_load(each) for each in options]))))
 
 
-def check_single(sources: Sequence[str], config_name: str | None, revision: str | None) -> None:
-    """Raises `ValueError` if several data sets are given what can only be of one."""
+def _numbered(splits: DatasetDict) -> DatasetDict:
+    return DatasetDict({name: split.add_column("number", list(range(len(split)))) for name, split in splits.items()})
+
+
+def _options_of(sources: Sequence[str], *options: str | None) -> list[SourceOptions]:
+    config_name, revision, *_ = options
     if len(sources) > 1 and (config_name or revision):
         raise ValueError(
-            f"dataset_config_name={config_name!r} and dataset_revision={revision!r} are of one data set, but there "
+            f"dataset_config_name={config_name!r} and dataset_revision={revision!r} are of one dataset, but there "
             f"are {len(sources)}: {listed(sources)}. Leave them out."
         )
+    return [SourceOptions(source, *options) for source in sources]
 
 
-def _pooled(loaded: Sequence[DatasetDict]) -> DatasetDict:
-    """Joins data sets split by split; their classes are not the same ones, and are left out."""
-    return DatasetDict(
-        {
-            name: concatenate_datasets([splits[name].select_columns("image") for splits in loaded if name in splits])
-            for name in SPLITS
-            if any(name in splits for splits in loaded)
-        }
-    )
+def _joined(opened: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Joins datasets or streams split by split; the classes of several are not the same ones, and are left out."""
+    if len(opened) == 1:
+        return opened[0]
+    parts = {name: [splits[name] for splits in opened if name in splits] for name in SPLITS}
+    return {
+        name: concatenate_datasets([part.select_columns("image") for part in found])
+        for name, found in parts.items()
+        if found
+    }
 
 
-def _load(
-    source: str, config_name: str | None, revision: str | None, image_column: str | None, label_column: str | None
-) -> DatasetDict:
-    path = Path(source).expanduser()
+def _load(options: SourceOptions) -> DatasetDict:
+    path = options.path
     if not path.exists():
-        splits = load_from_hub(source, config_name, revision)
-        return with_class_numbers(image_and_class(splits, image_column, label_column))
-    check_revision(path, revision)
-    if stored := load_stored(path, config_name):
+        splits = load_from_hub(options)
+    elif stored := load_stored(options):
         splits = stored
-    elif tables := _labeled_tables(path, label_column):
-        splits = load_tables(tables, image_column, label_column)
+    elif tables := _labeled_tables(options):
+        splits = load_tables(tables, options)
     elif path.is_dir():
         return list_images(path)
     else:
@@ -113,54 +110,33 @@ def _load(
             f"{path} is a file of unknown kind. Give a folder, a parquet file, a tar file "
             f"({', '.join(TAR_SUFFIXES)}) or a table with labels."
         )
-    return with_class_numbers(image_and_class(splits, image_column, label_column))
-
-
-def _labeled_tables(path: Path, label_column: str | None) -> dict[str, Path]:
-    """Returns the tables of a data set if all of them have labels; others say nothing that the folder does not."""
-    names = USUAL_NAMES["label_column_name"] if label_column is None else (label_column,)
-    tables = find_tables(path)
-    return tables if all(any(name in names for name in read_table(table)[0]) for table in tables.values()) else {}
-
-
-def image_and_class(splits: DatasetDict, image_column: str | None, label_column: str | None) -> DatasetDict:
-    """Reduces every split to the column `image` and, where labels are known, `class_number`.
-
-    Raises:
-        ValueError: if there is no column of images, or several could be it.
-    """
-    return DatasetDict(
-        {
-            name: select_image_and_class(split, f"The split {name!r}", image_column, label_column)
-            for name, split in splits.items()
-        }
+    return with_class_numbers(
+        DatasetDict({name: image_and_class(split, f"The split {name!r}", options) for name, split in splits.items()})
     )
 
 
-def select_image_and_class(dataset: Any, where: str, image_column: str | None, label_column: str | None) -> Any:
-    """Reduces a `Dataset` or an `IterableDataset` to its images and, where they are known, classes.
+def _labeled_tables(options: SourceOptions) -> dict[str, Path]:
+    """Returns the tables of a dataset if all of them have labels; others say nothing that the folder does not."""
+    names = USUAL_NAMES["label"] if options.target_column is None else (options.target_column,)
+    tables = find_tables(options.path)
+    return tables if all(any(name in names for name in read_table(table)[0]) for table in tables.values()) else {}
 
-    Raises:
-        ValueError: as `image_and_class` does.
-    """
-    check_columns_known(dataset.features, where)
-    dataset = from_tars(dataset, label_column)
-    features = dataset.features
-    image = choose_image_column(features, image_column, where)
-    columns = {image: "image"}
-    if (label := _label_column(features, where, label_column)) is not None:
+
+def image_and_class(dataset: Any, where: str, options: SourceOptions) -> Any:
+    """Reduces a `Dataset` or an `IterableDataset` to `image` and, where labels are known, `class_number`."""
+    dataset = from_tars(dataset, options.target_column)
+    columns = {options.choose_image(dataset.features, where): "image"}
+    if (label := _label_column(dataset.features, where, options)) is not None:
         columns[label] = CLASS
-    new_names = {old: new for old, new in columns.items() if old != new}  # streams take no other
-    dataset = dataset.select_columns(list(columns)).rename_columns(new_names)
-    return dataset if dataset.features["image"] == Image() else dataset.cast_column("image", Image())
+    return take_columns(dataset, columns)
 
 
-def _label_column(features: Any, where: str, given: str | None) -> str | None:
+def _label_column(features: Any, where: str, options: SourceOptions) -> str | None:
     """Returns the column of classes, if there is one and it is clear which."""
-    if given is not None:
-        return choose_column("label_column_name", given, features, where)
+    if options.target_column is not None:
+        return options.choose("label", features, where)
     typed = [name for name, feature in features.items() if isinstance(feature, ClassLabel)]
-    named = [name for name in USUAL_NAMES["label_column_name"] if features.get(name) in LABEL_TYPES]
+    named = [name for name in USUAL_NAMES["label"] if features.get(name) in LABEL_TYPES]
     found = typed or named
     return found[0] if len(found) == 1 else None
 
@@ -168,37 +144,26 @@ def _label_column(features: Any, where: str, given: str | None) -> str | None:
 def with_class_numbers(splits: DatasetDict) -> DatasetDict:
     """Makes the column `class_number`, where all splits have it, of whole numbers, the same ones in all."""
     if not all(CLASS in split.column_names for split in splits.values()):
-        return DatasetDict(
-            {
-                name: split.remove_columns(CLASS) if CLASS in split.column_names else split
-                for name, split in splits.items()
-            }
-        )
+        return DatasetDict({name: _without_class(split) for name, split in splits.items()})
     values = {name: split[CLASS][:] for name, split in splits.items()}
     known = sorted({str(value) for column in values.values() for value in column if value not in UNLABELED})
     numbers = {value: number for number, value in enumerate(known)}
-    feature = ClassLabel(names=_names_of(known, next(iter(splits.values())).features[CLASS]))
+    feature = next(iter(splits.values())).features[CLASS]
+    names = [feature.int2str(int(value)) for value in known] if isinstance(feature, ClassLabel) else known
     return DatasetDict(
         {
-            name: split.remove_columns(CLASS).add_column(
-                CLASS, [numbers.get(str(value), NO_CLASS) for value in values[name]], feature=feature
-            )
+            name: with_class_column(split, CLASS, [numbers.get(str(value), NO_CLASS) for value in values[name]], names)
             for name, split in splits.items()
         }
     )
 
 
-def _names_of(values: Sequence[str], feature: object) -> list[str]:
-    """Returns what classes are called that a column holds by number, or by name already."""
-    return [feature.int2str(int(value)) for value in values] if isinstance(feature, ClassLabel) else list(values)
+def _without_class(split: Dataset) -> Dataset:
+    return split.remove_columns(CLASS) if CLASS in split.column_names else split
 
 
 def list_images(folder: Path) -> DatasetDict:
-    """Lists the images in a folder at any depth, without opening them; see `load_unlabeled_images`.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Lists the images in a folder at any depth, without opening them; see `load_unlabeled_images`."""
     folder = folder.absolute()  # the dataset outlives the working directory
     roots = _split_roots(folder)
     found = {name: _images_below(root) for name, root in roots.items()}
@@ -207,8 +172,8 @@ def list_images(folder: Path) -> DatasetDict:
     splits = DatasetDict(
         {name: images_at([str(file) for file in files], name) for name, files in found.items() if files}
     )
-    classes = {name: [_class_of(file, roots[name]) for file in found[name]] for name in splits}
-    # A folder of its own around all images is no class.
+    # By the first folder, empty for an image in none. A folder of its own around all images is no class.
+    classes = {name: [(*file.relative_to(roots[name]).parts[:-1], "")[0] for file in found[name]] for name in splits}
     if "" in classes["train"] or len(set(classes["train"])) < 2:
         return splits
     return with_class_numbers(
@@ -219,7 +184,7 @@ def list_images(folder: Path) -> DatasetDict:
 def _split_roots(folder: Path) -> dict[str, Path]:
     """Returns the folders of the splits, which may be in one of images: `train/`, or `images/train/`."""
     for place in (folder, *(sub for sub in subfolders(folder) if sub.name.lower() in IMAGE_FOLDERS)):
-        named = one_per_split((sub.name, sub) for sub in subfolders(place) if split_named(sub.name))
+        named = splits_in(place)
         if "train" in named:
             others = sorted({sub.name for sub in subfolders(place)} - {root.name for root in named.values()})
             if others:
@@ -239,21 +204,9 @@ def _images_below(root: Path) -> list[Path]:
         inside for inside in folders if inside.name.lower() in TARGETS and names[inside.parent] & set(IMAGE_FOLDERS)
     }
     if targets:
-        logger.warning(
-            "Left out of %s, as they hold targets of the images beside them: %s.",
-            root,
-            listed(sorted(map(str, targets))),
-        )
+        found = listed(sorted(map(str, targets)))
+        logger.warning("Left out of %s, as they hold targets of the images beside them: %s.", root, found)
     return [file for file in images if not targets & set(file.relative_to(root).parents)]
-
-
-def _class_of(file: Path, root: Path) -> str:
-    """Returns the name of the folder of a class, empty for an image that lies in none."""
-    parts = file.relative_to(root).parts
-    return parts[0] if len(parts) > 1 else ""
-
-
-ROWS = Features({"image": Image(decode=False), "file": Value("string"), CLASS: Value("string")})
 
 
 def stream_images(
@@ -264,15 +217,14 @@ def stream_images(
     image_column_name: str | None = None,
     label_column_name: str | None = None,
 ) -> dict[str, IterableDataset]:
-    """Opens the images of one or several data sets as one stream.
+    """Opens the images of one or several datasets as one stream.
 
     Args:
-        sources: Names on the Hub, parquet files or tar shards or folders of them, or folders of images as in
-            `load_unlabeled_images`.
-        dataset_config_name: Configuration of a dataset on the Hub, of a single source.
-        dataset_revision: Branch, tag or commit on the Hub, of a single source.
-        image_column_name: Column of images, where neither type nor name say it.
-        label_column_name: Column of labels, where neither type nor name say it.
+        sources: Names on the Hub, parquet files or tar files or folders of them, or folders of images.
+        dataset_config_name: As in `load_unlabeled_images`.
+        dataset_revision: As there.
+        image_column_name: As there.
+        label_column_name: As there.
 
     Returns:
         Those of the splits "train", "validation" and "test" that any source has, with the columns `image` (encoded),
@@ -283,16 +235,8 @@ def stream_images(
         FileNotFoundError: if a source is neither a path nor a name on the Hub.
         ValueError: if it has no images, or columns are not clear.
     """
-    check_single(sources, dataset_config_name, dataset_revision)
-    columns = image_column_name, label_column_name
-    opened = [_open(source, dataset_config_name, dataset_revision, *columns) for source in sources]
-    if len(opened) > 1:  # whose classes are not the same ones
-        opened = [{name: stream.select_columns("image") for name, stream in splits.items()} for splits in opened]
-    return {
-        name: concatenate_datasets([_as_rows(splits[name]) for splits in opened if name in splits])
-        for name in SPLITS
-        if any(name in splits for splits in opened)
-    }
+    options = _options_of(sources, dataset_config_name, dataset_revision, image_column_name, label_column_name)
+    return {name: _as_rows(stream) for name, stream in _joined([_open(each) for each in options]).items()}
 
 
 def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, int]) -> DatasetDict:
@@ -309,32 +253,20 @@ def first_images(streams: Mapping[str, IterableDataset], counts: Mapping[str, in
         name: Dataset.from_list(list(islice(streams[name], count)), features=streams[name].features)
         for name, count in counts.items()
     }
-    return with_class_numbers(
-        DatasetDict({name: rows.add_column("number", list(range(len(rows)))) for name, rows in first.items()})
-    )
+    return with_class_numbers(_numbered(DatasetDict(first)))
 
 
-def _open(
-    source: str, config_name: str | None, revision: str | None, image_column: str | None, label_column: str | None
-) -> dict[str, IterableDataset]:
+def _open(options: SourceOptions) -> dict[str, IterableDataset]:
     """Returns the splits with the columns `image` and, where labels are known, `class_number`."""
-    path = Path(source).expanduser()
-    if not path.exists():
-        splits = stream_from_hub(source, config_name, revision)
+    if not options.path.exists():
+        splits = stream_from_hub(options)
     else:
-        check_on_disk(path, config_name, revision)
-        splits = stream_from_disk(path)
+        options.check_no_hub_options()
+        splits = stream_from_disk(options.path)
         if not splits:
-            listed = load_unlabeled_images([source], image_column_name=image_column, label_column_name=label_column)
-            # Files are listed class by class, and a buffer would mix few of the classes.
-            return {
-                name: split.shuffle(seed=SPLIT_SEED).to_iterable_dataset(min(NUM_SHARDS, len(split)))
-                for name, split in listed.items()
-            }
-    return {
-        name: select_image_and_class(split, f"The split {name!r}", image_column, label_column)
-        for name, split in splits.items()
-    }
+            images = with_files(_load(options))
+            return {name: as_stream(split) for name, split in images.items()}
+    return {name: image_and_class(split, f"The split {name!r}", options) for name, split in splits.items()}
 
 
 def _as_rows(stream: IterableDataset) -> IterableDataset:

@@ -1,15 +1,71 @@
-"""Random crops of images, and crops of objects by any affine map.
+"""The operations that augmentations are made of: reading, drawing, colors, crops, and crops by any affine map.
 
-Shapes: C channels, H W pixels, h w pixels of the result, H W pixels of an image, h w pixels of a crop, K keypoints.
+Shapes: C channels, H W pixels of an image, h w pixels of the result, K keypoints.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from math import exp, log
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...model.image_crops import crop_regions, keep_inside, sample_pixels
+from ...model.image_inputs import read_image
+
+
+GRAY = 128  # about zero after normalization
+
+
+def read_uint8(image: Any, num_channels: int) -> Tensor:
+    """Reads an image of any mode; of floats in 0..255, torchvision would take all above 1 for white."""
+    pixels = read_image(image, num_channels=num_channels)
+    return pixels if pixels.dtype == torch.uint8 else pixels.round().clamp(0, 255).to(torch.uint8)
+
+
+def check_probabilities(**probabilities: float) -> None:
+    """Raises `ValueError` for the first value outside of [0, 1]."""
+    for name, value in probabilities.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name}={value} is a probability and must lie in [0, 1]; 0 switches it off.")
+
+
+def check_rotation(max_rotation: float) -> None:
+    """Raises `ValueError` if a largest angle in degrees is out of range."""
+    if not 0 <= max_rotation <= 180:
+        raise ValueError(f"max_rotation={max_rotation} must lie between 0 and 180 degrees.")
+
+
+def check_colors(num_channels: int, **changes: float) -> None:
+    """Raises `ValueError` for the first change of colors of images that have none."""
+    for name, value in changes.items():
+        if value and num_channels not in (1, 3):
+            raise ValueError(f"{name}={value} changes 1 or 3 channels, not num_channels={num_channels}. Set 0.")
+
+
+def check_torchvision() -> None:
+    """Raises `ImportError` if torchvision is not installed."""
+    if find_spec("torchvision") is None:
+        raise ImportError('Augmentation needs torchvision. Install it: pip install "hf-vit[train]".')
+
+
+def distort(image: Tensor) -> Tensor:
+    """Returns an image (C, H, W) uint8 of another brightness, contrast and, of colors, saturation and hue."""
+    from torchvision.transforms import v2  # here, as all else in the package does without torchvision
+
+    return v2.ColorJitter(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05)(image)
+
+
+def uniform(low: float, high: float) -> float:
+    """Draws a number from torch's default generator."""
+    return low + (high - low) * float(torch.rand(()))
+
+
+def draw_scale(scale_range: tuple[float, float]) -> float:
+    """Draws a scale, as often half as large as twice."""
+    return exp(uniform(*map(log, scale_range)))
 
 
 @dataclass(frozen=True)
@@ -66,13 +122,10 @@ class Crop:
 
 
 def draw_crop(shape: Sequence[int], size: tuple[int, int], scale: float, keep_aspect_ratio: bool) -> Crop:
-    """Draws where a crop lies from torch's default generator.
+    """Draws where a crop of an image of a shape (H, W) lies in a result of `size` (h, w) pixels.
 
-    Args:
-        shape: Height H and width W of the image in pixels.
-        size: Height h and width w of the result in pixels.
-        scale: At 1 the image is as large as an image processor makes it.
-        keep_aspect_ratio: Whether its shorter side is then that of the result, or else both sides are.
+    At scale 1 the image is as large as an image processor makes it: with `keep_aspect_ratio` its shorter side is that
+    of the result, else both sides are.
     """
     zooms = [length / old for length, old in zip(size, shape, strict=True)]
     if keep_aspect_ratio:  # upright and lying images alike, as by an image processor of `shortest_edge`
@@ -89,15 +142,9 @@ def _draw_span(old: int, new: int, zoom: float, scale: float) -> Span:
 
 
 def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
-    """Returns the affine map (2, 3) float64 from an image to the crop of a box that the image processor makes.
+    """Returns the affine map (2, 3) float64 from an image to the crop that the image processor makes of a box (4,).
 
-    Args:
-        box: (4,), x1, y1, x2, y2 in pixels.
-        size: Height and width of the crop in pixels.
-        padding: How many times wider and higher than the box what is cut out is.
-
-    Raises:
-        ValueError: if the box is a point or not finite.
+    What is cut out is `padding` times wider and higher than the box: x1, y1, x2, y2 in pixels.
     """
     [region] = crop_regions(box[None], size, padding)  # (4,)
     span = region[2:] - region[:2]
@@ -119,21 +166,15 @@ def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns where keypoints of an image lie in a crop.
+    """Returns where keypoints (K, 3) of an image lie in the crop of `size` that an affine map (2, 3) leads to.
 
-    Args:
-        keypoints: (K, 3), x and y in pixels of the image, and visibility, 0 where a keypoint is not labeled.
-        matrix: (2, 3), from the image to the crop.
-        size: Height and width of the crop in pixels.
-
-    Returns:
-        (K, 3) in pixels of the crop, all zeros for keypoints without label and those on no pixel of the crop.
+    Those without label and those on no pixel of the crop are all zeros.
     """
     return keep_inside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 
 def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns the crop of an image that an affine map leads to, bilinear, black outside the image.
+    """Returns the crop of an image (C, H, W) that an affine map leads to, bilinear, black outside the image.
 
     Pixels are not averaged where the image shrinks, as in the crops of the image processor.
 
@@ -141,9 +182,6 @@ def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
         image: (C, H, W), uint8 or float32.
         matrix: (2, 3), from the image to the crop, as `crop_matrix` returns it, maybe times another.
         size: Height h and width w of the crop in pixels.
-
-    Returns:
-        (C, h, w) in dtype of `image`.
     """
     inverse = invert_matrix(matrix)
     rows, columns = (torch.arange(length, dtype=torch.float64) for length in size)
