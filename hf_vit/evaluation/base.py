@@ -1,4 +1,4 @@
-"""What streamed scores share: images come one by one, on any number of processes."""
+"""Base class and checks of streamed metrics: images come one by one, on any number of processes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 
 class StreamedMetric(ABC):
-    """A score that never holds more of an image than a small record.
+    """A metric that never holds more of an image than a small record.
 
     `record` looks at one image where it was predicted. The records of all processes are brought together by
     `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` takes them in and `compute` scores all

@@ -27,6 +27,17 @@ class DepthMetric(StreamedMetric):
     So do the evaluations of Eigen's followers (BTS, AdaBins, DINOv2, Depth Anything). Valid are pixels inside the crop
     whose target is finite, above `min_depth` and below `max_depth`; predictions are clipped to that range after they
     are aligned. Images without a valid pixel are left out.
+
+    Args:
+        min_depth: Smallest depth that counts, in meters.
+        max_depth: Largest depth that counts, in meters: usually 10 for NYU, 80 for KITTI.
+        crop: Part of the image that counts; its borders scale with the image.
+        alignment: What is fitted in each image before scoring. "median": predictions are depth of unknown scale,
+            which is multiplied to have the target's median. "scale_shift": predictions are relative inverse depth;
+            scale and shift are fitted to 1 / target by least squares, and the result is inverted (as MiDaS).
+
+    Raises:
+        ValueError: if an option is not known, or the depths do not fit together.
     """
 
     score_names = SCORES
@@ -39,19 +50,6 @@ class DepthMetric(StreamedMetric):
         crop: Literal["eigen", "eigen_kitti", "garg"] | None = None,
         alignment: Literal["median", "scale_shift"] | None = None,
     ) -> None:
-        """Starts without images.
-
-        Args:
-            min_depth: Smallest depth that counts, in meters.
-            max_depth: Largest depth that counts, in meters: usually 10 for NYU, 80 for KITTI.
-            crop: Part of the image that counts; its borders scale with the image.
-            alignment: What is fitted in each image before scoring. "median": predictions are depth of unknown scale,
-                which is multiplied to have the target's median. "scale_shift": predictions are relative inverse depth;
-                scale and shift are fitted to 1 / target by least squares, and the result is inverted (as MiDaS).
-
-        Raises:
-            ValueError: if an option is not known, or the depths do not fit together.
-        """
         if crop not in (None, *CROPS):
             raise ValueError(f"crop={crop!r} is not known. Choose None or one of {', '.join(CROPS)}.")
         if alignment not in (None, "median", "scale_shift"):

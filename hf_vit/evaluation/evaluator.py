@@ -10,7 +10,7 @@ from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data import TargetDataset
-from . import StreamedMetric
+from .base import StreamedMetric
 
 
 Batch = dict[str, Any]
@@ -43,7 +43,6 @@ class BaseEvaluator(ABC):
     caption = "Image, truth and prediction"  # of what `draw` draws
 
     def __init__(self, processor: BaseImageProcessor, metric: StreamedMetric) -> None:
-        """Begins."""
         self.processor = processor
         self.metric = metric
 

@@ -81,7 +81,6 @@ class RetrievalMetric(StreamedMetric):
     score_names = ("mean_recall", *(f"{way}_recall_at_{k}" for way in DIRECTIONS for k in RANKS))
 
     def __init__(self) -> None:
-        """Starts without images."""
         self.reset()
 
     def reset(self) -> None:

@@ -19,17 +19,15 @@ class SemanticSegmentationMetric(StreamedMetric):
 
     IoU and Dice of a class count where it occurs in targets or predictions (torchmetrics does so too), its accuracy
     where it occurs in targets. Elsewhere they are NaN and left out of the means.
+
+    Args:
+        names: The K class names.
+        ignore_index: Target of the pixels that do not count.
     """
 
     score_names = ("mean_iou", "pixel_accuracy", "mean_accuracy", "mean_dice")
 
     def __init__(self, names: Sequence[str], ignore_index: int = IGNORED_LABEL) -> None:
-        """Starts without images.
-
-        Args:
-            names: The K class names.
-            ignore_index: Target of the pixels that do not count.
-        """
         self.names = list(names)
         self.ignore_index = ignore_index
         self.reset()
