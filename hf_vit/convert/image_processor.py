@@ -399,7 +399,6 @@ def _padded(size: dict[str, int]) -> Options:
 
 
 def _resized(options: Options, height: int, width: int) -> Options:
-    """The sizes of options for another input."""
     size, target = options["size"], {"height": height, "width": width}
     if options.get("pad_size"):
         return {"size": {"max_height": height, "max_width": width}, "pad_size": target}

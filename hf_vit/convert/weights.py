@@ -32,7 +32,6 @@ class Weights:
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Opens the files and reads the names and shapes."""
         self.files = tuple(files)
         self._tensors: dict[str, Any] = {}
         self._file_of: dict[str, Path] = {}
@@ -129,7 +128,6 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def _open_pickled(file: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a file that torch has pickled, without what training code wraps around them."""
     content = _unpickle(file)
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
@@ -140,11 +138,6 @@ def _open_pickled(file: Path) -> dict[str, Tensor]:
 
 
 def _unpickle(file: Path) -> Any:
-    """Returns what torch has pickled, but for code.
-
-    Raises:
-        OSError: if the file is damaged, no such file, or holds code.
-    """
     check_pickled(file)
     try:
         # The command line that a model was trained with is often beside its weights; as data it is harmless.

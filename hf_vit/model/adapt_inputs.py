@@ -138,7 +138,6 @@ def apply_geometry(
 
 
 def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViTConfig:
-    """A checked copy of `config` with other fields."""
     new = copy.deepcopy(config)
     for name, value in changed.items():
         setattr(new, name, value)
@@ -160,7 +159,6 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
 
 @torch.no_grad()
 def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViTConfig, mode: ChannelMode) -> None:
-    """Brings the weights of `embeddings` from the shapes of one configuration into those of another."""
     kernels = embeddings.patch_embeddings.projection.weight
     resized = change_input_channels(kernels, new.num_channels, mode)
     resized = resize_patch_kernels(resized, to_pair(new.patch_size))

@@ -189,7 +189,6 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets a field; options of a task given as a dictionary become an object."""
         if name in TASK_CONFIGS and isinstance(value, dict):
             value = TASK_CONFIGS[name].make(value)
         super().__setattr__(name, value)
@@ -204,7 +203,6 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         return values
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Settles the stages, then hands every key that is no field to the library."""
         kwargs.pop("stage_names", None)  # derived from `num_hidden_layers`, which the caller may have changed
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         if (kwargs.get("num_labels") or 0) < 0:

@@ -44,7 +44,6 @@ class HfViTConvNorm(nn.Module):
     def __init__(
         self, in_size: int, out_size: int, kernel_size: int, norm: str, activation: nn.Module, stride: int = 1
     ) -> None:
-        """Builds the layers; `norm` is "batch" or "layer"."""
         super().__init__()
         self.conv = nn.Conv2d(in_size, out_size, kernel_size, stride, padding=kernel_size // 2, bias=False)
         self.norm = HfViTBatchNorm2d(out_size) if norm == "batch" else HfViTLayerNorm2d(out_size, eps=1e-6)
@@ -93,7 +92,6 @@ class HfViTBottleneck(nn.Module):
     """Two convolutions (RepVGG, https://arxiv.org/abs/2101.03697, in its form for inference)."""
 
     def __init__(self, size: int, norm: str) -> None:
-        """Builds the layers for maps of `size` channels."""
         super().__init__()
         self.conv1 = HfViTConvNorm(size, size, 3, norm, nn.SiLU())
         self.conv2 = HfViTConvNorm(size, size, 3, norm, nn.SiLU())
@@ -107,7 +105,6 @@ class HfViTScaleProjector(nn.Module):
     """One map of the pyramid from all levels: a C2f block (YOLOv8) and a norm."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig, num_levels: int, scale: float) -> None:
-        """Builds the layers for `num_levels` levels and resolution `scale`."""
         super().__init__()
         size, norm = options.hidden_size, options.projector_norm
         resamplings = [HfViTResampling(config.hidden_size, scale, norm) for _ in range(num_levels)]
@@ -134,7 +131,6 @@ class HfViTProjector(nn.Module):
     """Levels of the encoder as a pyramid."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig, num_levels: int) -> None:
-        """Builds one projector for each of `options.scale_factors`."""
         super().__init__()
         self.scales = nn.ModuleList(
             HfViTScaleProjector(config, options, num_levels, scale) for scale in options.scale_factors
@@ -233,7 +229,6 @@ class HfViTSamplingOffsets(HfViTInitialized, nn.Linear):
     """Offsets of the points of each head on each level, before training on a ring around a query."""
 
     def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
-        """Builds the layer for queries of width `size`."""
         super().__init__(size, 2 * num_heads * num_levels * num_points)
         self.shape = (num_heads, num_levels, num_points)
 
@@ -256,7 +251,6 @@ class HfViTDeformableAttention(nn.Module):
     """Each query reads the pyramid at a few places around its box, which it chooses itself."""
 
     def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
-        """Builds the layers for queries of width `size`."""
         super().__init__()
         self.shape = (num_heads, num_levels, num_points)
         self.offsets = HfViTSamplingOffsets(size, *self.shape)
@@ -298,7 +292,6 @@ class HfViTGroupAttention(nn.Module):
     """Self-attention among the queries of a group."""
 
     def __init__(self, size: int, num_heads: int) -> None:
-        """Builds the layers for queries of width `size`."""
         super().__init__()
         self.num_heads = num_heads
         self.query, self.key, self.value, self.projection = (nn.Linear(size, size) for _ in range(4))
@@ -318,7 +311,6 @@ class HfViTDeformableLayer(nn.Module):
     """A post-norm layer of the decoder."""
 
     def __init__(self, options: HfViTDetectionConfig) -> None:
-        """Builds the layer; see `HfViTDetectionConfig`."""
         super().__init__()
         size, num_heads = options.hidden_size, options.num_attention_heads
         intermediate_size = min(8 * size, MAX_INTERMEDIATE_SIZE)
@@ -353,7 +345,6 @@ class HfViTProposalHead(nn.Module):
     """Chooses the places that the queries of a group start from."""
 
     def __init__(self, size: int, num_labels: int) -> None:
-        """Builds the layers for places of width `size`."""
         super().__init__()
         self.linear = nn.Linear(size, size)
         self.norm = nn.LayerNorm(size)
@@ -440,11 +431,6 @@ class HfViTDeformableDecoder(nn.Module):
     """
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
-        """Builds the decoder.
-
-        Raises:
-            ValueError: if the encoder has no block of `options.out_indices`.
-        """
         super().__init__()
         size, self.num_queries, self.num_groups = options.hidden_size, options.num_queries, options.num_groups
         self.out_indices = out_indices_of(config, options)

@@ -118,7 +118,6 @@ class HfViTPatchEmbeddings(nn.Module):
     """Cuts an image into patches and projects each one linearly."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the projection; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.num_channels = config.num_channels
         self.patch_size = to_pair(config.patch_size)
@@ -179,7 +178,6 @@ class HfViTEmbeddings(HfViTInitialized):
     """Prefix tokens, patches and their positions: the sequence that enters the encoder."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the tokens and the position table that `config` asks for."""
         super().__init__()
         self.config = config
         self.patch_embeddings = HfViTPatchEmbeddings(config)

@@ -195,7 +195,6 @@ class HfViTAttention(HfViTInitialized):
     """Multi-head self-attention with one projection for query, key and value."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the projections; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.config = config
         self.num_heads = config.num_attention_heads
@@ -252,7 +251,6 @@ class HfViTMLP(nn.Module):
     """Two linear layers with an activation between."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the layers; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.activation = ACT2FN[config.hidden_act]
@@ -268,7 +266,6 @@ class HfViTGatedMLP(nn.Module):
     """SwiGLU: one branch is activated and gates the other (https://arxiv.org/abs/2002.05202)."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the layers; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.activation = ACT2FN[config.hidden_act]
@@ -288,7 +285,6 @@ class HfViTAttentionPooling(HfViTInitialized):
     """
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the layers; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         width = config.hidden_size
         self.num_heads = config.num_attention_heads
@@ -321,7 +317,6 @@ class HfViTLayerScale(HfViTInitialized):
     """One learned factor per channel on a residual branch (https://arxiv.org/abs/2103.17239)."""
 
     def __init__(self, hidden_size: int, initial_value: float) -> None:
-        """Starts every factor at `initial_value`."""
         super().__init__()
         self.initial_value = initial_value
         self.scale = nn.Parameter(torch.full((hidden_size,), float(initial_value)))
@@ -339,7 +334,6 @@ class HfViTDropPath(nn.Module):
     """Stochastic depth: drops the residual branch of whole images in training (https://arxiv.org/abs/1603.09382)."""
 
     def __init__(self, rate: float) -> None:
-        """Drops with probability `rate`."""
         super().__init__()
         self.rate = rate
 
@@ -359,7 +353,6 @@ class HfViTLayer(GradientCheckpointingLayer):
     """A pre-norm transformer block."""
 
     def __init__(self, config: HfViTConfig, layer_index: int) -> None:
-        """Builds block number `layer_index`, which sets its rate of stochastic depth."""
         super().__init__()
 
         def layer_scale() -> nn.Module:
@@ -395,11 +388,6 @@ class HfViTEncoder(nn.Module):
     """The stack of blocks."""
 
     def __init__(self, config: HfViTConfig, num_layers: int | None = None) -> None:
-        """Builds `num_layers` blocks, `config.num_hidden_layers` by default.
-
-        Raises:
-            ValueError: if `config.global_attention_layers` names a block that the model does not have.
-        """
         super().__init__()
         self.global_layers = frozenset(config.global_attention_layers)
         if not self.global_layers <= set(range(config.num_hidden_layers)):

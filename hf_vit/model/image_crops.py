@@ -40,7 +40,6 @@ def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> li
 
 
 def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
-    """Returns the boxes (N, 4) of one image."""
     if boxes is None:
         if size is None:
             raise ValueError(f"{name} is None, the whole image, whose size is not known. Pass target_sizes.")
@@ -79,7 +78,6 @@ def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
 
 
 def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
-    """Returns the keypoints (N, K, 3) of one image."""
     values = torch.as_tensor(np.asarray(keypoints) if isinstance(keypoints, list | tuple) else keypoints)
     values = values.detach().float()
     values = values[None] if values.ndim == 2 else values

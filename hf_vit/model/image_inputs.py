@@ -245,7 +245,6 @@ def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_con
 
 
 def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: bool | None) -> str:
-    """Returns the PIL mode, of plain 8-bit bands, in which an image shall be read."""
     if image.mode in ("1", "L") and "transparency" not in image.info:
         return "L"
     # a palette is a way to store colors, not a color space: it is always looked up
@@ -283,7 +282,6 @@ def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
 
 
 def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_data_format: str | None) -> torch.Tensor:
-    """Returns a view (C, H, W) of (H, W), (C, H, W) or (H, W, C)."""
     if pixels.ndim == 2:
         return pixels[None]
     if pixels.ndim != 3:

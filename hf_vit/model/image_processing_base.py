@@ -120,7 +120,6 @@ def standard_options(
 
 
 def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
-    """Returns one number for each channel, from one for all or from as many."""
     if value is None:
         return None
     try:
@@ -138,7 +137,6 @@ def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] 
 
 
 def _check_together(options: dict[str, Any]) -> None:
-    """Raises `ValueError` where options contradict each other."""
     multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
     factor = options["rescale_factor"]
     if options["do_affine_crop"]:
@@ -178,7 +176,6 @@ def _check_together(options: dict[str, Any]) -> None:
 
 
 def _check_affine_crop(options: dict[str, Any]) -> None:
-    """Raises `ValueError` unless the other options let crops of boxes have one size."""
     size, padding = dict(options["size"] or {}), options["box_padding"]
     if {*size} != {"height", "width"} or min(size.values()) < 2:
         raise ValueError(
@@ -404,11 +401,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
 
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:
-        """Brings options to one form and checks that they fit together; called at construction and per call."""
         return standard_options(**kwargs)
 
     def _preprocess_image_like_inputs(self, images: Any, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
-        """The images, and beside them the targets that were given."""
         tensors, kind = self._prepare_image_like_inputs(images, **kwargs), target_kind(targets)
         if kwargs["do_affine_crop"]:
             return self._crops(tensors, targets, **kwargs)
@@ -450,7 +445,6 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         return features
 
     def _with_keypoints(self, tensors: list[torch.Tensor], keypoints: Any, **kwargs: Any) -> BatchFeature:
-        """Images that are crops already."""
         if kwargs["do_resize"] or kwargs["do_center_crop"]:
             raise ValueError(
                 "keypoints are given, which follow their image only with do_affine_crop=True. Set it; for images that "
@@ -462,7 +456,6 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         return features
 
     def _crops(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
-        """A crop of every box."""
         others = sorted(targets.keys() - {"object_boxes", "keypoints"})
         if others:
             raise ValueError(
@@ -493,7 +486,6 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         return [self._to_batch_feature({name: value}, return_tensors)[name] for value in values]
 
     def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        """Returns every single image as a tensor (C, H, W), uint8 or float32, all on one device."""
         names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "device")
         options = {name: kwargs[name] for name in names if name in kwargs}
         tensors = [read_image(image, name, **options) for name, image in named_images(images)]
@@ -576,7 +568,6 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
 
 
 def _sizes(images: list[torch.Tensor]) -> list[tuple[int, int]]:
-    """Returns height and width of each image."""
     return [(image.shape[-2], image.shape[-1]) for image in images]
 
 

@@ -217,7 +217,6 @@ def _check_shape(target: Tensor, size: tuple[int, int], kind: str, index: int) -
 
 
 def _to_tensor(target: Any, name: str) -> Tensor:
-    """Returns the numbers of a file, PIL image, array or tensor as they are."""
     if isinstance(target, str | os.PathLike):
         target = open_image(target, name)
     elif is_pil(target):
@@ -249,7 +248,6 @@ def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
 
 
 def _read_depth_map(numbers: Tensor, name: str) -> Tensor:
-    """Returns float32 depth, 0 where it is invalid."""
     if not numbers.is_floating_point():
         raise TypeError(
             f"{name} holds {numbers.dtype}, whose unit is unknown. Divide it by its units per meter (1000 for "
@@ -398,7 +396,6 @@ def read_objects(targets: Mapping[str, Any], sizes: list[tuple[int, int]]) -> li
 
 
 def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
-    """Returns boxes and classes of an image in the form of COCO, without crowds."""
     if not isinstance(image, Mapping) or "annotations" not in image:
         raise ValueError(f"{name} is {image!r}, but must be a dictionary with a list of 'annotations', as in COCO.")
     boxes, classes = [], []
@@ -522,7 +519,6 @@ def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
 
 
 def _origin_and_extent(window: Box, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns where a window begins and how far it goes, x, y, x, y each."""
     left, top, right, bottom = window
     return like.new_tensor([left, top]).repeat(2), like.new_tensor([right - left, bottom - top]).repeat(2)
 

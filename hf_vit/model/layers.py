@@ -91,7 +91,6 @@ class HfViTPredictor(HfViTInitialized, nn.Linear):
     """The last layer of a head."""
 
     def __init__(self, size: int, out_size: int, initial_bias: float = 0.0, starts_at_zero: bool = False) -> None:
-        """Builds the layer, which before training has this bias, and with `starts_at_zero` no weights."""
         super().__init__(size, out_size)
         self.initial_bias, self.starts_at_zero = initial_bias, starts_at_zero
 
@@ -247,7 +246,6 @@ class HfViTUpscale(nn.Module):
     """Doubles the resolution of a map (EoMT, https://arxiv.org/abs/2503.19108)."""
 
     def __init__(self, size: int) -> None:
-        """Builds the layers for maps of `size` channels."""
         super().__init__()
         self.upsample = HfViTHeadConvTranspose2d(size, size, kernel_size=2, stride=2)
         self.activation = nn.GELU()
@@ -263,17 +261,6 @@ class HfViTReassemble(nn.Module):
     """The tokens of one level as a map of its own width and resolution (https://arxiv.org/abs/2103.13413)."""
 
     def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
-        """Builds the layers.
-
-        Args:
-            config: Of the backbone.
-            size: Width C of the map.
-            factor: Its resolution relative to the patch grid.
-            readout_type: "ignore", "add" or "project", see `HfViTDepthConfig`.
-
-        Raises:
-            ValueError: if the CLS token is to be read out and there is none.
-        """
         super().__init__()
         if readout_type != "ignore" and not config.use_cls_token:
             raise ValueError(
@@ -306,7 +293,6 @@ class HfViTResidualConv(nn.Module):
     """Two convolutions around which the input goes unchanged."""
 
     def __init__(self, size: int) -> None:
-        """Builds the layers for maps of `size` channels."""
         super().__init__()
         self.conv1 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
         self.conv2 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
@@ -320,7 +306,6 @@ class HfViTFusion(nn.Module):
     """Joins what the coarser levels gave with the next finer one (RefineNet, https://arxiv.org/abs/1611.06612)."""
 
     def __init__(self, size: int, is_first: bool) -> None:
-        """Builds the layers for maps of `size` channels; the first one has no coarser level to join with."""
         super().__init__()
         self.residual1 = None if is_first else HfViTResidualConv(size)
         self.residual2 = HfViTResidualConv(size)

@@ -55,7 +55,6 @@ class HfViTPooler(nn.Module):
     """The original's extra layer after the pooling."""
 
     def __init__(self, in_size: int, out_size: int) -> None:
-        """Maps width `in_size` to `out_size`."""
         super().__init__()
         self.dense = nn.Linear(in_size, out_size)
 
@@ -65,16 +64,15 @@ class HfViTPooler(nn.Module):
 
 
 class HfViTModel(HfViTPreTrainedModel):
-    """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image."""
+    """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image.
+
+    Args:
+        config: The configuration.
+        add_pooling_layer: Without it the model has none of the weights that only the pooled output needs, whatever
+            `config` says, and returns no `pooler_output`.
+    """
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True) -> None:
-        """Builds a model with fresh weights.
-
-        Args:
-            config: The configuration.
-            add_pooling_layer: Without it the model has none of the weights that only the pooled output needs, whatever
-                `config` says, and returns no `pooler_output`.
-        """
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config)
         self.pre_norm = make_norm(config, config.hidden_size) if config.use_pre_layernorm else nn.Identity()
@@ -360,7 +358,6 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
     """Feature maps of chosen stages, for models that are built on a backbone."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a backbone with fresh weights."""
         super().__init__(config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)

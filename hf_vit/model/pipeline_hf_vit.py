@@ -98,7 +98,6 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
         return [self._in_words(found) for found in objects]
 
     def _in_words(self, found: dict[str, Tensor]) -> dict[str, Any]:
-        """Returns an object in plain numbers and names."""
         return {
             "keypoints": found["keypoints"].tolist(),
             "scores": found["scores"].tolist(),

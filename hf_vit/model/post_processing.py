@@ -67,7 +67,6 @@ def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
 
 
 def _pixels(size: Any, index: int) -> tuple[int, int]:
-    """Returns height and width as ints, at least 1."""
     sides = [_plain(side) for side in size] if isinstance(size, list | tuple) else []
     if len(sides) != 2 or not all(isinstance(side, int | float) and side > 0 and side % 1 == 0 for side in sides):
         raise ValueError(
@@ -78,7 +77,6 @@ def _pixels(size: Any, index: int) -> tuple[int, int]:
 
 
 def _plain(numbers: Any) -> Any:
-    """Returns arrays and tensors as numbers or (nested) lists."""
     return numbers.tolist() if isinstance(numbers, np.ndarray | np.generic | Tensor) else numbers
 
 
@@ -577,7 +575,6 @@ class HfViTObjectPostProcessing:
         ]
 
     def _window(self, height: int, width: int) -> Box:
-        """Returns what a model sees of an image, in units of the image."""
         return seen_window(
             height,
             width,
@@ -595,7 +592,6 @@ class HfViTObjectPostProcessing:
 
 
 def _boxes_of(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor]:
-    """Returns the boxes (N, 4) of each image, `count` together."""
     if object_boxes is None:
         object_boxes = [None] * count
     images = len(object_boxes)

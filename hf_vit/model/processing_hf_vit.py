@@ -41,7 +41,6 @@ class HfViTProcessor(ProcessorMixin):
     valid_processor_kwargs = HfViTProcessorKwargs
 
     def __init__(self, image_processor: BaseImageProcessor, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Joins an image processor and a tokenizer."""
         super().__init__(image_processor, tokenizer)
 
     def text_options(self) -> dict[str, Any]:

@@ -156,7 +156,6 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
     """Names what is on an image: one label, several, or values."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
             raise ValueError(

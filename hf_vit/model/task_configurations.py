@@ -42,7 +42,6 @@ class HfViTTaskConfig:
         return {name: value for name, value in given.items() if value != defaults[name]}
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         self.check()
 
     def check(self) -> None:

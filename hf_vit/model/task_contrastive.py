@@ -37,13 +37,6 @@ class HfViTContrastiveHead(HfViTInitialized):
     """Brings what sums up images and texts to one width, and says how alike they are."""
 
     def __init__(self, config: HfViTConfig, options: HfViTContrastiveConfig, text_size: int) -> None:
-        """Builds the layers.
-
-        Args:
-            config: The configuration, which tells the width of pooled images.
-            options: Those of the comparison.
-            text_size: Width D of pooled texts.
-        """
         super().__init__()
         self.options = options
         size = options.projection_dim
@@ -209,7 +202,6 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
     _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer", "HfViTContrastiveHead"]
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         self.text_options = HfViTTextConfig.of(config.text_config)
         self.options = HfViTContrastiveConfig.of(config.contrastive_config)

@@ -41,7 +41,6 @@ class HfViTDepthPredictor(HfViTHeadConv2d):
     """
 
     def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
-        """Builds the layer."""
         super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
         self.initial_bias = 1.0 if options.depth_estimation_type == "relative" else 0.0
 
@@ -55,7 +54,6 @@ class HfViTLinearDepthHead(nn.Module):
     """A linear layer on each patch and the CLS token, to the probabilities of bins of depth."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
-        """Builds the layer for `num_levels` levels of the encoder."""
         super().__init__()
         width = config.hidden_size * (2 if config.use_cls_token else 1)
         is_metric = options.depth_estimation_type == "metric"
@@ -89,7 +87,6 @@ class HfViTConvDepthHead(nn.Module):
     """Transposed convolutions over the patch grid: D, D/2, D/4, 1, four times as fine."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
-        """Builds the layers for `num_levels` levels of the encoder side by side."""
         super().__init__()
         width = config.hidden_size
         self.up1 = HfViTHeadConvTranspose2d(width * num_levels, width // 2, kernel_size=4, stride=2, padding=1)
@@ -107,7 +104,6 @@ class HfViTDPTDepthHead(nn.Module):
     """Levels of the encoder, reassembled at several resolutions and fused (https://arxiv.org/abs/2103.13413)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
-        """Builds the layers for `num_levels` levels of the encoder."""
         super().__init__()
         sizes, fused = options.neck_hidden_sizes, options.fusion_hidden_size
         if num_levels != len(sizes):
@@ -165,7 +161,6 @@ class HfViTBoundedDepth(nn.Module):
     """Any number to a depth in meters between 0 and a largest one."""
 
     def __init__(self, max_depth: float) -> None:
-        """`max_depth` is in meters."""
         super().__init__()
         self.max_depth = max_depth
 
@@ -188,11 +183,6 @@ class HfViTDepthHead(HfViTInputSized):
     """The head that the options name, on the blocks that they name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
-        """Builds the head.
-
-        Raises:
-            ValueError: if there is no such block, or the options do not fit the backbone.
-        """
         super().__init__()
         indices = options.out_indices
         if indices is None and options.head == "dpt":
@@ -334,7 +324,6 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
     """Says how far away every pixel is."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         self.options = HfViTDepthConfig.of(config.depth_config)
         self.model = HfViTModel(config, add_pooling_layer=False)

@@ -51,11 +51,6 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
     """
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
-        """Builds the decoder.
-
-        Raises:
-            ValueError: if the encoder has fewer blocks than the queries shall pass through.
-        """
         super().__init__()
         self.config = config
         self.num_blocks = config.num_hidden_layers if options.num_blocks is None else options.num_blocks
@@ -425,7 +420,6 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
     accepts_loss_kwargs = True
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves the objects no class. Set num_labels.")

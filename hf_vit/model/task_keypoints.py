@@ -46,7 +46,6 @@ class HfViTSimpleKeypointHead(nn.Module):
     """Bilinear upsampling and one convolution."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
-        """Builds the layer."""
         super().__init__()
         self.scale_factor = options.scale_factor
         self.predictor = HfViTKeypointPredictor(config.hidden_size, config.num_labels, kernel_size=3, padding=1)
@@ -65,7 +64,6 @@ class HfViTDeconvolution(nn.Module):
     """Doubles the resolution of maps by a transposed convolution, with batch norm."""
 
     def __init__(self, in_size: int, out_size: int) -> None:
-        """Builds the layers, from `in_size` to `out_size` channels."""
         super().__init__()
         self.conv = HfViTHeadConvTranspose2d(in_size, out_size, kernel_size=4, stride=2, padding=1, bias=False)
         self.norm = HfViTBatchNorm2d(out_size)
@@ -80,7 +78,6 @@ class HfViTClassicKeypointHead(nn.Module):
     """Two transposed convolutions, each doubling the resolution."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
-        """Builds the layers."""
         super().__init__()
         self.up1 = HfViTDeconvolution(config.hidden_size, options.hidden_size)
         self.up2 = HfViTDeconvolution(options.hidden_size, options.hidden_size)
@@ -104,11 +101,6 @@ class HfViTKeypointHead(nn.Module):
     """The head that the options name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
-        """Builds the head.
-
-        Raises:
-            ValueError: if an option is about other keypoints than there are.
-        """
         super().__init__()
         check_numbers(config.num_labels, options)
         # By its name, so that the weights of one head are never taken for those of another.
@@ -362,7 +354,6 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
     accepts_loss_kwargs = True
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves no keypoint to find. Set num_labels or id2label.")

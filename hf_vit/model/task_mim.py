@@ -207,7 +207,6 @@ class PatchScale:
     """Mean and deviation of the pixels of each patch, which `norm_pix_loss` takes out of them."""
 
     def __init__(self, patches: Tensor) -> None:
-        """Takes the true patches (B, N, p·q·C)."""
         self.mean = patches.mean(dim=-1, keepdim=True)  # (B, N, 1)
         # torch.var gives the same, ten times as slowly on a CPU.
         squares = (patches - self.mean).square().sum(dim=-1, keepdim=True)
@@ -226,7 +225,6 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
     """The last layer: from tokens to the pixels of their patches."""
 
     def __init__(self, size: int, config: HfViTConfig) -> None:
-        """Builds the layer for tokens of width `size`."""
         super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
 
     @torch.no_grad()
@@ -261,7 +259,6 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
     position_embeddings: Tensor
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        """Builds the layers."""
         super().__init__()
         self.config = config
         own = HfViTConfig(
@@ -355,7 +352,6 @@ class HfViTSimMimDecoder(nn.Module):
     """One linear layer a patch (https://arxiv.org/abs/2111.09886)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        """Builds the layer."""
         super().__init__()
         self.predictor = HfViTPixelPredictor(config.hidden_size, config)
 
@@ -371,11 +367,6 @@ class HfViTMaskedImageModelingHead(nn.Module):
     """The decoder of the objective."""
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        """Builds the decoder.
-
-        Raises:
-            ValueError: if the encoder lacks what the objective needs, or has what does not go with it.
-        """
         super().__init__()
         if options.objective == "simmim" and not config.use_mask_token:
             raise ValueError(
@@ -462,7 +453,6 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
     """
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         self.options = HfViTMaskedImageModelingConfig.of(config.masked_image_modeling_config)
         self._starts_as_mae = self.options.objective == "mae"

@@ -43,7 +43,6 @@ class HfViTSimpleSegmentationHead(nn.Module):
     """A 3x3 and a 1x1 convolution with a ReLU between."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        """Builds the layers for maps of `in_size` channels."""
         super().__init__()
         self.conv = HfViTHeadConv2d(in_size, config.hidden_size, kernel_size=3, padding=1)
         self.dropout = nn.Dropout2d(options.dropout_prob)
@@ -58,7 +57,6 @@ class HfViTConvSegmentationHead(nn.Module):
     """Convolutions, each followed by a doubling of the resolution (SETR-PUP, https://arxiv.org/abs/2012.15840)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        """Builds the layers for maps of `in_size` channels."""
         super().__init__()
         sizes = [in_size, *[options.hidden_size] * options.num_layers]
         self.stages = nn.ModuleList(
@@ -79,7 +77,6 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
     """Class tokens that attend to the patches and are compared with them (https://arxiv.org/abs/2105.05633)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        """Builds the layers for maps of `in_size` channels."""
         super().__init__()
         width = config.hidden_size
         self.projection = nn.Linear(in_size, width)
@@ -112,7 +109,6 @@ class HfViTLinearSegmentationHead(nn.Module):
     """Batch norm and one linear layer a patch."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        """Builds the layers for maps of `in_size` channels."""
         super().__init__()
         self.norm = HfViTBatchNorm2d(in_size)
         self.dropout = nn.Dropout2d(options.dropout_prob)
@@ -135,11 +131,6 @@ class HfViTSegmentationHead(nn.Module):
     """The head that the options name, on the blocks that they name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig) -> None:
-        """Builds the head.
-
-        Raises:
-            ValueError: if there is no such block, or the number of class weights is not that of the classes.
-        """
         super().__init__()
         if options.class_weights is not None and len(options.class_weights) != config.num_labels:
             raise ValueError(
@@ -370,7 +361,6 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
     """Gives every pixel a class."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         self.options = HfViTSegmentationConfig.of(config.segmentation_config)
         self.model = HfViTModel(config, add_pooling_layer=False)

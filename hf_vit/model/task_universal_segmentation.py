@@ -36,7 +36,6 @@ class HfViTMaskEmbedding(nn.Module):
     """Three linear layers, from a query to what is compared with the pixels."""
 
     def __init__(self, size: int) -> None:
-        """Builds layers of width `size`."""
         super().__init__()
         self.fc1, self.fc2, self.fc3 = (nn.Linear(size, size) for _ in range(3))
 
@@ -65,11 +64,6 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
     mask_probabilities: Tensor
 
     def __init__(self, config: HfViTConfig, options: HfViTUniversalSegmentationConfig) -> None:
-        """Builds the head.
-
-        Raises:
-            ValueError: if the encoder has fewer blocks than the queries shall pass through.
-        """
         super().__init__()
         if options.num_blocks > config.num_hidden_layers:
             raise ValueError(
@@ -328,7 +322,6 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
     """
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves the masks no class. Set num_labels.")

@@ -60,7 +60,6 @@ class HfViTTextModel(HfViTPreTrainedModel):
     _input_embed_layer = "token_embedding"
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a tower with fresh weights, by `config.text_config`."""
         super().__init__(config)
         self.options = HfViTTextConfig.of(config.text_config)
         own = HfViTConfig(
