@@ -116,14 +116,7 @@ SHARED = (
     "image_std",
     "num_channels",  # of ours, where one was exported
 )
-HONORED = {
-    *SHARED,
-    "default_to_square",
-    "ensure_multiple_of",
-    "keep_aspect_ratio",
-    "do_convert_rgb",
-    "do_affine_crop",
-}
+HONORED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb", "do_affine_crop"}
 # Keys that leave the pixels of an image as they are
 WITHOUT_EFFECT = {
     "image_processor_type",

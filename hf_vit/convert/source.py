@@ -45,10 +45,7 @@ class Source:
 
 
 def open_source(
-    name_or_path: str | os.PathLike[str],
-    architecture: str | None = None,
-    dataset_index: int | None = None,
-    **hub: Any,
+    name_or_path: str | os.PathLike[str], architecture: str | None = None, dataset_index: int | None = None, **hub: Any
 ) -> Source:
     """Opens a published checkpoint without reading its tensors.
 

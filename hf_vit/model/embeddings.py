@@ -215,10 +215,7 @@ class HfViTEmbeddings(HfViTInitialized):
         )
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        bool_masked_pos: Tensor | None = None,
-        patch_attention_mask: Tensor | None = None,
+        self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, patch_attention_mask: Tensor | None = None
     ) -> Tensor:
         """Embeds images.
 

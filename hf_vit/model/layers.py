@@ -114,12 +114,7 @@ class HfViTPredictionHead(nn.Module):
     """Linear layers with ReLU between, from what stands for an object to what is said of it."""
 
     def __init__(
-        self,
-        size: int,
-        out_size: int,
-        num_layers: int = 3,
-        initial_bias: float = 0.0,
-        starts_at_zero: bool = False,
+        self, size: int, out_size: int, num_layers: int = 3, initial_bias: float = 0.0, starts_at_zero: bool = False
     ) -> None:
         """Builds `num_layers` layers of width `size`, the last one of `out_size`.
 

@@ -8,10 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import (
-    BackboneOutput,
-    BaseModelOutputWithPooling,
-)
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks

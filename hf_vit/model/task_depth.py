@@ -7,9 +7,7 @@ registers), L = P + N, D hidden size, P prefix tokens, s how much finer a head's
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_outputs import (
-    DepthEstimatorOutput,
-)
+from transformers.modeling_outputs import DepthEstimatorOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 

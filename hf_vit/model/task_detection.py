@@ -256,12 +256,7 @@ def prediction_losses(
 
 @torch.no_grad()
 def match_objects(
-    logits: Tensor,
-    boxes: Tensor,
-    classes: Tensor,
-    truth: Tensor,
-    options: HfViTDetectionConfig,
-    num_groups: int = 1,
+    logits: Tensor, boxes: Tensor, classes: Tensor, truth: Tensor, options: HfViTDetectionConfig, num_groups: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Pairs the queries of one image with its objects, in each group of queries anew (Hungarian algorithm).
 

@@ -405,10 +405,7 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
             size = (pixel_values.shape[-2], pixel_values.shape[-1])
             loss = keypoint_loss(heatmaps, labels, size, self.options, patch_attention_mask, num_items_in_batch)
         return HfViTKeypointDetectionOutput(
-            loss=loss,
-            heatmaps=heatmaps,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            loss=loss, heatmaps=heatmaps, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
     @torch.no_grad()

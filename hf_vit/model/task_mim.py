@@ -584,12 +584,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         return logits
 
     def _predict_from_all(
-        self,
-        pixel_values: Tensor,
-        grid: Grid,
-        mask: Tensor,
-        patch_attention_mask: Tensor | None,
-        **kwargs: Any,
+        self, pixel_values: Tensor, grid: Grid, mask: Tensor, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> Tensor:
         """Runs encoder and decoder of "simmim" and returns the logits (B, N, p·q·C)."""
         model = self.model

@@ -13,17 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.modeling_outputs import (
-    SemanticSegmenterOutput,
-)
+from transformers.modeling_outputs import SemanticSegmenterOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .encoder import (
-    HfViTLayer,
-    make_norm,
-)
+from .encoder import HfViTLayer, make_norm
 from .layers import (
     HfViTBatchNorm2d,
     HfViTHeadConv2d,

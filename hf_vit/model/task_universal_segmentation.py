@@ -18,14 +18,7 @@ from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import (
-    HfViTInitialized,
-    HfViTQueries,
-    HfViTUpscale,
-    each_image_alone,
-    in_full_precision,
-    to_maps,
-)
+from .layers import HfViTInitialized, HfViTQueries, HfViTUpscale, each_image_alone, in_full_precision, to_maps
 from .matching import lattice, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
@@ -378,10 +371,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
             loss = torch.stack(losses).sum()
         masks, classes = predictions[-1]
         return HfViTForUniversalSegmentationOutput(
-            loss=loss,
-            class_queries_logits=classes,
-            masks_queries_logits=masks,
-            last_hidden_state=last_hidden_state,
+            loss=loss, class_queries_logits=classes, masks_queries_logits=masks, last_hidden_state=last_hidden_state
         )
 
     def _predict(

@@ -16,11 +16,7 @@ logger = logging.get_logger(__name__)
 BLOCK: KeyMap = {
     "encoder.layers.*.norm1": "encoder.layers.*.layer_norm1",
     "encoder.layers.*.attention.qkv": Joined(
-        (
-            "encoder.layers.*.self_attn.q_proj",
-            "encoder.layers.*.self_attn.k_proj",
-            "encoder.layers.*.self_attn.v_proj",
-        )
+        ("encoder.layers.*.self_attn.q_proj", "encoder.layers.*.self_attn.k_proj", "encoder.layers.*.self_attn.v_proj")
     ),
     "encoder.layers.*.attention.projection": "encoder.layers.*.self_attn.out_proj",
     "encoder.layers.*.norm2": "encoder.layers.*.layer_norm2",

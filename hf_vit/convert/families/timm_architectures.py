@@ -45,10 +45,7 @@ FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r".*_large_patch16_siglip_(gap_)?512", {"hidden_act": "gelu_pytorch_tanh"}),
     (r".*_(dinov3|dinov3_qkvb|lingbot)", {"layer_norm_eps": 1e-5, "rope_coordinates": "centered"}),
     (r".*_rope_(ape_)?\d+", {"rope_coordinates": "index"}),
-    (
-        r".*_rope_reg[14]_gap_256",
-        {"rope_coordinates": "scaled_index", "rope_grid_size": 16, "rope_theta": 10000.0},
-    ),
+    (r".*_rope_reg[14]_gap_256", {"rope_coordinates": "scaled_index", "rope_grid_size": 16, "rope_theta": 10000.0}),
 )
 # Their rotary positions turn neighbors, not halves of a head; the second table counts columns first.
 INTERLEAVED = r".*_rope_.*"
