@@ -69,7 +69,7 @@ def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
     return named(model(pixel_values=images, output_hidden_states=True, **kwargs))
 
 
-def hide_most(images: Tensor, patch_size: Any) -> Tensor:
+def mask_most_patches(images: Tensor, patch_size: Any) -> Tensor:
     """Returns a mask (B, N) bool of patches of images, True for the last three quarters: those that are masked."""
     side = to_pair(patch_size)
     num_patches = (images.shape[-2] // side[0]) * (images.shape[-1] // side[1])
@@ -82,7 +82,7 @@ def run_vit(model: Any, images: Tensor) -> Outputs:
         return run_plain(model, images)
     outputs = run_plain(model.base_model, images)
     if images.shape[-2:] == to_pair(model.config.image_size):
-        mask = hide_most(images, model.config.patch_size)
+        mask = mask_most_patches(images, model.config.patch_size)
         outputs["reconstruction"] = model(images, bool_masked_pos=mask).reconstruction
     return outputs
 
@@ -93,7 +93,7 @@ def run_vit_mae(model: Any, images: Tensor) -> Outputs:
     A decoder, which resamples positions of patches as if they were one row, runs at its own image size alone.
     """
     encoder = model.base_model
-    mask = hide_most(images, encoder.config.patch_size)
+    mask = mask_most_patches(images, encoder.config.patch_size)
     noise = torch.arange(mask.shape[1], dtype=images.dtype).expand_as(mask)
 
     def run(part: Any, ratio: float) -> Outputs:
@@ -297,7 +297,7 @@ def run_ours(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None =
     """Returns all outputs of one of our models for images and texts, those of its base model included."""
     outputs = named(model.base_model(images, output_hidden_states=True))
     if isinstance(model, HfViTForMaskedImageModeling):  # whose hidden states are those of visible patches
-        masked = model(images, bool_masked_pos=hide_most(images, model.config.patch_size))
+        masked = model(images, bool_masked_pos=mask_most_patches(images, model.config.patch_size))
         return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}
     if isinstance(model, HfViTForZeroShotImageClassification):
         return {**outputs, **named(model(texts, images))}

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils.import_utils import is_vision_available
 
+from .configuration_hf_vit import to_pair
+
 
 if is_vision_available():
     import PIL.Image
@@ -72,14 +74,14 @@ def output_size(
     name: str,
     keep_aspect_ratio: bool | None = False,
 ) -> tuple[int, int]:
-    """Returns the height and width in pixels that an image of `height` x `width` is resized to.
+    """Returns the height and width in pixels that an image is resized to.
 
     Args:
         height: Height of the image in pixels.
         width: Width of the image in pixels.
         size: Exact height and width, or a bound within which the aspect ratio is kept.
         multiple: Height and width of which the result is the nearest multiple, at least one.
-        name: What to call the image in errors.
+        name: Name of the image in errors.
         keep_aspect_ratio: Whether of an exact height and width only the one counts that scales the image less.
 
     Raises:
@@ -98,15 +100,23 @@ def output_size(
     return new_height, new_width
 
 
+def resized_size(
+    height: int, width: int, *, size: Any, ensure_multiple_of: Any, keep_aspect_ratio: bool | None, **_: Any
+) -> tuple[int, int]:
+    """Returns the height and width that an image is resized to under the options of an image processor."""
+    multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
+    return output_size(height, width, dict(size), multiple, "the image", keep_aspect_ratio)
+
+
 def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """The size before rounding, in floats as transformers' DPT has it, whose rounding ours must meet."""
+    """Returns the size before rounding, in floats as transformers' DPT has it, whose rounding ours must meet."""
     by_height, by_width = size["height"] / height, size["width"] / width
     scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
     return scale * height, scale * width
 
 
 def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
-    """The size before rounding to multiples. Whole-number arithmetic, as floats lose a pixel now and then."""
+    """Returns the size before rounding to multiples, by whole-number arithmetic: floats lose a pixel now and then."""
     if "height" in size:
         return size["height"], size["width"]
     if "max_height" in size:
@@ -133,21 +143,16 @@ def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor
 
 
 def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
-    """Cuts the center (..., height, width) out of an image, or surrounds it by `fill` where it is smaller.
+    """Cuts the center (..., height, width) out of an image (..., H, W), or surrounds it by `fill` where it is smaller.
 
-    Args:
-        image: (..., H, W).
-        height: Height to cut out, in pixels.
-        width: Width to cut out, in pixels.
-        rounding: Where the crop starts if an odd number of pixels is left over, one of `CROP_ROUNDINGS`.
-        fill: The value of pixels outside the image.
+    `rounding`, one of `CROP_ROUNDINGS`, decides where the crop starts if an odd number of pixels is left over.
     """
-    left, right = both_ends(width - image.shape[-1], rounding)
-    top, bottom = both_ends(height - image.shape[-2], rounding)
+    left, right = split_between_ends(width - image.shape[-1], rounding)
+    top, bottom = split_between_ends(height - image.shape[-2], rounding)
     return F.pad(image, (left, right, top, bottom), value=fill)  # (..., height, width)
 
 
-def both_ends(missing: int, rounding: str) -> tuple[int, int]:
+def split_between_ends(missing: int, rounding: str) -> tuple[int, int]:
     """Splits missing (or, if negative, surplus) pixels between both ends, the odd one as `rounding` says."""
     if missing > 0:
         return missing // 2, missing - missing // 2
@@ -158,14 +163,7 @@ def both_ends(missing: int, rounding: str) -> tuple[int, int]:
 def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Tensor:
     """Pads an image (C, H, W) on the right and at the bottom with zeros to (C, height, width).
 
-    Args:
-        image: (C, H, W).
-        height: New height in pixels.
-        width: New width in pixels.
-        name: What to call the image in errors.
-
-    Raises:
-        ValueError: if it is larger.
+    `name` is that of the image in the `ValueError` that is raised if it is larger.
     """
     missing = (height - image.shape[-2], width - image.shape[-1])
     if min(missing) < 0:
@@ -179,18 +177,15 @@ def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Ten
 def pad_batch(
     images: list[torch.Tensor], multiple: tuple[int, int], pad_size: tuple[int, int] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pads images on the right and at the bottom with zeros to one size.
+    """Pads images (C, H_i, W_i) on the right and at the bottom with zeros to one size.
 
     Args:
-        images: Float tensors (C, H_i, W_i).
+        images: Float tensors.
         multiple: Height and width of a patch in pixels.
         pad_size: Height and width to pad to, whole patches; by default the least that hold every image.
 
     Returns:
         The batch (B, C, H, W), and a mask (B, h, w), true at the patches that hold pixels of the image.
-
-    Raises:
-        ValueError: if an image is larger than `pad_size`.
     """
     # a patch that an image fills only in part is its own
     patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]

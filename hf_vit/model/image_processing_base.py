@@ -1,6 +1,6 @@
 """What the image processors of both backends share: options, the order of the steps, saving.
 
-Shapes: B batch, C channels, H W pixels, h w patches.
+Shapes: B batch, C channels, H W pixels, h w patches, M masks, N objects, K keypoints.
 """
 
 import copy
@@ -21,7 +21,7 @@ from transformers.processing_utils import ImagesKwargs
 from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_hf_vit import to_pair
-from .image_crops import crop_regions, cut_out, place_keypoints, read_keypoints, read_object_boxes
+from .image_crops import crop_region, crop_regions, keypoints_to_crops, read_keypoints, read_object_boxes
 from .image_geometry import (
     CROP_ROUNDINGS,
     EXACT_KEYS,
@@ -34,7 +34,7 @@ from .image_geometry import (
 )
 from .image_inputs import named_images, open_image, read_image
 from .image_targets import encode_objects, encode_targets, place_target, read_objects, read_targets, target_kind
-from .post_processing import HfViTObjectPostProcessing, HfViTPostProcessing
+from .post_processing import HfViTPostProcessing
 from .remote_code import copy_code
 
 
@@ -81,19 +81,10 @@ def standard_options(
     image_std: Any = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Returns the options of an image processor in one form, by name.
+    """Returns the options of an image processor in one form, by name; `ValueError` if they are wrong or contradict.
 
-    Args:
-        size: In any form that `to_size_dict` takes.
-        crop_size: The same, of a height and a width.
-        pad_size: The same.
-        default_to_square: Whether an int `size` is a square rather than the shortest edge.
-        image_mean: One number for all channels, or one for each.
-        image_std: The same.
-        **kwargs: All others, some of which may be `None`.
-
-    Raises:
-        ValueError: if one of them has no meaning, or they contradict each other.
+    Sizes have any form that `to_size_dict` takes, mean and deviation are one number or one for each channel, and an
+    int `size` is the shortest edge if `default_to_square` is False.
     """
     if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
         raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
@@ -200,7 +191,7 @@ IMAGE_PROCESSOR_AUTO_MAP = {
 }
 
 
-class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, BaseImageProcessor):
+class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     """Turns images of any kind, size and color into the input of a Vision Transformer.
 
     Use it through `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be given per call.
@@ -468,9 +459,11 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         labels = {}
         if "keypoints" in targets:
             keypoints = read_keypoints(targets["keypoints"], list(map(len, boxes)))
-            placed = [place_keypoints(*pair, size) for pair in zip(keypoints, regions, strict=True)]
+            placed = [keypoints_to_crops(*pair, size) for pair in zip(keypoints, regions, strict=True)]
             labels["labels"] = torch.cat(placed).to(tensors[0].device)  # (sum of N, K, 3)
-        crops = [cut_out(image, region, size) for image, own in zip(tensors, regions, strict=True) for region in own]
+        crops = [
+            crop_region(image, region, size) for image, own in zip(tensors, regions, strict=True) for region in own
+        ]
         # where no image has an object, one in its place keeps the form of the result
         inputs = crops or [tensors[0].new_zeros(len(tensors[0]), *size)]
         features = self._preprocess(inputs, **kwargs | {"do_resize": False})

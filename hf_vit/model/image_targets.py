@@ -1,6 +1,6 @@
-"""From whatever a user gives as the target of an image (maps, masks, boxes) to tensors.
+"""Targets of images of any kind (maps, masks, boxes) as tensors.
 
-Shapes: H W pixels before, h w after; M masks, N objects; H W pixels of an image.
+Shapes: H W pixels of an image, h w of what the model gets; M masks, N objects.
 """
 
 import os
@@ -12,10 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.image_utils import SizeDict
 
 from .configuration_hf_vit import to_pair
-from .image_geometry import both_ends, center_crop, output_size, resize_nearest
+from .image_geometry import center_crop, resize_nearest, resized_size, split_between_ends
 from .image_inputs import array_to_tensor, is_pil, open_image, upright
 
 
@@ -44,11 +43,6 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     Returns:
         By name, one entry an image: int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they
         are invalid, bool `mask_labels` (M, H, W) with int64 `class_labels` (M,), `instance_id_to_semantic_id`.
-
-    Raises:
-        OSError: if a file cannot be opened or decoded.
-        TypeError: if a target is of another type, or its numbers are.
-        ValueError: if targets do not fit together, or not to the images.
     """
     kind = target_kind(targets)
     values = _listed(targets[kind], kind)
@@ -76,44 +70,22 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     return read
 
 
-def place_target(
-    target: Tensor,
-    fill: float,
-    *,
-    canvas: tuple[int, int] | None,
-    do_resize: bool,
-    size: SizeDict,
-    ensure_multiple_of: int | tuple[int, int] | None,
-    keep_aspect_ratio: bool | None,
-    do_center_crop: bool | None,
-    crop_size: SizeDict,
-    crop_rounding: str,
-    **_: Any,
-) -> Tensor:
-    """Brings a target (..., H, W) to where its image is brought under the options of the image processor.
+def place_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None, **options: Any) -> Tensor:
+    """Resizes, crops and pads a target (..., H, W) as its image is under the options of the image processor.
 
     Args:
         target: (..., H, W).
         fill: The value of pixels outside the image.
         canvas: Height and width in pixels that the batch is padded to, if it is.
-        do_resize: This and the rest are the options of the image processor.
-        size: See there.
-        ensure_multiple_of: See there.
-        keep_aspect_ratio: See there.
-        do_center_crop: See there.
-        crop_size: See there.
-        crop_rounding: See there.
+        **options: Of the image processor.
 
     Returns:
         (..., h, w), every pixel one of `target` or `fill`.
     """
-    if do_resize:
-        multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
-        height, width = target.shape[-2:]
-        new_size = output_size(height, width, dict(size), multiple, "the target", keep_aspect_ratio)
-        target = resize_nearest(target, *new_size)
-    if do_center_crop:
-        target = center_crop(target, **dict(crop_size), rounding=crop_rounding, fill=fill)
+    if options["do_resize"]:
+        target = resize_nearest(target, *resized_size(target.shape[-2], target.shape[-1], **options))
+    if options["do_center_crop"]:
+        target = center_crop(target, **dict(options["crop_size"]), rounding=options["crop_rounding"], fill=fill)
     if canvas is not None:
         missing = (canvas[0] - target.shape[-2], canvas[1] - target.shape[-1])
         target = F.pad(target, (0, missing[1], 0, missing[0]), value=fill)
@@ -123,7 +95,7 @@ def place_target(
 def encode_targets(
     targets: dict[str, list[Any]], place: Callable[[Tensor, float], Tensor], do_reduce_labels: bool
 ) -> dict[str, list[Tensor]]:
-    """Returns what a model is trained on, one entry an image.
+    """Returns the labels of a training, one entry an image.
 
     Args:
         targets: As `read_targets` returns them.
@@ -131,11 +103,8 @@ def encode_targets(
         do_reduce_labels: Whether 0 in segmentation maps is to be ignored, and the rest lowered by one.
 
     Returns:
-        `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have
-        pixels left.
-
-    Raises:
-        ValueError: if a segment has no class.
+        `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have pixels
+        left.
     """
     if "depth_maps" in targets:
         return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
@@ -156,11 +125,7 @@ def encode_targets(
 
 
 def target_kind(targets: dict[str, Any]) -> str:
-    """Returns which of `KINDS` is given, "" where none is.
-
-    Raises:
-        ValueError: if several are, or one without what belongs to it.
-    """
+    """Returns which of `KINDS` is given, "" where none is; `ValueError` if several are, or one lacks its partner."""
     kinds = [name for name in KINDS if name in targets]
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one. Give one of them.")
@@ -271,17 +236,9 @@ READERS: dict[str, Callable[[Tensor, str], Tensor]] = {
 
 
 def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
-    """Returns class numbers (N,) int64.
+    """Returns `count` class numbers, whole and from 0, as (N,) int64.
 
-    Args:
-        classes: N whole numbers from 0.
-        count: How many there must be.
-        name: What to call them in errors.
-        of: What to call what has these classes.
-
-    Raises:
-        TypeError: if they are no whole numbers.
-        ValueError: if they are not as many, or negative.
+    Errors call them `name`, and `of` what has these classes.
     """
     try:
         numbers = torch.as_tensor(classes)
@@ -335,15 +292,12 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def read_boxes(boxes: Any, name: str, corners: str = "left, top, right, bottom") -> Tensor:
-    """Returns boxes as a tensor.
+    """Returns boxes as (N, 4) float32.
 
     Args:
         boxes: (N, 4) left, top, right and bottom: an array, a tensor, or nested lists, empty where there is none.
-        name: What to call them in errors.
-        corners: What to call the four numbers in errors.
-
-    Returns:
-        (N, 4) float32.
+        name: Their name in errors.
+        corners: The name of the four numbers in errors.
 
     Raises:
         ValueError: if they have another shape, hold anything but finite numbers, or end before they begin.
@@ -375,10 +329,6 @@ def read_objects(targets: Mapping[str, Any], sizes: list[tuple[int, int]]) -> li
     Args:
         targets: By the names of `HfViTImageProcessor.preprocess`: "annotations", or "boxes" with "class_labels".
         sizes: Height and width of each image, in pixels.
-
-    Raises:
-        TypeError: if class numbers are no whole numbers.
-        ValueError: if there are not as many as images, or what they hold is no box or no class.
     """
     if "annotations" in targets:
         given = targets["annotations"]
@@ -427,23 +377,8 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
     )
 
 
-def seen_window(
-    height: int,
-    width: int,
-    *,
-    do_resize: bool | None,
-    size: SizeDict | dict[str, int],
-    ensure_multiple_of: Any,
-    keep_aspect_ratio: bool | None,
-    do_center_crop: bool | None,
-    crop_size: SizeDict | dict[str, int] | None,
-    crop_rounding: str,
-    do_pad: bool | None,
-    hide_padding: bool | None,
-    pad_size: SizeDict | dict[str, int] | None,
-    **_: Any,
-) -> Box:
-    """Returns what a model sees of an image, under the options of the image processor, in units of the image.
+def visible_window(height: int, width: int, **options: Any) -> Box:
+    """Returns the part of an image that a model sees, in units of the image: left, top, right and bottom.
 
     (0, 0, 1, 1) is all of it. A center crop is less, or more where it is larger than the image. Padding does not count
     unless the model sees it; whole patches, of which the image fills the last ones in part, do.
@@ -451,43 +386,32 @@ def seen_window(
     Args:
         height: Of the image in pixels.
         width: Of the image in pixels.
-        do_resize: This and the rest are the options of the image processor.
-        size: See there.
-        ensure_multiple_of: See there.
-        keep_aspect_ratio: See there.
-        do_center_crop: See there.
-        crop_size: See there.
-        crop_rounding: See there.
-        do_pad: See there.
-        hide_padding: See there.
-        pad_size: See there.
-
-    Returns:
-        Left, top, right and bottom.
+        **options: Of the image processor.
     """
-    patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
-    if do_resize:
-        height, width = output_size(height, width, dict(size), patch, "the image", keep_aspect_ratio)
+    multiple, crop_size, pad_size = (options[name] for name in ("ensure_multiple_of", "crop_size", "pad_size"))
+    if options["do_resize"]:
+        height, width = resized_size(height, width, **options)
     left, top, right, bottom = 0, 0, width, height
-    if do_center_crop and crop_size is not None:
-        before, after = both_ends(crop_size["width"] - width, crop_rounding)
+    if options["do_center_crop"] and crop_size is not None:
+        before, after = split_between_ends(crop_size["width"] - width, options["crop_rounding"])
         left, right = -before, width + after
-        before, after = both_ends(crop_size["height"] - height, crop_rounding)
+        before, after = split_between_ends(crop_size["height"] - height, options["crop_rounding"])
         top, bottom = -before, height + after
-    if do_pad and hide_padding and patch is not None:
+    if options["do_pad"] and options["hide_padding"] and multiple is not None:
+        patch = to_pair(multiple)
         right, bottom = left - (left - right) // patch[1] * patch[1], top - (top - bottom) // patch[0] * patch[0]
-    elif do_pad and pad_size is not None:
+    elif options["do_pad"] and pad_size is not None:
         right, bottom = left + pad_size["width"], top + pad_size["height"]
     return left / width, top / height, right / width, bottom / height
 
 
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Tensor, Tensor]:
-    """Returns boxes as a model is trained on them.
+    """Returns boxes as a model is trained on them, and which are left.
 
     Args:
         boxes: (N, 4) left, top, right and bottom in pixels.
         size: Height and width of the image in pixels.
-        window: What the model sees of it, as `seen_window` says.
+        window: The part that the model sees, from `visible_window`.
 
     Returns:
         Center x, center y, width and height (M, 4) of what is left of the boxes in image and window, in units of the
@@ -502,16 +426,7 @@ def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Ten
 
 
 def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
-    """Returns boxes in pixels: the inverse of `encode_boxes`, except for what that cuts away.
-
-    Args:
-        boxes: (..., 4) center x, center y, width and height in units of the window.
-        size: Height and width of the image in pixels.
-        window: What the model saw of it, as `seen_window` says.
-
-    Returns:
-        (..., 4) left, top, right and bottom.
-    """
+    """Returns boxes (..., 4) left, top, right and bottom in pixels: the inverse of `encode_boxes`."""
     center, half = boxes[..., :2], boxes[..., 2:] / 2
     origin, extent = _origin_and_extent(window, boxes)
     relative = torch.cat((center - half, center + half), dim=-1) * extent + origin  # (..., 4)
@@ -528,13 +443,10 @@ def encode_objects(
 ) -> list[tuple[Tensor, Tensor]]:
     """Returns the labels of each image: classes (M,) and boxes (M, 4), without objects of which nothing is left.
 
-    Args:
-        objects: Boxes and classes of each image, as `read_objects` returns them.
-        sizes: Height and width of each image, in pixels.
-        **options: Of the image processor.
+    `objects` are those of `read_objects`, `options` those of the image processor.
     """
     labels = []
     for (boxes, classes), size in zip(objects, sizes, strict=True):
-        encoded, is_left = encode_boxes(boxes, size, seen_window(*size, **options))
+        encoded, is_left = encode_boxes(boxes, size, visible_window(*size, **options))
         labels.append((classes.to(boxes.device)[is_left], encoded))
     return labels

@@ -1,4 +1,9 @@
-"""The Vision Transformer and its backbone."""
+"""The Vision Transformer and its backbone.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
+registers), L = P + N tokens, D hidden size, K kept patches, W windows of S patches, O tokens that are no patches, d
+head size.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +54,7 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
 
 
 class HfViTPooler(nn.Module):
-    """The original's extra layer after the pooling."""
+    """The original's extra tanh layer after the pooling."""
 
     def __init__(self, in_size: int, out_size: int) -> None:
         super().__init__()
@@ -151,7 +156,7 @@ class HfViTModel(HfViTPreTrainedModel):
     def select_patches(
         self, hidden_states: Tensor, rotary: Rotary | None, kept_patches: Tensor
     ) -> tuple[Tensor, Rotary | None]:
-        """Leaves the prefix and some of the patches, each with its position.
+        """Keeps the prefix and some of the patches, each with its position.
 
         Args:
             hidden_states: (B, P + N, D).
@@ -162,7 +167,7 @@ class HfViTModel(HfViTPreTrainedModel):
             (B, P + K, D), and the rotary positions of these.
 
         Raises:
-            ValueError: if the numbers are not of this batch, or blocks look within windows.
+            ValueError: if the numbers are not of this batch, or blocks attend within windows.
         """
         if self.config.window_size is not None:
             raise ValueError(
@@ -188,7 +193,7 @@ class HfViTModel(HfViTPreTrainedModel):
     def attention_mask(
         self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
     ) -> Any:
-        """Hides padded patches, in the form that the attention implementation takes; None if there are none.
+        """Returns the mask of padded patches as the attention implementation takes it; None if there is no padding.
 
         Args:
             hidden_states: (B, L, D), L counting queries at the end too.
@@ -212,14 +217,14 @@ class HfViTModel(HfViTPreTrainedModel):
         patch_attention_mask: Tensor | None = None,
         output_attentions: bool = False,
     ) -> Windows | Tensor | None:
-        """What the blocks that look within windows take in the place of the mask; None where none does.
+        """Returns what replaces the mask in blocks that attend within windows; None where none does.
 
         Args:
             hidden_states: (B, L, D), L counting queries at the end too.
             grid: Rows and columns (h, w) of patches.
             patch_attention_mask: (B, h, w) bool or None.
-            output_attentions: Whether the weights (B, heads, L, L) are wanted, which attention under a mask (B, 1, L,
-                L) gives; it takes longer than windows do.
+            output_attentions: Whether the weights (B, heads, L, L) are wanted, which need attention under a mask (B,
+                1, L, L); it takes longer than windows do.
         """
         size = window_size(self.config, grid)
         if size is None:
@@ -245,7 +250,7 @@ class HfViTModel(HfViTPreTrainedModel):
         return Windows(grid, size, num_prefix, mask, others_mask)
 
     def pool(self, hidden_states: Tensor, patch_attention_mask: Tensor | None = None) -> Tensor:
-        """Sums up tokens (B, L, D) as one vector per image, (B, D) or (B, 2·D)."""
+        """Pools tokens (B, L, D) to one vector per image, (B, D) or (B, 2·D)."""
         parts = []
         if self.config.pooling in ("cls", "cls_mean"):
             parts.append(hidden_states[:, 0])
@@ -271,7 +276,7 @@ class HfViTModel(HfViTPreTrainedModel):
     def start_blockwise(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
-        """Begins a run range by range, for heads that need what is between blocks, or change it.
+        """Embeds images for a run block by block, for heads that need the tokens between blocks, or change them.
 
         Args:
             pixel_values: (B, C, H, W).
@@ -279,7 +284,7 @@ class HfViTModel(HfViTPreTrainedModel):
             **kwargs: `output_attentions`, as in `forward`.
 
         Returns:
-            What goes into the first block, (B, P + N, D), and what runs the blocks.
+            The input of the first block, (B, P + N, D), and the runner of the blocks.
         """
         hidden_states, rotary = self.embed(pixel_values, None, patch_attention_mask)
         assert pixel_values is not None  # refused above
@@ -291,7 +296,7 @@ class HfViTModel(HfViTPreTrainedModel):
 
 @dataclass(frozen=True)
 class HfViTBlockRunner:
-    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.begin`.
+    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.start_blockwise`.
 
     Args:
         model: The model.
@@ -308,7 +313,7 @@ class HfViTBlockRunner:
     output_attentions: bool
 
     def attention_mask(self, hidden_states: Tensor) -> Any:
-        """Hides padded patches from tokens (B, L, D), L counting queries at the end too."""
+        """Returns the mask of padded patches for tokens (B, L, D), L counting queries at the end too."""
         return self.model.attention_mask(hidden_states, self.patch_attention_mask, self.output_attentions)
 
     def masks(self, hidden_states: Tensor) -> dict[str, Any]:
@@ -327,27 +332,18 @@ class HfViTBlockRunner:
         encoder: HfViTEncoder | None = None,
         **masks: Any,
     ) -> Tensor:
-        """Runs the blocks from `start` up to but without `stop` of the model, or of another `encoder` behind it.
+        """Runs the blocks from `start` up to but without `stop` on tokens (B, L, D) and returns these.
 
         Args:
             hidden_states: (B, L, D).
             start: First block.
             stop: End of the range, as in a slice.
-            encoder: Other blocks.
+            encoder: Other blocks than the model's, behind it.
             **masks: What `masks` returns.
-
-        Returns:
-            (B, L, D).
         """
         encoder = self.model.encoder if encoder is None else encoder
-        tokens: Tensor = encoder(
-            hidden_states,
-            rotary=self.rotary,
-            start=start,
-            stop=stop,
-            output_attentions=self.output_attentions,
-            **masks,
-        )
+        options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
+        tokens: Tensor = encoder(hidden_states, start=start, stop=stop, **options, **masks)
         return tokens
 
 
@@ -403,8 +399,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
             if self.config.apply_layernorm:
                 features = self.model.norm(features)
             if self.config.reshape_hidden_states:
-                patches = features[:, self.config.num_prefix_tokens :]  # (B, N, D)
-                features = patches.transpose(1, 2).unflatten(2, grid).contiguous()  # (B, D, h, w)
+                features = to_maps(features[:, self.config.num_prefix_tokens :], grid)  # (B, D, h, w)
             feature_maps.append(features)
         return BackboneOutput(
             feature_maps=tuple(feature_maps), hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -412,12 +407,12 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
 
 
 class HfViTForDensePrediction(HfViTPreTrainedModel):
-    """What models with a head on the patches of chosen blocks share."""
+    """Base class of models with a head on the patches of chosen blocks."""
 
     def run_encoder(
         self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
-        """Runs the model and takes the tokens of some blocks apart.
+        """Runs the model and returns the tokens of some blocks.
 
         Args:
             pixel_values: (B, C, H, W).

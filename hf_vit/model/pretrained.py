@@ -1,4 +1,4 @@
-"""What all models share: initialization, loading, saving and changes of the inputs."""
+"""Base class of all models: initialization, loading, saving and changes of the inputs."""
 
 import copy
 import gc
@@ -30,11 +30,7 @@ MASK_TOKEN = "embeddings.mask_token"
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Pauses the search for reference cycles.
-
-    The thousands of objects of a new model set it off, it finds nothing, and going through all modules that have been
-    imported takes longer than loading does.
-    """
+    """Pauses the search for reference cycles, which takes longer than loading a new model does and finds nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -45,11 +41,7 @@ def without_collecting() -> Iterator[None]:
 
 
 def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
-    """Returns the config.json of a folder or repository; empty for a file.
-
-    Raises:
-        OSError: if there is no such folder or repository.
-    """
+    """Returns the config.json of a folder or repository, empty for a file; `OSError` if there is none."""
     path = Path(name_or_path)
     if path.is_file():
         return {}
@@ -62,10 +54,8 @@ def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str
 def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Takes out of the arguments of `from_pretrained` what `apply_geometry` changes once the model is loaded.
 
-    Args:
-        kwargs: The arguments. Fields in them, or in the `config` that the Auto classes make of them, are put back to
-            those of the checkpoint.
-        saved: The checkpoint's config.json.
+    Fields in `kwargs`, or in the `config` that the Auto classes make of them, are set back to those of `saved`, the
+    checkpoint's config.json.
     """
     config = kwargs.pop("config", None)
     if config is not None:
@@ -84,7 +74,7 @@ def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str,
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether two values of a field say the same; sizes do as a number and as a pair."""
+    """Returns whether two values of a field are equal; sizes may be a number or a pair."""
     sizes = [to_pair(size) if isinstance(size, int | list | tuple) else size for size in (value, other)]
     return bool(sizes[0] == sizes[1])
 
@@ -92,24 +82,22 @@ def is_same(value: Any, other: Any) -> bool:
 def check_weights(
     model: PreTrainedModel, info: Mapping[str, Any], name_or_path: str | os.PathLike[str], has_new_labels: bool
 ) -> None:
-    """Refuses a model whose backbone is not the checkpoint's.
+    """Raises `ValueError` if part of the backbone would be drawn at random or left out, or has another shape.
 
     Args:
         model: As the library loaded it.
-        info: What it reports: missing, unexpected and mismatched keys.
+        info: The library's report: missing, unexpected and mismatched keys.
         name_or_path: The checkpoint, for errors.
         has_new_labels: Whether heads may have another shape.
-
-    Raises:
-        ValueError: if part of the backbone would be drawn at random, left out, or has another shape.
     """
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
     if encoder <= set(info["missing_keys"]):
+        held = first_names(info["unexpected_keys"], 3)
         raise ValueError(
             f"Nothing in {str(name_or_path)!r} fits the encoder of {type(model).__name__}: it would have been drawn "
-            f"at random. The checkpoint holds {some(info['unexpected_keys'], 3)}. Open it with the transformers class "
-            f"it was saved from, or build a new model with {type(model).__name__}(config)."
+            f"at random. The checkpoint holds {held}. Open it with the transformers class it was saved from, or build "
+            f"a new model with {type(model).__name__}(config)."
         )
     of_backbone_first = sorted(info["mismatched_keys"], key=lambda entry: (not entry[0].startswith(prefix), entry))
     shapes = [
@@ -121,8 +109,8 @@ def check_weights(
     left_out = [name for name in info["unexpected_keys"] if is_left_out(name, model.config)]
     problems = {
         "": "; ".join(shapes[:6]) + ("; …" if shapes[6:] else ""),
-        "drawn at random: ": some(missing),
-        "left out: ": some(left_out),
+        "drawn at random: ": first_names(missing),
+        "left out: ": first_names(left_out),
     }
     if found := [problem + names for problem, names in problems.items() if names]:
         raise ValueError(
@@ -132,19 +120,20 @@ def check_weights(
 
 
 def is_backbone(name: str, config: HfViTConfig) -> bool:
-    """Whether a tensor of the base model carries what it has learned."""
+    """Returns whether a tensor of the base model carries what it has learned."""
     is_of_pooling = config.norm_after_pooling and name.startswith("norm.")
     return name.startswith(BACKBONE) and name != MASK_TOKEN and not is_of_pooling
 
 
 def is_left_out(name: str, config: HfViTConfig) -> bool:
-    """Whether a tensor of a checkpoint is missed in a model that has no place for it; blocks at the end are not."""
+    """Returns whether a tensor of a checkpoint is missed in a model without a place for it."""
     name = name.removeprefix("model.")
     number = name.removeprefix("encoder.layers.").partition(".")[0]
+    # blocks at the end may be left out
     return is_backbone(name, config) and not (number.isdigit() and int(number) >= config.num_hidden_layers)
 
 
-def some(names: Any, limit: int = 6) -> str:
+def first_names(names: Any, limit: int = 6) -> str:
     """Lists the first names."""
     return ", ".join(sorted(names)[:limit]) + (", …" if len(names) > limit else "")
 
@@ -158,7 +147,7 @@ logger = logging.get_logger(__name__)
 
 
 class HfViTPreTrainedModel(PreTrainedModel):
-    """What all models share: initialization, loading and saving."""
+    """Base class of all models: initialization, loading and saving."""
 
     config: HfViTConfig
     base_model_prefix = "model"
@@ -182,8 +171,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _convert_pretrained: ClassVar[Callable[..., dict[str, Any]] | None] = None
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
-        """Checks the configuration once more: fields may have been set after it was built."""
-        config.check()
+        config.check()  # once more: fields may have been set after it was built
         super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()

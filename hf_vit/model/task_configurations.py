@@ -10,7 +10,7 @@ from transformers.activations import ACT2FN
 
 @dataclass
 class HfViTTaskConfig:
-    """What the options of all tasks share."""
+    """Base class of the options of a task."""
 
     @classmethod
     def make(cls, options: dict[str, Any]) -> Self:
@@ -71,13 +71,9 @@ def check_weights(values: dict[str, Any]) -> None:
 
 
 def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:
-    """Raises `ValueError` if options differ from their defaults that do nothing for what is chosen.
+    """Raises `ValueError` if options `names` have no effect for what is chosen and differ from their defaults.
 
-    Args:
-        options: All options.
-        names: Names of those that do nothing.
-        choice: Name of the option that makes them so, such as "decoder".
-        other: Its value for which they do something.
+    `choice` is the option that makes them so, such as "decoder", `other` its value for which they have an effect.
     """
     defaults = {field.name: with_lists(field.default) for field in fields(options)}
     for name in names:

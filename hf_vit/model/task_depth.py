@@ -1,7 +1,7 @@
 """Monocular depth: heads, losses and model.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
-registers), L = P + N, D hidden size, P prefix tokens, s how much finer a head's result is than the grid, K bins.
+Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K bins, s how much
+finer the output of a head is than the grid.
 """
 
 import torch
@@ -18,10 +18,11 @@ from .layers import (
     HfViTFusion,
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
+    HfViTNamedHead,
     HfViTReassemble,
-    each_image_alone,
-    in_full_precision,
-    last_or,
+    blocks_or_last,
+    run_unpadded,
+    without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .task_configurations import HfViTDepthConfig
@@ -33,7 +34,7 @@ LEAST_PREDICTION = 1e-6  # meters, for the logarithm
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
-    """The last layer of a head, which starts where the activation behind it passes a gradient.
+    """The last layer of a head, initialized where the activation behind it passes a gradient.
 
     At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
     """
@@ -44,7 +45,7 @@ class HfViTDepthPredictor(HfViTHeadConv2d):
 
     @property
     def initial_limit(self) -> float:
-        """How far from zero a weight may start."""
+        """The largest initial weight."""
         return 0.1 * super().initial_limit
 
 
@@ -145,18 +146,18 @@ class HfViTDPTDepthHead(nn.Module):
         return self.activation(self.predictor(self.conv2(fused).relu()))
 
     def in_scale(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
-        """The same, as many times as fine as the grid whatever that is: the images of a batch must go together."""
+        """Returns the same at a fixed multiple of the grid, as the images of a batch must go together."""
         height, width = (side * self.scale for side in levels[0].shape[-2:])
         return F.interpolate(self(levels, prefixes), size=(height, width), mode="bilinear", align_corners=True)
 
 
 def double_size(maps: Tensor) -> tuple[int, int]:
-    """Twice the height and width of maps (B, C, h, w)."""
+    """Returns twice the height and width of maps (B, C, h, w)."""
     return 2 * maps.shape[-2], 2 * maps.shape[-1]
 
 
 class HfViTBoundedDepth(nn.Module):
-    """Any number to a depth in meters between 0 and a largest one."""
+    """Maps any number to a depth in meters between 0 and `max_depth`."""
 
     def __init__(self, max_depth: float) -> None:
         super().__init__()
@@ -168,7 +169,7 @@ class HfViTBoundedDepth(nn.Module):
 
 
 def make_activation(options: HfViTDepthConfig) -> nn.Module:
-    """Returns what makes depths of the last layer's numbers."""
+    """Returns the activation that makes depths of the last layer's numbers."""
     if options.depth_estimation_type == "relative":
         return nn.ReLU()
     return nn.Softplus() if options.max_depth is None else HfViTBoundedDepth(options.max_depth)
@@ -177,20 +178,18 @@ def make_activation(options: HfViTDepthConfig) -> nn.Module:
 HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfViTDPTDepthHead}
 
 
-class HfViTDepthHead(HfViTInputSized):
+class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
     """The head that the options name, on the blocks that they name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
-        super().__init__()
         indices = options.out_indices
         if indices is None and options.head == "dpt":
             num_levels = len(options.neck_hidden_sizes)
             indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
-        self.out_indices = last_or(indices, config)
+        indices = blocks_or_last(indices, config)
+        super().__init__(options.head, HEADS[options.head](config, options, len(indices)))
+        self.out_indices = indices
         self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
-        # By its name, so that the weights of one head are never taken for those of another.
-        self.name = options.head
-        self.add_module(self.name, HEADS[self.name](config, options, len(self.out_indices)))
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Refuses to lose or gain a CLS token that the head has weights for."""
@@ -201,41 +200,30 @@ class HfViTDepthHead(HfViTInputSized):
                 "Estimation: it gets a new head."
             )
 
-    @property
-    def decoder(self) -> nn.Module:
-        """The head itself."""
-        return self.get_submodule(self.name)
-
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Runs the head.
+        """Predicts depth (B, s·h, s·w) in meters, or relative inverse depth.
 
         Args:
             levels: Maps of the blocks, each (B, D, h, w).
             prefixes: Their prefix tokens, each (B, P, D).
             mask: (B, h, w) bool, False for padding; None if there is none.
-
-        Returns:
-            (B, s·h, s·w): depth in meters, or relative inverse depth.
         """
         decoder = self.decoder
         head: Head = decoder
         if mask is not None and isinstance(decoder, HfViTDPTDepthHead) and decoder.doubles_resolution:
             head = decoder.in_scale
-        return each_image_alone(head, levels, prefixes, mask).squeeze(1)
+        return run_unpadded(head, levels, prefixes, mask).squeeze(1)
 
 
-@in_full_precision
+@without_autocast
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
-    """Mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
+    """Returns the mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
 
     Args:
         predicted: (B, h, w), meters or relative inverse depth, resized to the labels.
         labels: (B, H, W) meters; 0, negative, NaN and infinite mean that a pixel is not valid, and so does more than
             the `max_depth` of metric depth.
         options: Which loss.
-
-    Returns:
-        Scalar.
 
     Raises:
         ValueError: if the labels have another shape or hold whole numbers.
@@ -258,7 +246,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     if options.depth_estimation_type == "relative":
         return torch.stack(
             [
-                ssi_loss(*image, options.gradient_loss_weight)
+                scale_shift_invariant_loss(*image, options.gradient_loss_weight)
                 for image in zip(predicted, 1 / labels, valid, strict=True)
             ]
         ).mean()
@@ -278,20 +266,12 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     return squares.where(counts, 1).sqrt().where(counts, 0).mean()
 
 
-def ssi_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
-    """Scale- and shift-invariant loss of one image, with gradient matching (https://arxiv.org/abs/1907.01341).
+def scale_shift_invariant_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
+    """Returns the scale- and shift-invariant loss of one image (https://arxiv.org/abs/1907.01341).
 
-    Both maps are brought to median 0 and mean absolute deviation 1; the loss is their mean absolute difference, and
-    that of its slopes at four resolutions.
-
-    Args:
-        predicted: (H, W) relative inverse depth.
-        target: (H, W) inverse depth.
-        valid: (H, W) bool.
-        gradient_weight: Weight of the slopes.
-
-    Returns:
-        Scalar, exactly 0 where nothing is valid.
+    `predicted` and `target` are (H, W) inverse depth. Both are brought to median 0 and mean absolute deviation 1 over
+    the `valid` pixels; the loss is their mean absolute difference, and that of its slopes at four resolutions. It is
+    exactly 0 where nothing is valid.
     """
     if not valid.any():
         return (predicted * 0).sum()
@@ -304,7 +284,7 @@ def ssi_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: 
 
 
 def normalized(values: Tensor, valid: Tensor) -> Tensor:
-    """Values (H, W) with median 0 and mean absolute deviation 1 over the valid pixels."""
+    """Returns values (H, W) with median 0 and mean absolute deviation 1 over the valid pixels."""
     chosen = values[valid]
     median = chosen.median()
     deviation = (chosen - median).abs().mean()
@@ -312,14 +292,14 @@ def normalized(values: Tensor, valid: Tensor) -> Tensor:
 
 
 def slope(difference: Tensor, valid: Tensor) -> Tensor:
-    """Sum of the mean absolute slopes down and across between valid pixels."""
+    """Returns the sum of the mean absolute slopes down and across between valid pixels."""
     down = (difference[1:] - difference[:-1]).abs() * (valid[1:] & valid[:-1])
     across = (difference[:, 1:] - difference[:, :-1]).abs() * (valid[:, 1:] & valid[:, :-1])
     return (down.sum() + across.sum()) / valid.sum().clamp_min(1)
 
 
 class HfViTForDepthEstimation(HfViTForDensePrediction):
-    """Says how far away every pixel is."""
+    """Predicts the depth of every pixel."""
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
