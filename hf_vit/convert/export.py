@@ -2,7 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import save_torch_state_dict
@@ -19,7 +22,6 @@ from ..model.task_configurations import TASK_CONFIGS
 from .image_processor import SHARED, read_image_processor_file
 from .key_map import export_weights, strip_prefix
 from .layouts import LAYOUTS, Layout
-from .new_folder import new_folder
 
 
 def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
@@ -47,14 +49,14 @@ def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> 
 
 
 def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
-    """preprocessor_config.json: ViT's resizes, DINOv2's (BiT) crops too."""
+    """Returns preprocessor_config.json: ViT's resizes, DINOv2's (BiT) crops too."""
     kind = "BitImageProcessor" if options.get("do_center_crop") else "ViTImageProcessor"
     shared = {name: options[name] for name in SHARED if options.get(name) is not None}
     return {"image_processor_type": kind, **shared}
 
 
 def timm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """`pretrained_cfg`: what is cropped out of the image in the middle, and how large that is beforehand."""
+    """Returns `pretrained_cfg`: the center crop of an image, and the size of the image before it."""
     size = options["size"]
     crop = options["crop_size"] if options.get("do_center_crop") else size
     edge = crop.get("height", size.get("shortest_edge"))
@@ -161,11 +163,7 @@ def check_required(config: HfViTConfig, target: Layout, layout: str) -> None:
 def rename(
     model: HfViTPreTrainedModel, config: HfViTConfig, weights: Mapping[str, Tensor], target: Layout, layout: str
 ) -> dict[str, Tensor]:
-    """Returns the weights of a model under the names of a layout.
-
-    Raises:
-        ValueError: if it has no place for one of them.
-    """
+    """Returns the weights of a model under the names of a layout; `ValueError` if it has no place for one of them."""
     keys = {**target.family.keys, **target.adapt(config)}
     inner = "" if model.base_model is model else f"{model.base_model_prefix}."
     body = {name.removeprefix(inner): tensor for name, tensor in weights.items() if name.startswith(inner)}
@@ -202,7 +200,7 @@ def check_expressible(
 
 
 def comparable(config: HfViTConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration, those that say the same in several ways in one way."""
+    """Returns the fields of a configuration in one form, for those that can say the same in several ways."""
     return {
         **config.to_dict(),
         "image_size": to_pair(config.image_size),
@@ -211,3 +209,28 @@ def comparable(config: HfViTConfig) -> dict[str, Any]:
         "layerscale_value": config.layerscale_value is not None,
         "prefix_has_position": config.num_prefix_positions > 0,
     }
+
+
+def check_new_folder(path: str | os.PathLike[str]) -> None:
+    """Raises `ValueError` if `path` exists and is no empty folder."""
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{str(folder)!r} exists and is not empty. Give a new folder.")
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a folder to write into, which becomes `path` at the end; an error removes all of it."""
+    check_new_folder(path)
+    folder = Path(path).resolve()
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    made = [parent for parent in unfinished.parents if not parent.exists()]
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        unfinished.replace(folder)
+    except BaseException:
+        shutil.rmtree(unfinished)
+        for parent in made:
+            parent.rmdir()
+        raise

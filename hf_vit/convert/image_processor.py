@@ -170,7 +170,7 @@ ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
 
 
 def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit") -> Options:
-    """Returns our options for what the file of another library's image processor holds.
+    """Returns our options for the file of another library's image processor.
 
     Args:
         content: preprocessor_config.json of transformers, or config.json of timm.
@@ -352,7 +352,7 @@ def resize_image_processor(
 
 
 def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
-    """The class that a file was written by, without the endings that come and go."""
+    """Returns the class that a file was written by, without the endings that come and go."""
     named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
     if named is None and model_type not in MODEL_CLASSES:
         raise ValueError(
@@ -385,7 +385,7 @@ def _take_padding(options: Options) -> Options:
 
 
 def _padded(size: dict[str, int]) -> Options:
-    """What EoMT pads images to, with black that the model sees: the shortest edge high, the longest wide."""
+    """Returns how EoMT pads images, with black that the model sees: the shortest edge high, the longest wide."""
     height = size["shortest_edge"]
     pad_size = {"height": height, "width": size.get("longest_edge", height)}
     return {"do_pad": True, "hide_padding": False, "pad_size": pad_size}

@@ -43,23 +43,19 @@ class Layout:
 
 
 def configure_vit(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """ViTConfig."""
+    """Returns the config.json of a ViT."""
     name = "ViTForImageClassification" if is_classifier else "ViTModel"
     return {"model_type": "vit", "architectures": [name], **common_fields(config)}
 
 
 def configure_deit(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """DeiTConfig."""
+    """Returns the config.json of a DeiT."""
     name = "DeiTForImageClassificationWithTeacher" if is_classifier else "DeiTModel"
     return {"model_type": "deit", "architectures": [name], **common_fields(config)}
 
 
 def configure_dinov2(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Dinov2Config.
-
-    Raises:
-        ValueError: if image or patch is not square, by which that class fails.
-    """
+    """Returns the config.json of a DINOv2; `ValueError` if image or patch is not square, which that class needs."""
     for name, size in (("image_size", config.image_size), ("patch_size", config.patch_size)):
         height, width = to_pair(size)
         if height != width:
@@ -85,7 +81,7 @@ def configure_dinov2(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]
 
 
 def configure_dinov2_with_registers(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Dinov2WithRegistersConfig."""
+    """Returns the config.json of a DINOv2 with registers."""
     fields = configure_dinov2(config, is_classifier)
     name = fields["architectures"][0].replace("Dinov2", "Dinov2WithRegisters")
     changed = {"model_type": "dinov2_with_registers", "architectures": [name]}
@@ -93,12 +89,7 @@ def configure_dinov2_with_registers(config: HfViTConfig, is_classifier: bool) ->
 
 
 def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """config.json of timm: a model of its plain class, with every argument given.
-
-    Raises:
-        ValueError: if only one of `proj_bias` and `mlp_bias` is on, which are one argument there; or if its class with
-            a distillation token would compute something else.
-    """
+    """Returns timm's config.json of a model of its plain class, with every argument given."""
     if config.use_distillation_token:
         check_distilled(config, is_classifier)
     if config.proj_bias != config.mlp_bias:
@@ -152,7 +143,7 @@ def check_distilled(config: HfViTConfig, is_classifier: bool) -> None:
 
 
 def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
-    """Where CLS has a position, timm has one for the registers too: zeros, which the way back adds to them."""
+    """Adds zeros as positions of the registers, which timm has where CLS has a position."""
     first = config.num_prefix_positions
     if first == 0 or config.num_register_tokens == 0:
         return weights
@@ -162,7 +153,7 @@ def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
 
 
 def adapt_timm(config: HfViTConfig) -> KeyMap:
-    """Where timm has the last norm."""
+    """Returns the name of the last norm of timm."""
     return {"norm": "fc_norm"} if config.norm_after_pooling else {}
 
 

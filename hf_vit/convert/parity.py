@@ -40,20 +40,15 @@ class NoReferenceError(ImportError):
 
 
 def open_reference(source: Source) -> Run:
-    """Opens a checkpoint with the library it was published for.
-
-    Raises:
-        NoReferenceError: if that is not installed, or the checkpoint does not say which it is.
-    """
+    """Opens a checkpoint with the library it was published for, or raises `NoReferenceError`."""
     if "architecture" in source.config and not Path(source.name).is_file():
-        return open_timm(source)
+        return _open_timm(source)
     if "model_type" in source.config and not Path(source.name).is_file():
-        return open_transformers(source)
+        return _open_transformers(source)
     raise NoReferenceError(f"{source.name!r} holds weights alone, which no installed implementation opens by itself.")
 
 
-def open_transformers(source: Source) -> Run:
-    """Opens a checkpoint with transformers."""
+def _open_transformers(source: Source) -> Run:
     config = source.config
     name = (config.get("architectures") or ["AutoModel"])[0]
     model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
@@ -186,8 +181,7 @@ RUNNERS = {
 }
 
 
-def open_timm(source: Source) -> Run:
-    """Opens a checkpoint with timm."""
+def _open_timm(source: Source) -> Run:
     if find_spec("timm") is None:
         raise NoReferenceError("timm is not installed. Install it to compare: pip install timm")
     if "pretrained_cfg" not in source.config:

@@ -26,12 +26,9 @@ KEYS: KeyMap = {
 
 
 def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
-    """Dinov2Config, whose classifier takes the CLS token and the mean of the patches.
+    """Returns the fields of a Dinov2Config, whose classifier takes the CLS token and the mean of the patches.
 
-    Args:
-        config: Their config.json.
-        shapes: Shapes of their tensors.
-        **defaults: What their class assumes where config.json does not say, other than Dinov2Config.
+    `defaults` are those of a class for fields that config.json leaves out, where they differ from Dinov2Config.
     """
     fields = transformers_fields(config, **{"patch_size": 14, "layerscale_value": 1.0, **defaults})
     intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
@@ -47,7 +44,7 @@ def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]
 
 
 def configure_with_registers(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Dinov2WithRegistersConfig."""
+    """Returns the fields of a Dinov2WithRegistersConfig."""
     return {
         **configure(config, shapes, patch_size=16),
         "num_register_tokens": config.get("num_register_tokens", 4),

@@ -39,15 +39,9 @@ DEFAULTS = {
 
 
 def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
-    """DINOv3ViTConfig.
+    """Returns the fields of a DINOv3ViTConfig.
 
-    Args:
-        config: Their config.json.
-        shapes: Shapes of their tensors.
-        **defaults: What their class assumes where config.json does not say, other than DINOv3ViTConfig.
-
-    Raises:
-        ValueError: if only one of query and value has a bias.
+    `defaults` are those of a class for fields that config.json leaves out, where they differ from DINOv3ViTConfig.
     """
     biases = {name: config.get(name, name != "key_bias") for name in ("query_bias", "key_bias", "value_bias")}
     if biases["query_bias"] != biases["value_bias"] or biases["key_bias"] > biases["query_bias"]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_configurations import HfViTUniversalSegmentationConfig
-from ..family import Config, Family, Shapes
+from ..family import Config, Family, Shapes, given_fields
 from ..key_map import Joined, KeyMap, Reshaped, Rows
 from . import dinov2, dinov3
 
@@ -76,7 +76,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         "num_register_tokens": config.get("num_register_tokens", 4),
         "prefix_has_position": False,
         "position_antialias": True,  # as in the backbone that it was trained from
-        "universal_segmentation_config": options(config),
+        "universal_segmentation_config": given_fields(config, OPTIONS),
     }
 
 
@@ -87,13 +87,8 @@ def configure_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
         **dinov3.configure(config, shapes, **large),
         "rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 100.0),
         "num_register_tokens": config.get("num_register_tokens", 4),
-        "universal_segmentation_config": options(config),
+        "universal_segmentation_config": given_fields(config, OPTIONS),
     }
-
-
-def options(config: Config) -> dict[str, Any]:
-    """Returns the options of queries, matching and losses, whose names are theirs."""
-    return {name: config[name] for name in OPTIONS if config.get(name) is not None}
 
 
 EOMT = Family(

@@ -3,9 +3,9 @@
 import math
 from typing import Any
 
-from ..family import Config, Family, Shapes, is_classifier, label_fields
+from ..family import Config, Family, Shapes, given_fields, is_classifier, label_fields
 from ..key_map import KeyMap, Reshaped, Rows
-from .clip import BLOCK, NUMBERS, TEXT_FIELDS, TEXT_KEYS, fields_of, tower_fields, tower_of
+from .clip import BLOCK, NUMBERS, TEXT_FIELDS, TEXT_KEYS, tower_fields, tower_of
 
 
 KEYS: KeyMap = {
@@ -52,7 +52,7 @@ def text_fields(config: Config) -> dict[str, Any]:
 
     It sees padding, with which texts must be filled up. Files of SigLIP 2 say of its number what is that of SigLIP.
     """
-    text = fields_of(config.get("text_config") or {}, TEXT_FIELDS, **TEXT_DEFAULTS)
+    text = given_fields(config.get("text_config") or {}, TEXT_FIELDS, **TEXT_DEFAULTS)
     padding = 0 if text["vocab_size"] == GEMMA_TOKENS else 1
     tower = {"is_causal": False, "pooling": "last", "eos_token_id": None, "pad_token_id": padding}
     return {"text_config": {**text, **tower}, "contrastive_config": {"loss": "sigmoid", "projection_dim": None}}
