@@ -333,12 +333,8 @@ class HfViTProposalHead(nn.Module):
     ) -> DetectionPrediction:
         """Predicts the `num_queries` proposals with the highest class scores, the likeliest first.
 
-        Args:
-            features: (B, S, C).
-            anchors: Boxes (B, S, 4) to start from.
-            is_valid: (B, S) bool, False for places that are taken last.
-            num_queries: Number Q of proposals.
-            wanted: (B, S) bool, True for places that are taken whatever their score.
+        Features are (B, S, C), anchors boxes (B, S, 4). Places that are not `is_valid` (B, S) come last, `wanted` ones
+        (B, S) first, whatever their score.
         """
         states = self.norm(self.linear(features))
         logits = self.class_head(states)  # (B, S, K)

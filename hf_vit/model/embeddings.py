@@ -23,15 +23,9 @@ Rotary = tuple[Tensor, Tensor]
 def resample_position_embeddings(
     table: Tensor, old_grid: Grid, new_grid: Grid, *, num_prefix: int, mode: str, antialias: bool
 ) -> Tensor:
-    """Resamples a table (K, P + N, D) of K position embeddings to another patch grid, in float32.
+    """Resamples K position tables (K, P + N, D) to another patch grid, in float32; the first P rows stay as they are.
 
-    Args:
-        table: The rows of the prefix come first; they stay as they are.
-        old_grid: Rows and columns (h, w) of the table.
-        new_grid: Rows and columns wanted.
-        num_prefix: Number P of rows without a place in the grid.
-        mode: "bicubic" or "bilinear".
-        antialias: Whether to antialias where the grid shrinks.
+    `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks.
     """
     if old_grid == new_grid:
         return table
@@ -83,15 +77,9 @@ def rotary_position_embeddings(
 ) -> Tensor:
     """Returns cosine and sine (2, P + N, d) of axial rotary positions; the prefix is not rotated.
 
-    They are those of the rows, then of the columns, and both again for the other half of the head
-    (https://arxiv.org/abs/2508.10104).
-
-    Args:
-        coordinates: (N, 2) float32, row and column of each patch; see `rotary_coordinates`.
-        head_size: Width d of a head, a multiple of 4.
-        theta: Base period.
-        num_prefix: Number P of leading tokens that stay as they are (cosine 1, sine 0).
-        dtype: Dtype of the result; the angles are computed in float32 at least.
+    They are those of the rows, then of the columns, and both again for the other half of the head. `coordinates` (N,
+    2) float32 are row and column of each patch, `theta` is the base period; angles are computed in float32 at least.
+    Source: https://arxiv.org/abs/2508.10104.
     """
     exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=coordinates.device)  # (d/4,)
     frequencies = (1 / theta**exponents).to(torch.promote_types(dtype, torch.float32))
@@ -199,8 +187,8 @@ class HfViTEmbeddings(HfViTInitialized):
         Args:
             pixel_values: (B, C, H, W).
             bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
-            patch_attention_mask: (B, h, w) bool, True for real patches. They fill the top left corner; the rest is
-                padding. Each image gets the positions of its own grid.
+            patch_attention_mask: (B, h, w) bool, True for real patches, in the top left corner. Each image gets the
+                positions of its own grid.
         """
         grid = self.check(pixel_values, patch_attention_mask)
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
@@ -280,14 +268,8 @@ def positions_of_batch(
 ) -> Tensor:
     """Returns the position tables of a batch: one for all images, or with a mask one each, of the image's own grid.
 
-    Args:
-        table_of: Returns the table (K, P + h·w, D) of a grid.
-        grid: The grid (h, w) of the batch, padding included.
-        patch_attention_mask: (B, h, w) bool or None.
-        num_prefix: Number P of leading rows without a place in the grid.
-
-    Returns:
-        (K, P + N, D), or (B, K, P + N, D) with a mask; zeros in the padding.
+    `table_of` returns the table (K, P + h·w, D) of a grid, `grid` is that of the batch with padding. The result is (K,
+    P + N, D), or (B, K, P + N, D) with a mask, with zeros in the padding.
     """
     if patch_attention_mask is None:
         return table_of(grid)

@@ -147,20 +147,10 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Computes plain attention, the one implementation that can return its weights.
+    """Returns plain attention (B, L, n, d) and its weights (B, n, L, L), which no other implementation returns.
 
-    Args:
-        module: The attention layer; its training mode switches the dropout.
-        query: (B, n, L, d), as `key` and `value`.
-        key: See `query`.
-        value: See `query`.
-        attention_mask: Broadcasts to (B, n, L, L): bool, True where a query may attend, or float, added to the scores.
-        scaling: Factor on the scores.
-        dropout: Dropout rate of the weights.
-        **kwargs: What other implementations take.
-
-    Returns:
-        Output (B, L, n, d) and weights (B, n, L, L).
+    Query, key and value are (B, n, L, d). `attention_mask` broadcasts to the weights: bool, True where a query may
+    attend, or float, added to the scores.
     """
     scores = query @ key.transpose(2, 3) * scaling  # (B, n, L, L)
     if attention_mask is not None and attention_mask.dtype == torch.bool:

@@ -22,14 +22,10 @@ EDGE_TOLERANCE = 1e-3  # pixels, above the rounding of coordinates
 
 
 def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> list[Tensor]:
-    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels.
+    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels, checked.
 
-    Args:
-        boxes: (N, 4) for each image, `None` where the whole image is the one object; `None` for all.
-        sizes: Height and width of each image, in pixels; `None` where it is not known.
-
-    Raises:
-        ValueError: if they are not as many as images, are no boxes, have no area or lie outside of their image.
+    `None` stands for the whole image, of one image or of all. `sizes` are height and width of each image, `None` where
+    it is not known.
     """
     given = [None] * len(sizes) if boxes is None else boxes
     check_count(given, "object_boxes", sizes)
@@ -57,14 +53,9 @@ def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
 
 
 def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
-    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility.
+    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility, checked.
 
-    Args:
-        keypoints: (N, K, 3) for each image, or (K, 3) for its only object.
-        counts: Number N of objects of each image.
-
-    Raises:
-        ValueError: if they are not as many as images or objects, or hold something else.
+    An image with one object may have (K, 3); `counts` are the numbers N of objects.
     """
     check_count(keypoints, "keypoints", counts)
     read = [

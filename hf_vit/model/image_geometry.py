@@ -177,15 +177,10 @@ def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Ten
 def pad_batch(
     images: list[torch.Tensor], multiple: tuple[int, int], pad_size: tuple[int, int] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pads images (C, H_i, W_i) on the right and at the bottom with zeros to one size.
+    """Pads images (C, H_i, W_i) on the right and at the bottom with zeros to one size, as a batch (B, C, H, W).
 
-    Args:
-        images: Float tensors.
-        multiple: Height and width of a patch in pixels.
-        pad_size: Height and width to pad to, whole patches; by default the least that hold every image.
-
-    Returns:
-        The batch (B, C, H, W), and a mask (B, h, w), true at the patches that hold pixels of the image.
+    With it comes a mask (B, h, w), true at the patches, of `multiple` pixels, that hold pixels of the image.
+    `pad_size` is whole patches, by default the least that hold every image.
     """
     # a patch that an image fills only in part is its own
     patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]

@@ -39,27 +39,7 @@ from .remote_code import copy_code
 
 
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
-    """Options of the image processor, at construction and per call, beyond the library's.
-
-    num_channels (`int`):
-        Number of image channels that the model takes.
-    ensure_multiple_of (`int` or `(height, width)`):
-        Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
-    keep_aspect_ratio (`bool`):
-        Whether of the height and width in `size` only the one counts that scales an image less.
-    hide_padding (`bool`):
-        Whether the model does not see padding, by a `patch_attention_mask`.
-    crop_rounding (`str`):
-        Where a crop starts that leaves an odd number of pixels over: "down" or "half_to_even".
-    do_reduce_labels (`bool`):
-        Whether 0 in segmentation maps is the background, to be ignored, and the other numbers are lowered by one.
-    label_ids_to_fuse (`list[int]`):
-        Classes of which panoptic post-processing makes one segment an image.
-    do_affine_crop (`bool`):
-        Whether every box of an object becomes an image of its own, for keypoints.
-    box_padding (`float`):
-        How many times as large as the box that image is.
-    """
+    """Options beyond the library's, at construction and per call; see `HfViTImageProcessorBase`."""
 
     num_channels: int | None
     ensure_multiple_of: int | list[int] | tuple[int, ...] | None

@@ -34,15 +34,10 @@ INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
 
 
 def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[str, list[Any]]:
-    """Returns each image's own targets as tensors.
+    """Returns each image's own targets as tensors, by name with one entry an image.
 
-    Args:
-        targets: By the names of `HfViTImageProcessor.preprocess`, those that were given.
-        sizes: Height and width of each image, in pixels.
-
-    Returns:
-        By name, one entry an image: int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they
-        are invalid, bool `mask_labels` (M, H, W) with int64 `class_labels` (M,), `instance_id_to_semantic_id`.
+    These are int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they are invalid, bool
+    `mask_labels` (M, H, W) with int64 `class_labels` (M,), and `instance_id_to_semantic_id`.
     """
     kind = target_kind(targets)
     values = _listed(targets[kind], kind)
@@ -71,16 +66,9 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
 
 
 def place_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None, **options: Any) -> Tensor:
-    """Resizes, crops and pads a target (..., H, W) as its image is under the options of the image processor.
+    """Resizes, crops and pads a target (..., H, W) as its image is, under the options of the image processor.
 
-    Args:
-        target: (..., H, W).
-        fill: The value of pixels outside the image.
-        canvas: Height and width in pixels that the batch is padded to, if it is.
-        **options: Of the image processor.
-
-    Returns:
-        (..., h, w), every pixel one of `target` or `fill`.
+    `fill` is the value of pixels outside the image, `canvas` the size in pixels that the batch is padded to, if it is.
     """
     if options["do_resize"]:
         target = resize_nearest(target, *resized_size(target.shape[-2], target.shape[-1], **options))
@@ -97,14 +85,8 @@ def encode_targets(
 ) -> dict[str, list[Tensor]]:
     """Returns the labels of a training, one entry an image.
 
-    Args:
-        targets: As `read_targets` returns them.
-        place: Brings one target to its place, outside of the image filled by the second argument.
-        do_reduce_labels: Whether 0 in segmentation maps is to be ignored, and the rest lowered by one.
-
-    Returns:
-        `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have pixels
-        left.
+    These are `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have
+    pixels left. `place` brings one target to its place, outside of the image filled by the second argument.
     """
     if "depth_maps" in targets:
         return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
@@ -406,16 +388,10 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
 
 
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Tensor, Tensor]:
-    """Returns boxes as a model is trained on them, and which are left.
+    """Returns what is left of boxes (N, 4), left, top, right and bottom in pixels, in the window that a model sees.
 
-    Args:
-        boxes: (N, 4) left, top, right and bottom in pixels.
-        size: Height and width of the image in pixels.
-        window: The part that the model sees, from `visible_window`.
-
-    Returns:
-        Center x, center y, width and height (M, 4) of what is left of the boxes in image and window, in units of the
-        window; and which have something left (N,) bool, M of them.
+    These are center x, center y, width and height (M, 4) in units of the window; with them comes which have something
+    left, (N,) bool. `size` is height and width of the image in pixels, `window` from `visible_window`.
     """
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
     origin, extent = _origin_and_extent(window, boxes)

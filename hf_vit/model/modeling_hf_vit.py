@@ -156,15 +156,7 @@ class HfViTModel(HfViTPreTrainedModel):
     def select_patches(
         self, hidden_states: Tensor, rotary: Rotary | None, kept_patches: Tensor
     ) -> tuple[Tensor, Rotary | None]:
-        """Keeps the prefix and some of the patches, each with its position.
-
-        Args:
-            hidden_states: (B, P + N, D).
-            rotary: Their rotary positions, if there are any.
-            kept_patches: (B, K) int64, see `forward`.
-
-        Returns:
-            (B, P + K, D), and the rotary positions of these.
+        """Keeps the prefix and the patches `kept_patches` (B, K) of tokens (B, P + N, D), each with its position.
 
         Raises:
             ValueError: if the numbers are not of this batch, or blocks attend within windows.
@@ -195,10 +187,8 @@ class HfViTModel(HfViTPreTrainedModel):
     ) -> Any:
         """Returns the mask of padded patches as the attention implementation takes it; None if there is no padding.
 
-        Args:
-            hidden_states: (B, L, D), L counting queries at the end too.
-            patch_attention_mask: (B, h, w) bool or None.
-            output_attentions: Whether eager attention will run, whatever the configuration says.
+        The number of tokens (B, L, D) counts queries at the end too. With `output_attentions` eager attention will
+        run, whatever the configuration says.
         """
         if patch_attention_mask is None:
             return None
@@ -219,12 +209,14 @@ class HfViTModel(HfViTPreTrainedModel):
     ) -> Windows | Tensor | None:
         """Returns what replaces the mask in blocks that attend within windows; None where none does.
 
+        Attention weights (B, heads, L, L) need attention under a mask (B, 1, L, L), which takes longer than windows
+        do.
+
         Args:
             hidden_states: (B, L, D), L counting queries at the end too.
             grid: Rows and columns (h, w) of patches.
             patch_attention_mask: (B, h, w) bool or None.
-            output_attentions: Whether the weights (B, heads, L, L) are wanted, which need attention under a mask (B,
-                1, L, L); it takes longer than windows do.
+            output_attentions: Whether the weights are wanted.
         """
         size = window_size(self.config, grid)
         if size is None:
@@ -276,15 +268,9 @@ class HfViTModel(HfViTPreTrainedModel):
     def start_blockwise(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
-        """Embeds images for a run block by block, for heads that need the tokens between blocks, or change them.
+        """Returns the input (B, P + N, D) of the first block, and a runner for heads that need tokens between blocks.
 
-        Args:
-            pixel_values: (B, C, H, W).
-            patch_attention_mask: (B, h, w) bool or None.
-            **kwargs: `output_attentions`, as in `forward`.
-
-        Returns:
-            The input of the first block, (B, P + N, D), and the runner of the blocks.
+        `kwargs` may have `output_attentions`, as in `forward`.
         """
         hidden_states, rotary = self.embed(pixel_values, None, patch_attention_mask)
         assert pixel_values is not None  # refused above
@@ -296,15 +282,7 @@ class HfViTModel(HfViTPreTrainedModel):
 
 @dataclass(frozen=True)
 class HfViTBlockRunner:
-    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.start_blockwise`.
-
-    Args:
-        model: The model.
-        grid: Rows and columns (h, w) of patches.
-        rotary: Rotary positions of prefix and patches.
-        patch_attention_mask: (B, h, w) bool or None.
-        output_attentions: Whether attention weights are recorded.
-    """
+    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.start_blockwise`."""
 
     model: HfViTModel
     grid: Grid
@@ -334,12 +312,7 @@ class HfViTBlockRunner:
     ) -> Tensor:
         """Runs the blocks from `start` up to but without `stop` on tokens (B, L, D) and returns these.
 
-        Args:
-            hidden_states: (B, L, D).
-            start: First block.
-            stop: End of the range, as in a slice.
-            encoder: Other blocks than the model's, behind it.
-            **masks: What `masks` returns.
+        `encoder` has other blocks than the model's, behind it; `masks` are what `masks` returns.
         """
         encoder = self.model.encoder if encoder is None else encoder
         options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
@@ -412,16 +385,10 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
     def run_encoder(
         self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
-        """Runs the model and returns the tokens of some blocks.
+        """Runs the model and returns its outputs with the tokens of the blocks `out_indices`, 0 for the input.
 
-        Args:
-            pixel_values: (B, C, H, W).
-            out_indices: Numbers of the blocks, 0 for the tokens before the first.
-            **kwargs: What `HfViTModel` takes.
-
-        Returns:
-            The model's outputs; of each block the patches as maps (B, D, h, w), normalized by the final norm if
-            `config.apply_layernorm` says so; and its prefix tokens (B, P, D).
+        Of each block these are the patches as maps (B, D, h, w) and the prefix tokens (B, P, D), normalized by the
+        final norm if `config.apply_layernorm` says so. `kwargs` are those of `HfViTModel`.
         """
         wants_states = kwargs.pop("output_hidden_states", None)
         wants_states = self.config.output_hidden_states if wants_states is None else wants_states

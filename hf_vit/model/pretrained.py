@@ -289,9 +289,6 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Makes `new_image_size`, in pixels, the native size, and resamples the position table to its grid.
 
         Other sizes than the native one work without it, by resampling at each call. See `apply_geometry` for more.
-
-        Raises:
-            ValueError: if the size is not a multiple of the patch.
         """
         apply_geometry(self, image_size=new_image_size)
 
@@ -299,21 +296,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Resizes the patches, so that the model sees an image enlarged by the same factor much as it saw the image.
 
         The image size stays, so the grid and its position table change. `apply_geometry` changes both sizes at once.
-
-        Raises:
-            ValueError: if the image size is not a multiple of `new_patch_size`, in pixels.
         """
         apply_geometry(self, patch_size=new_patch_size)
 
     def resize_input_channels(self, num_channels: int, mode: ChannelMode = "repeat") -> None:
         """Changes the number of image channels; the image processor's channels, mean and deviation have to follow.
 
-        Args:
-            num_channels: Number of channels wanted.
-            mode: "repeat" or "mean", see `change_input_channels`.
-
-        Raises:
-            ValueError: if there is no such mode or number.
+        `mode` is "repeat" or "mean", see `change_input_channels`.
         """
         apply_geometry(self, num_channels=num_channels, channel_mode=mode)
 

@@ -46,6 +46,9 @@ class HfViTTaskConfig:
 
     def check(self) -> None:
         """Raises `ValueError` where the values do not fit together."""
+        self._check()
+
+    def _check(self) -> None: ...
 
 
 def with_lists(value: Any) -> Any:
@@ -156,8 +159,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         decoder = saved.get("decoder", cls.decoder)
         return super().merge(saved if given.get("decoder", decoder) == decoder else {}, given)
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         other = "queries" if self.decoder == "deformable" else "deformable"
         check_defaults(self, DECODER_OPTIONS[other], "decoder", other)
         counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
@@ -209,8 +211,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
     skeleton: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
     oks_sigmas: list[float | int] | tuple[float | int, ...] | None = None
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         check_positive({name: vars(self)[name] for name in ("hidden_size", "scale_factor", "sigma")})
         for name in ("flip_pairs", "skeleton"):
             wrong = [pair for pair in vars(self)[name] if len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0]
@@ -277,8 +278,7 @@ class HfViTTextConfig(HfViTTaskConfig):
         """Returns saved options with given ones in their places; those of another tower are left behind."""
         return super().merge({} if "encoder_config" in given else saved, given)
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         if self.encoder_config is not None:
             self._check_encoder(self.encoder_config)
             return
@@ -358,8 +358,7 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
             saved = {name: value for name, value in saved.items() if not name.endswith("_init_value")}
         return super().merge(saved, given)
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         if self.projection_dim is not None:
             check_positive({"projection_dim": self.projection_dim})
         if self.loss == "softmax" and self.logit_bias_init_value is not None:
@@ -412,8 +411,7 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
     auxiliary_loss_weight: float | int = 0.4
     auxiliary_layer: int | None = None
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         check_positive({"hidden_size": self.hidden_size, "num_layers": self.num_layers})
         if not 0 <= self.dropout_prob < 1:
             raise ValueError(f"dropout_prob={self.dropout_prob} must lie in [0, 1); 0 switches it off.")
@@ -456,8 +454,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
     oversample_ratio: float | int = 3.0
     importance_sample_ratio: float | int = 0.75
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         counts = ("num_queries", "num_blocks", "train_num_points", "no_object_weight")
         check_positive({name: vars(self)[name] for name in counts})
         if self.num_upscale_blocks < 0:
@@ -519,8 +516,7 @@ class HfViTDepthConfig(HfViTTaskConfig):
     silog_lambda: float | int = 0.5
     gradient_loss_weight: float | int = 0.5
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         names = ("neck_hidden_sizes", "reassemble_factors", "fusion_hidden_size", "head_hidden_size", "min_depth")
         check_positive({name: vars(self)[name] for name in (*names, "num_bins")})
         if len(self.neck_hidden_sizes) != len(self.reassemble_factors):
@@ -609,8 +605,7 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
             saved = {name: value for name, value in saved.items() if name not in MAE_OPTIONS}
         return super().merge(saved, given)
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         if self.objective != "mae":
             check_defaults(self, MAE_OPTIONS, "objective", "mae")
         if self.mask_ratio is not None and not 0 < self.mask_ratio < 1:

@@ -201,12 +201,9 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
             )
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Predicts depth (B, s·h, s·w) in meters, or relative inverse depth.
+        """Predicts depth (B, s·h, s·w), meters or relative inverse depth, from maps and prefix tokens of blocks.
 
-        Args:
-            levels: Maps of the blocks, each (B, D, h, w).
-            prefixes: Their prefix tokens, each (B, P, D).
-            mask: (B, h, w) bool, False for padding; None if there is none.
+        Each map is (B, D, h, w), its tokens (B, P, D); `mask` (B, h, w) bool is False for padding.
         """
         decoder = self.decoder
         head: Head = decoder

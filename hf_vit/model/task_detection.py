@@ -96,12 +96,7 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
             self.mid_position_embeddings = table
 
     def mid_positions(self, grid: Grid, patch_attention_mask: Tensor | None) -> list[Tensor | None]:
-        """Returns what is added to all tokens after each block that queries pass through: (1 or B, L, D) or None.
-
-        Args:
-            grid: Rows h and columns w of patches.
-            patch_attention_mask: (B, h, w) bool, False for padding; None if there is none.
-        """
+        """Returns what is added to all tokens after each block that queries pass through: (1 or B, L, D) or None."""
         table, queries = self.mid_position_embeddings, self.mid_query_embeddings
         if table is None or queries is None:
             return [None] * self.num_blocks
@@ -234,16 +229,8 @@ def match_objects(
 ) -> tuple[Tensor, Tensor]:
     """Matches the queries of one image with its objects, in each group of queries anew (Hungarian algorithm).
 
-    Args:
-        logits: (G·Q, K or K + 1).
-        boxes: (G·Q, 4) as cx, cy, w, h.
-        classes: (M,) int64.
-        truth: (M, 4).
-        options: Weights and losses.
-        num_groups: Number G of groups.
-
-    Returns:
-        Numbers of the queries and of their objects, each (G·min(Q, M),).
+    Logits are (G·Q, K or K + 1), boxes (G·Q, 4) and `truth` (M, 4) are cx, cy, w, h, `classes` (M,) int64. Returns the
+    numbers of the queries and of their objects, each (G·min(Q, M),).
     """
     if not len(classes):
         nothing = classes.new_zeros(0)

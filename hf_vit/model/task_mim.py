@@ -80,14 +80,10 @@ def draw_mask(
 
 
 def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask: Tensor | None = None, /) -> Tensor:
-    """Masks the patches with the most noise (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`.
+    """Masks the patches with the most noise (B, h, w) (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`.
 
-    Args:
-        noise: (B, h, w), such as `torch.rand(batch, *grid, generator=generator)`.
-        ratio: Share of the patches that is masked.
-        unit: Side in patches of the squares that are masked as one, by the noise of their first patch (SimMIM,
-            https://arxiv.org/abs/2111.09886). Of the last square only as much as is missing is masked.
-        patch_attention_mask: (B, h, w) bool, False for padding, which is never masked and does not count.
+    `unit` is the side in patches of the squares that are masked as one, by the noise of their first patch (SimMIM,
+    https://arxiv.org/abs/2111.09886). Of the last square only as much as is missing is masked.
     """
     height, width = noise.shape[1:]
     num_patches = height * width
@@ -283,13 +279,13 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         patch_attention_mask: Tensor | None = None,
         attention_mask: Any = None,
     ) -> Tensor:
-        """Predicts the pixels (B, N, p·q·C) of all patches.
+        """Predicts the pixels (B, N, p·q·C) of all patches from the encoded prefix and visible patches (B, P + K, D).
 
         Args:
-            hidden_states: (B, P + K, D), output of the encoder for prefix and visible patches.
+            hidden_states: (B, P + K, D).
             grid: Rows and columns (h, w) of patches.
-            index: (B, K), see `visible_patches`.
-            seen: (B, K) bool or None, see `visible_patches`.
+            index: (B, K), and `seen` (B, K) bool or None, see `visible_patches`.
+            seen: See `index`.
             patch_attention_mask: (B, h, w) bool, False for padding, or None.
             attention_mask: The same for prefix and patches, in the form that the attention implementation takes.
         """
@@ -498,17 +494,10 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         num_visible: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Runs the encoder on the patches that are not masked, and on no others.
+        """Runs the encoder on the patches that `mask` (B, N) bool does not hide, and on no others.
 
-        Args:
-            pixel_values: (B, C, H, W).
-            mask: (B, N) bool, True where a patch is masked.
-            patch_attention_mask: (B, h, w) bool, False for padding.
-            num_visible: Number K of visible patches where it is known, which saves reading the mask.
-            **kwargs: `output_attentions`, which runs eager attention.
-
-        Returns:
-            (B, P + K, D) after the final norm; and which patches they are of, see `visible_patches`.
+        Returns tokens (B, P + K, D) after the final norm, and which patches they are of, see `visible_patches`.
+        `kwargs` may have `output_attentions`, which runs eager attention.
         """
         model = self.model
         index, seen = visible_patches(mask, patch_attention_mask, num_visible)

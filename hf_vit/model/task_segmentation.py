@@ -230,13 +230,10 @@ Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one n
 
 
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Segments a large image window by window and averages the logits (B, K, H, W) where windows overlap.
+    """Segments images (B, C, H, W) window by window and averages the logits (B, K, H, W) where windows overlap.
 
-    Args:
-        forward: From images (B, C, H', W') to logits (B, K, ., .) of any resolution.
-        pixel_values: (B, C, H, W).
-        window: Height and width of a window in pixels, whole patches; at the end of the image windows move back.
-        stride: Distance of the windows in pixels, at most their size.
+    `forward` returns logits of any resolution; `window` and `stride` are in pixels, whole patches, and at the end of
+    the image windows move back.
     """
     if not (0 < stride[0] <= window[0] and 0 < stride[1] <= window[1]):
         raise ValueError(f"window_stride={stride} must be positive and at most window_size={window}, or gaps remain.")
@@ -268,17 +265,11 @@ def window_starts(size: int, window: int, stride: int) -> list[int]:
 def segment_copies(
     forward: Forward, pixel_values: Tensor, patch_size: tuple[int, int], scales: Sequence[float], flip: bool
 ) -> Tensor:
-    """Segments several copies of an image and averages the probabilities (test-time augmentation).
+    """Segments scaled and mirrored copies of images (B, C, H, W) and averages the probabilities.
 
-    Args:
-        forward: From images (B, C, H', W') to logits (B, K, ., .) of any resolution.
-        pixel_values: (B, C, H, W).
-        patch_size: Height and width of a patch; scaled copies are rounded to whole patches.
-        scales: Sizes of the copies relative to the image.
-        flip: Whether each copy is also taken as its mirror image.
-
-    Returns:
-        (B, K, H, W) logarithms of the probabilities, which serve as logits.
+    This is test-time augmentation; the logarithms (B, K, H, W) of the probabilities are returned, which serve as
+    logits. `forward` returns logits of any resolution, scaled copies are rounded to whole patches, and with `flip` the
+    mirror image of each copy counts too.
     """
     if not scales or min(scales) <= 0:
         raise ValueError(f"scales={list(scales)} must be positive, and one at least: 1.0 is the image itself.")

@@ -77,7 +77,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.update_masked_blocks()
 
     def train(self, mode: bool = True) -> Self:
-        """Switches between training and inference, where a block has masks or not, whatever chance says."""
+        """Switches between training and inference, where no chance decides whether a block has masks."""
         super().train(mode)
         self.update_masked_blocks()
         return self
@@ -93,12 +93,9 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.update_masked_blocks()
 
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Predicts masks (B, Q, s·h, s·w) and classes (B, Q, K + 1), the last one for no object, both as logits.
+        """Predicts logits of masks (B, Q, s·h, s·w) and classes (B, Q, K + 1), the last one for no object.
 
-        Args:
-            tokens: (B, L, D) after the final norm: prefix, patches, queries.
-            grid: Rows h and columns w of patches.
-            mask: (B, h, w) bool, False for padding; None if there is none.
+        `tokens` (B, L, D) are those after the final norm, `mask` (B, h, w) bool is False for padding.
         """
         num_queries = self.queries.num_embeddings
         patches, queries = tokens[:, -num_queries - grid[0] * grid[1] : -num_queries], tokens[:, -num_queries:]
@@ -111,12 +108,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
     ) -> Tensor:
         """Returns the mask (B, 1, L, L) bool by which each query attends to its own mask, or by chance to all patches.
 
-        Args:
-            masks: Logits (B, Q, s·h, s·w).
-            block: Which of the blocks that queries pass through.
-            grid: Rows h and columns w of patches.
-            num_prefix: Number P of prefix tokens.
-            visible: (B, h, w) bool, False for padding; None if there is none.
+        `masks` are logits (B, Q, s·h, s·w), `visible` (B, h, w) bool is False for padding.
         """
         batch, num_queries = masks.shape[:2]
         coarse = F.interpolate(masks.detach(), size=grid, mode="bilinear", align_corners=False)
