@@ -25,7 +25,7 @@ from .layouts import LAYOUTS, Layout
 
 
 def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
-    """Returns what a library's own file of options says of the same image processing.
+    """Returns the options of the same image processing in the file of another library.
 
     Args:
         image_processor: One of ours.

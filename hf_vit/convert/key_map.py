@@ -110,7 +110,7 @@ def convert_weights(
     Raises:
         ValueError: if a tensor is missing, has another shape, or is left over; all of them are listed.
     """
-    # An empty tensor says nothing: DINOv3 without registers keeps one in their place.
+    # An empty tensor has no meaning: DINOv3 without registers keeps one in their place.
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
     rules = {name: find_rule(keys, name) for name in expected}
     used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}

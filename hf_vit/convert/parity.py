@@ -22,7 +22,7 @@ from .source import Source
 
 # Models with a tower for images and one for texts
 TWO_TOWERS = (transformers.CLIPModel, transformers.SiglipModel, transformers.Siglip2Model)
-# How much of an image is masked where a decoder says what is there
+# How much of an image is masked where a decoder predicts it
 MASK_RATIO = 0.75
 Outputs = dict[str, Tensor]
 Run = Callable[[Tensor], Outputs]

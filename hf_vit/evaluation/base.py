@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 class StreamedMetric(ABC):
     """A metric that never holds more of an image than a small record.
 
-    `record` looks at one image where it was predicted. The records of all processes are brought together by
+    `record` compares one image where it was predicted. The records of all processes are brought together by
     `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` takes them in and `compute` scores all
     images. Sums are exact: neither the order of images nor batches nor processes change a score. Where there is
     nothing to score, a score is NaN.

@@ -112,7 +112,7 @@ def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tupl
 
 
 def scores_on_held_out(features: np.ndarray, classes: np.ndarray) -> list[float]:
-    """Returns the accuracy of each of `STRENGTHS` on a tenth of training images (M, D), learned from the others."""
+    """Returns the accuracy of each of `STRENGTHS` on a tenth of training images (M, D), trained on the others."""
     kept, held_out = held_out_rows(classes)
     with warnings.catch_warnings():
         # Weak regularization may need more steps than it gets: it is scored as it is, and the chosen one still warns.
@@ -124,7 +124,7 @@ def scores_on_held_out(features: np.ndarray, classes: np.ndarray) -> list[float]
 
 
 def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns which rows to learn from, and which to choose by; every class has a tenth of the latter."""
+    """Returns the rows to train on and those to choose by; every class has a tenth of the latter."""
     names = [str(number) for number in range(int(classes.max()) + 1)]
     features = Features({"row": Value("int64"), "label": ClassLabel(names=names)})
     halves = hold_out(Dataset.from_dict({"row": range(len(classes)), "label": classes}, features=features))
@@ -132,7 +132,7 @@ def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:
 
 
 def classify(features: np.ndarray, classes: np.ndarray, others: np.ndarray, strength: float) -> np.ndarray:
-    """Learns from features (M, D) with classes (M,), and returns the classes (B,) of others (B, D)."""
+    """Trains on features (M, D) with classes (M,), and returns the classes (B,) of others (B, D)."""
     from sklearn.linear_model import LogisticRegression  # here, as the extraction does without
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

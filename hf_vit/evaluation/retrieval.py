@@ -17,14 +17,14 @@ from .base import StreamedMetric
 def retrieval_average_precision(
     features: Tensor, classes: Tensor, gallery: Tensor, gallery_classes: Tensor, own: Tensor | None = None
 ) -> Tensor:
-    """Looks for images of the class of each query, by cosine similarity.
+    """Returns the average precision (B,) of a search for images of the class of each query, by cosine similarity.
 
     Images that are equally similar count as found at once, as in scikit-learn's `average_precision_score`.
 
     Args:
         features: (B, D) of the queries.
         classes: (B,) class numbers.
-        gallery: (M, D) of the images among which is looked.
+        gallery: (M, D) of the images to search.
         gallery_classes: (M,) class numbers.
         own: (B,) index of each query in the gallery, where it is left out; None if the queries are not there.
 
@@ -51,7 +51,7 @@ MAX_COMPARED = 2**24  # pairs of image and text at a time
 
 
 class Compared(Protocol):
-    """What is said of an image and its texts."""
+    """The prediction for an image and its texts."""
 
     @property
     def image_embeds(self) -> Tensor:
@@ -63,7 +63,7 @@ class Compared(Protocol):
 
 
 class ImageRecord(NamedTuple):
-    """An image (E,) and its texts (n, E) in float32, and what these say."""
+    """An image (E,) and its texts (n, E) in float32, and the captions."""
 
     image: Tensor
     texts: Tensor

@@ -84,7 +84,7 @@ def apply_geometry(
 
     All changes are checked before the first one is made. Changed weights are new parameters, which train if the old
     ones did: build the optimizer afterwards. Fixed sin-cos positions turn into learned ones where the grid changes,
-    because their formula would not give what the model has seen; rotary "scaled_index" positions keep their scale in
+    because their formula would not give the trained positions; rotary "scaled_index" positions keep their scale in
     `config.rope_grid_size`.
 
     Args:

@@ -400,7 +400,7 @@ class HfViTDeformableDecoder(nn.Module):
         self.position_fc2 = nn.Linear(size, size)
         self.blocks = nn.ModuleList(HfViTDeformableLayer(options) for _ in range(options.num_layers or NUM_LAYERS))
         self.norm = nn.LayerNorm(size)
-        # Unlike the choice of places, with neither a bias against classes nor zeros: from scratch, it learns faster.
+        # Unlike the choice of places, with neither a bias against classes nor zeros: from scratch, it trains faster.
         self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1)
         self.box_head = HfViTPredictionHead(size, 4)
 

@@ -100,7 +100,7 @@ def split_windows(maps: Tensor, size: Grid) -> Tensor:
 def visible_in_windows(visible: Tensor, size: Grid, num_others: int) -> Tensor:
     """Returns which tokens (B·W, O + S) bool the patches of each window attend to, by a padding mask (B, h, w)."""
     windows = split_windows(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
-    if not num_others:  # a window of padding looks at itself: the mean of nothing is no number
+    if not num_others:  # a window of padding attends to itself: the mean of nothing is no number
         windows = windows | ~windows.any(dim=1, keepdim=True)
     return F.pad(windows, (num_others, 0), value=True)
 

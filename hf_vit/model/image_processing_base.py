@@ -201,7 +201,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
             size, and `patch_attention_mask` is returned.
         hide_padding: `False` pads with black to `pad_size` before normalization, as transformers' EoMT, without a
-            `patch_attention_mask`: for models that have learned to see the padding.
+            `patch_attention_mask`: for models that were trained to see the padding.
         pad_size: {"height", "width"} to pad to.
         do_reduce_labels: Whether 0 in segmentation maps is the background, which becomes 255 and is ignored, and the
             other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.

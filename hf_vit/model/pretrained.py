@@ -23,7 +23,7 @@ from .layers import HfViTInitialized
 
 
 GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens")
-# Parts that carry what a model has learned. Others (heads, poolers) may start fresh, and the mask token too.
+# Parts that hold the trained features. Others (heads, poolers) may be initialized afresh, and the mask token too.
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
 
@@ -120,7 +120,7 @@ def check_weights(
 
 
 def is_backbone(name: str, config: HfViTConfig) -> bool:
-    """Returns whether a tensor of the base model carries what it has learned."""
+    """Returns whether a tensor of the base model holds trained features."""
     is_of_pooling = config.norm_after_pooling and name.startswith("norm.")
     return name.startswith(BACKBONE) and name != MASK_TOKEN and not is_of_pooling
 
@@ -208,7 +208,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Loads a model as `transformers` does, our own from safetensors only.
 
         Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
-        on the Hub, a folder or a file of weights. The table in the README says which. A file of timm's alone needs its
+        on the Hub, a folder or a file of weights. The table in the README lists them. A file of timm's alone needs its
         name too: `architecture="vit_base_patch16_224"`.
 
         Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
@@ -231,7 +231,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             except OSError:
                 if cls._convert_pretrained is None:
                     raise
-                saved = {}  # of another library, or nothing at all: what opens those tells
+                saved = {}  # of another library, or nothing at all: the converter raises
             geometry = take_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with without_collecting():

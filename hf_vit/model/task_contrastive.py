@@ -291,7 +291,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokens of the texts that the tokenizer returns.")
         options = self.text_options
-        if options.pad_token_id is not None:  # padding is seen
+        if options.pad_token_id is not None:  # padding is attended to
             missing = options.max_position_embeddings - input_ids.shape[1]
             input_ids, attention_mask = F.pad(input_ids, (0, max(missing, 0)), value=options.pad_token_id), None
         given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}

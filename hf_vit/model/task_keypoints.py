@@ -410,11 +410,11 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         if self.training:
             raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
 
-        def look(images: Tensor) -> Tensor:
+        def average(images: Tensor) -> Tensor:
             return (self(images, return_dict=True).heatmaps + self.mirrored_heatmaps(images)) / 2
 
         mask = upsample_mask(patch_attention_mask, to_pair(self.config.patch_size))  # (B, H, W)
-        heatmaps = run_unpadded(lambda own, _: look(own[0]), [pixel_values], [], mask)
+        heatmaps = run_unpadded(lambda own, _: average(own[0]), [pixel_values], [], mask)
         return HfViTKeypointDetectionOutput(heatmaps=heatmaps)
 
     def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:

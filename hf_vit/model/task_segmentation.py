@@ -141,7 +141,7 @@ class HfViTSegmentationHead(HfViTNamedHead):
         maps, decoder = torch.cat(levels, dim=1), self.decoder
         if not isinstance(decoder, HfViTLinearSegmentationHead):
             return run_unpadded(lambda own, _: decoder(own[0]), [maps], [], mask)
-        logits = decoder(maps, mask)  # sees each patch alone
+        logits = decoder(maps, mask)  # acts on each patch alone
         return logits if mask is None else run_unpadded(lambda own, _: own[0], [logits], [], mask)
 
 
@@ -426,7 +426,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         def forward(images: Tensor) -> Tensor:
             return self(images, return_dict=True).logits
 
-        look = forward
+        segment_image = forward
         if window_size is not None:
             window = window_of(window_size, patch, "window_size")
             stride = (
@@ -435,11 +435,11 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
                 else window_of(window_stride, patch, "window_stride")
             )
 
-            def look(images: Tensor) -> Tensor:
+            def segment_image(images: Tensor) -> Tensor:
                 return slide(forward, images, window, stride)
 
         mask = upsample_mask(patch_attention_mask, patch)  # (B, H, W)
         logits = run_unpadded(
-            lambda own, _: segment_copies(look, own[0], patch, scales, flip), [pixel_values], [], mask
+            lambda own, _: segment_copies(segment_image, own[0], patch, scales, flip), [pixel_values], [], mask
         )
         return SemanticSegmenterOutput(logits=logits)

@@ -2,7 +2,7 @@
 
 Its windows are counted on each side of an image, ours measured in patches: 4 on each side of 640 pixels are 10 patches
 of 16. At the size that the checkpoint's image processor makes, both are the same. For larger images its windows grow,
-and here there are more of them, which costs less and leaves what a window sees as it was in training.
+and here there are more of them, which costs less and leaves the content of a window as it was in training.
 """
 
 from functools import partial

@@ -53,7 +53,7 @@ DECODER_KEYS: KeyMap = {
     f"{DECODER}.predictor": "decoder_pred",
 }
 TRAINING = {
-    r"decoder_.*": "a decoder that says something else than the pixels of patches",
+    r"decoder_.*": "a decoder that predicts something else than the pixels of patches",
     r"mask_token": "of such a decoder",
     r"(dino_head|ibot_head)\..*|head\.(mlp|last_layer).*": "what DINO compares images by in training",
 }
@@ -100,7 +100,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def has_decoder(shapes: Shapes) -> bool:
-    """Whether there is the decoder of MAE; others have learned from other targets, or in other layers."""
+    """Returns whether there is the decoder of MAE; others were trained on other targets, or in other layers."""
     _, *patch = shapes["patch_embed.proj.weight"]
     parts = ("decoder_embed.weight", "decoder_pos_embed", "decoder_blocks.0.norm1.weight", "decoder_norm.weight")
     return all(name in shapes for name in parts) and shapes.get("decoder_pred.weight", (0,))[0] == math.prod(patch)
