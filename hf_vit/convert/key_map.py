@@ -62,6 +62,11 @@ class Zeros:
     names: tuple[str, ...] = ()
 
 
+def join_qkv(prefix: str) -> Joined:
+    """Returns the rule of our joint projection of query, key and value, of those named `prefix`q_proj and so on."""
+    return Joined((f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj"))
+
+
 Rule = str | Joined | Rows | Made | Reshaped | Zeros
 # Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
 # part of the tensor's name (`weight`, `bias`) is the same on both sides.

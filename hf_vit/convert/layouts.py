@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,16 +43,10 @@ class Layout:
     requires: Mapping[str, Any] = field(default_factory=dict)
 
 
-def configure_vit(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Returns the config.json of a ViT."""
-    name = "ViTForImageClassification" if is_classifier else "ViTModel"
-    return {"model_type": "vit", "architectures": [name], **common_fields(config)}
-
-
-def configure_deit(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
-    """Returns the config.json of a DeiT."""
-    name = "DeiTForImageClassificationWithTeacher" if is_classifier else "DeiTModel"
-    return {"model_type": "deit", "architectures": [name], **common_fields(config)}
+def configure_vit(model_type: str, model: str, classifier: str, /, config: HfViTConfig, is_classifier: bool) -> Any:
+    """Returns the config.json of a ViT or DeiT, whose classes are `model` and `classifier`."""
+    name = classifier if is_classifier else model
+    return {"model_type": model_type, "architectures": [name], **common_fields(config)}
 
 
 def configure_dinov2(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
@@ -158,8 +153,10 @@ def adapt_timm(config: HfViTConfig) -> KeyMap:
 
 
 LAYOUTS = {
-    "vit": Layout(VIT, configure_vit, head_prefix="vit."),
-    "deit": Layout(DEIT, configure_deit, head_prefix="deit."),
+    "vit": Layout(VIT, partial(configure_vit, "vit", "ViTModel", "ViTForImageClassification"), "vit."),
+    "deit": Layout(
+        DEIT, partial(configure_vit, "deit", "DeiTModel", "DeiTForImageClassificationWithTeacher"), "deit."
+    ),
     "dinov2": Layout(DINOV2, configure_dinov2, head_prefix="dinov2.", has_mask_token=True),
     "dinov2_with_registers": Layout(
         DINOV2_WITH_REGISTERS,

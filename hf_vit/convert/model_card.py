@@ -15,7 +15,7 @@ from .parity import OutputParity
 
 
 def families_table() -> str:
-    """Returns a Markdown table of what goes in and what is equal to the source."""
+    """Returns a Markdown table of the families, their sources and the outputs that are equal."""
     rows = [("family", "source", "equal to the source"), ("---",) * 3]
     rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -119,8 +119,7 @@ def draw_texts(config: Any) -> Tensor:
     return texts
 
 
-def run_siglip2(model: Any, images: Tensor) -> Outputs:
-    """Runs a model whose tower for images takes patches."""
+def _run_siglip2(model: Any, images: Tensor) -> Outputs:
     return run_towers(model, images, run_patches)
 
 
@@ -171,8 +170,8 @@ RUNNERS = {
     "vit_mae": run_vit_mae,
     "clip": run_towers,
     "siglip": run_towers,
-    "siglip2": run_siglip2,
-    "siglip2_vision_model": run_siglip2,
+    "siglip2": _run_siglip2,
+    "siglip2_vision_model": _run_siglip2,
     "eomt": run_eomt,
     "eomt_dinov3": run_eomt,
     "vitpose": run_vitpose,

@@ -87,11 +87,7 @@ def read_image_processor(source: Source) -> dict[str, Any]:
 
 
 def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Path]:
-    """Returns the files of weights of a folder or repository, all shards of the first of `names` that is there.
-
-    Raises:
-        OSError: if there are none, or a shard is missing.
-    """
+    """Returns the files of weights of a folder or repository, all shards of the first of `names` that is there."""
     for name in names:
         file = find_file(name_or_path, name, **hub)
         if file is None:

@@ -52,7 +52,7 @@ class Weights:
     def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
         """Returns tensors that will be made into others, until `release` is called.
 
-        Of a safetensors file they are mapped anew: their memory can then go back while that of `read` stays.
+        Those of a safetensors file are mapped again: their memory can then go back while that of `read` stays.
         """
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]

@@ -7,7 +7,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..family import Config, Family, Shapes, architecture_fields, given_fields, is_classifier
-from ..key_map import Joined, KeyMap, Reshaped, Rule, Zeros
+from ..key_map import KeyMap, Reshaped, Rule, Zeros, join_qkv
 
 
 logger = logging.get_logger(__name__)
@@ -15,9 +15,7 @@ logger = logging.get_logger(__name__)
 
 BLOCK: KeyMap = {
     "encoder.layers.*.norm1": "encoder.layers.*.layer_norm1",
-    "encoder.layers.*.attention.qkv": Joined(
-        ("encoder.layers.*.self_attn.q_proj", "encoder.layers.*.self_attn.k_proj", "encoder.layers.*.self_attn.v_proj")
-    ),
+    "encoder.layers.*.attention.qkv": join_qkv("encoder.layers.*.self_attn."),
     "encoder.layers.*.attention.projection": "encoder.layers.*.self_attn.out_proj",
     "encoder.layers.*.norm2": "encoder.layers.*.layer_norm2",
     "encoder.layers.*.mlp.fc1": "encoder.layers.*.mlp.fc1",

@@ -1,5 +1,6 @@
 """DeiT of transformers (https://arxiv.org/abs/2012.12877), which always has the distillation token."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,13 +63,12 @@ DEIT_ONE_HEAD = Family(
     prefixes=("deit.",),
     outputs="hidden states, logits",
 )
-DEIT = Family(
+DEIT = replace(
+    DEIT_ONE_HEAD,
     name="DeiT",
-    source="transformers `deit`",
-    model_types=("deit",),
+    reads=lambda config: True,
     keys=DISTILLED_KEYS,
     configure=configure_distilled,
-    prefixes=("deit.",),
     dropped=PIXEL_DECODER,
     outputs="hidden states, pooled, logits of both heads and their mean",
 )

@@ -1,5 +1,6 @@
 """DINOv2 of transformers, without and with registers (https://arxiv.org/abs/2304.07193, 2309.16588)."""
 
+from dataclasses import replace
 from typing import Any
 
 from ..family import Config, Family, Shapes, is_classifier, transformers_fields
@@ -61,12 +62,11 @@ DINOV2 = Family(
     prefixes=("dinov2.",),
     outputs="hidden states, pooled, logits, feature maps",
 )
-DINOV2_WITH_REGISTERS = Family(
+DINOV2_WITH_REGISTERS = replace(
+    DINOV2,
     name="DINOv2 with registers",
     source="transformers `dinov2_with_registers`",
     model_types=("dinov2_with_registers",),
-    keys=KEYS,
     configure=configure_with_registers,
     prefixes=("dinov2_with_registers.",),
-    outputs="hidden states, pooled, logits, feature maps",
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..family import Config, Family, Shapes, transformers_fields
-from ..key_map import Joined, KeyMap
+from ..key_map import KeyMap, join_qkv
 
 
 KEYS: KeyMap = {
@@ -12,9 +12,7 @@ KEYS: KeyMap = {
     "embeddings.register_tokens": "embeddings.register_tokens",
     "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings",
     "encoder.layers.*.norm1": "layer.*.norm1",
-    "encoder.layers.*.attention.qkv": Joined(
-        ("layer.*.attention.q_proj", "layer.*.attention.k_proj", "layer.*.attention.v_proj")
-    ),
+    "encoder.layers.*.attention.qkv": join_qkv("layer.*.attention."),
     "encoder.layers.*.attention.query_bias": "layer.*.attention.q_proj.bias",
     "encoder.layers.*.attention.value_bias": "layer.*.attention.v_proj.bias",
     "encoder.layers.*.attention.projection": "layer.*.attention.o_proj",

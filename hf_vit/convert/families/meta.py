@@ -7,6 +7,7 @@ Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig
@@ -130,23 +131,6 @@ def adapt(given: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     return {**keys, **DECODER_KEYS} if has_decoder(shapes) else keys
 
 
-DINOV3_FILE = Family(
-    name="DINOv3",
-    source="`.pth` of facebookresearch/dinov3",
-    marks=(*MARKS, "rope_embed.periods"),
-    keys=KEYS,
-    adapt=adapt,
-    configure=configure_dinov3,
-    prefixes=("module.backbone.", "backbone.", "module."),
-    dropped={
-        **TRAINING,
-        r"rope_embed\.periods": "a constant",
-        r".*\.qkv\.bias_mask": "a constant",
-        r"local_cls_norm\..*": "the norm of small crops in training",
-    },
-    images="dinov2",
-    outputs="last hidden state, pooled",
-)
 META_FILE = Family(
     name="DINO, DeiT, MAE, DINOv2",
     source="`.pth` of facebookresearch",
@@ -158,4 +142,17 @@ META_FILE = Family(
     dropped=TRAINING,
     images="dinov2",
     outputs="last hidden state, pooled, logits; of MAE pixels of masked patches",
+)
+DINOV3_FILE = replace(
+    META_FILE,
+    name="DINOv3",
+    source="`.pth` of facebookresearch/dinov3",
+    marks=(*MARKS, "rope_embed.periods"),
+    configure=configure_dinov3,
+    dropped={
+        **TRAINING,
+        r"(rope_embed\.periods|.*\.qkv\.bias_mask)": "a constant",
+        r"local_cls_norm\..*": "the norm of small crops in training",
+    },
+    outputs="last hidden state, pooled",
 )

@@ -1,6 +1,7 @@
 """SigLIP and SigLIP 2 of transformers (https://arxiv.org/abs/2303.15343, 2502.14786): both towers, or one alone."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from ..family import Config, Family, Shapes, given_fields, is_classifier, label_fields
@@ -91,13 +92,12 @@ SIGLIP = Family(
     dropped=DROPPED,
     outputs="hidden states, pooled, logits; embeddings and logits of images and texts",
 )
-SIGLIP_2 = Family(
+SIGLIP_2 = replace(
+    SIGLIP,
     name="SigLIP 2, any size",
     source="transformers `siglip2`, `siglip2_vision_model`",
     model_types=("siglip2", "siglip2_vision_model"),
     keys=KEYS_2,
     configure=configure_2,
-    prefixes=("vision_model.",),
-    dropped=DROPPED,
     outputs="hidden states, pooled; embeddings and logits of images and texts",
 )
