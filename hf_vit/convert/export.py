@@ -24,6 +24,31 @@ from .key_map import export_weights, strip_prefix
 from .layouts import LAYOUTS, Layout
 
 
+logger = logging.get_logger(__name__)
+# Fields that change nothing in the outputs at the native size, or only in training, or belong to heads that do not go
+# out, and that no layout holds.
+NOT_CARRIED = {
+    *TASK_CONFIGS,
+    "drop_path_rate",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "position_interpolation",
+    "position_antialias",
+    "apply_layernorm",
+    "reshape_hidden_states",
+    "out_features",
+    "out_indices",
+    "problem_type",
+    "label2id",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "transformers_version",
+    "_name_or_path",
+}
+
+
 def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
     """Returns the options of the same image processing in the file of another library.
 
@@ -69,31 +94,6 @@ def timm_options(options: dict[str, Any]) -> dict[str, Any]:
         "mean": list(options["image_mean"]),
         "std": list(options["image_std"]),
     }
-
-
-logger = logging.get_logger(__name__)
-# Fields that change nothing in the outputs at the native size, or only in training, or belong to heads that do not go
-# out, and that no layout holds.
-NOT_CARRIED = {
-    *TASK_CONFIGS,
-    "drop_path_rate",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "position_interpolation",
-    "position_antialias",
-    "apply_layernorm",
-    "reshape_hidden_states",
-    "out_features",
-    "out_indices",
-    "problem_type",
-    "label2id",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "transformers_version",
-    "_name_or_path",
-}
 
 
 def export_checkpoint(

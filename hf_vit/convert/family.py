@@ -15,6 +15,38 @@ Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
 LABELS = ("id2label", "label2id", "problem_type")
+# Fields that the configurations of transformers' plain ViTs and ours share, names and all
+COMMON = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "layer_norm_eps",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "qkv_bias",
+    *LABELS,
+)
+# What we share with some of them
+BEYOND_VIT = (
+    "drop_path_rate",
+    "key_bias",
+    "proj_bias",
+    "mlp_bias",
+    "use_gated_mlp",
+    "layerscale_value",
+    "num_register_tokens",
+    "rope_theta",
+    "apply_layernorm",
+    "reshape_hidden_states",
+    "out_features",
+    "out_indices",
+)
 
 
 def is_classifier(shapes: Shapes) -> bool:
@@ -78,40 +110,6 @@ class Family:
     images: str = ""
     is_sized_by_images: bool = False
     outputs: str = ""
-
-
-# Fields that the configurations of transformers' plain ViTs and ours share, names and all
-COMMON = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "layer_norm_eps",
-    "image_size",
-    "patch_size",
-    "num_channels",
-    "qkv_bias",
-    *LABELS,
-)
-# What we share with some of them
-BEYOND_VIT = (
-    "drop_path_rate",
-    "key_bias",
-    "proj_bias",
-    "mlp_bias",
-    "use_gated_mlp",
-    "layerscale_value",
-    "num_register_tokens",
-    "rope_theta",
-    "apply_layernorm",
-    "reshape_hidden_states",
-    "out_features",
-    "out_indices",
-)
 
 
 # The types of our own fields

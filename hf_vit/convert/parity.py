@@ -26,6 +26,13 @@ TWO_TOWERS = (transformers.CLIPModel, transformers.SiglipModel, transformers.Sig
 MASK_RATIO = 0.75
 Outputs = dict[str, Tensor]
 Run = Callable[[Tensor], Outputs]
+# Of the largest value of an output, in float32
+TOLERANCE = 1e-4
+# CLIP's norm acts on the CLS token alone, ours on all tokens; its output is among the hidden states.
+NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
+# Whose code takes images of the native size only, or square ones only
+NATIVE_ONLY = {"eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
+SQUARE_ONLY = {"dpt"}
 
 
 def named(outputs: Mapping[str, Any]) -> Outputs:
@@ -199,15 +206,6 @@ def _open_timm(source: Source) -> Run:
         return {"last_hidden_state": tokens, summary: model(images)}
 
     return run
-
-
-# Of the largest value of an output, in float32
-TOLERANCE = 1e-4
-# CLIP's norm acts on the CLS token alone, ours on all tokens; its output is among the hidden states.
-NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
-# Whose code takes images of the native size only, or square ones only
-NATIVE_ONLY = {"eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
-SQUARE_ONLY = {"dpt"}
 
 
 @dataclass(frozen=True)

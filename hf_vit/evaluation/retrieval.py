@@ -14,6 +14,12 @@ from torch import Tensor
 from .base import StreamedMetric
 
 
+RANKS = (1, 5, 10)
+DIRECTIONS = ("image_to_text", "text_to_image")
+TIE = 1e-6  # of cosine similarities: what is nearer to each other, single precision does not tell apart
+MAX_COMPARED = 2**24  # pairs of image and text at a time
+
+
 def retrieval_average_precision(
     features: Tensor, classes: Tensor, gallery: Tensor, gallery_classes: Tensor, own: Tensor | None = None
 ) -> Tensor:
@@ -42,12 +48,6 @@ def retrieval_average_precision(
     found = torch.searchsorted(-similarity, -similarity, right=True)
     right = is_right.cumsum(dim=1).gather(1, found - 1)
     return (right / found * is_right).sum(dim=1) / is_right.sum(dim=1)
-
-
-RANKS = (1, 5, 10)
-DIRECTIONS = ("image_to_text", "text_to_image")
-TIE = 1e-6  # of cosine similarities: what is nearer to each other, single precision does not tell apart
-MAX_COMPARED = 2**24  # pairs of image and text at a time
 
 
 class Compared(Protocol):

@@ -36,6 +36,13 @@ MAX_UPSAMPLED = 512
 # Maps (B, C, h, w), and (B, h, w) bool, False for padding
 Visible = Tensor | None
 Level = tuple[Tensor, Visible]
+NUM_LAYERS = 3
+MAX_INTERMEDIATE_SIZE = 2048
+FIRST = 1e3  # what is added to a logit for its place to come before all others
+# Width and height of the boxes that queries on the first level start from; twice as much on each that follows
+FIRST_SIZE = 0.05
+# How near the border of an image a query may start
+MARGIN = 0.01
 
 
 class HfViTConvNorm(nn.Module):
@@ -136,15 +143,6 @@ class HfViTProjector(nn.Module):
     def forward(self, levels: Sequence[Tensor], visible: Visible = None) -> list[Level]:
         """Levels (B, D, h, w), and what of them is no padding (B, h, w), to maps (B, C, s·h, s·w) with the same."""
         return [scale(levels, visible) for scale in self.scales]
-
-
-NUM_LAYERS = 3
-MAX_INTERMEDIATE_SIZE = 2048
-FIRST = 1e3  # what is added to a logit for its place to come before all others
-# Width and height of the boxes that queries on the first level start from; twice as much on each that follows
-FIRST_SIZE = 0.05
-# How near the border of an image a query may start
-MARGIN = 0.01
 
 
 class Pyramid(NamedTuple):

@@ -38,6 +38,16 @@ from .post_processing import HfViTPostProcessing
 from .remote_code import copy_code
 
 
+OBJECTS = ("boxes", "annotations")  # targets of detection
+# Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
+IMAGE_PROCESSOR_AUTO_MAP = {
+    "AutoImageProcessor": {
+        "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
+        "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
+    }
+}
+
+
 class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
     """Options beyond the library's, at construction and per call; see `HfViTImageProcessorBase`."""
 
@@ -159,16 +169,6 @@ def _check_affine_crop(options: dict[str, Any]) -> None:
         )
     if padding is None or not 0 < padding < math.inf:
         raise ValueError(f"box_padding={padding} must be positive; 1.25 shows a quarter more than the box.")
-
-
-OBJECTS = ("boxes", "annotations")  # targets of detection
-# Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
-IMAGE_PROCESSOR_AUTO_MAP = {
-    "AutoImageProcessor": {
-        "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
-        "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
-    }
-}
 
 
 class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):

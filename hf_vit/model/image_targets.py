@@ -31,6 +31,7 @@ DIMENSIONS = {
 }
 # PIL's modes of one number a pixel that is an index; palettes ("P") keep their indices
 INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[str, list[Any]]:
@@ -268,9 +269,6 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
         numbers = [number for number in numbers if mapping[number] > 0]
     classes = torch.tensor([mapping[number] - do_reduce_labels for number in numbers], dtype=torch.int64)  # (M,)
     return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)
-
-
-Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def read_boxes(boxes: Any, name: str, corners: str = "left, top, right, bottom") -> Tensor:

@@ -19,6 +19,13 @@ from transformers import initialization as init
 from .configuration_hf_vit import HfViTConfig
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+# Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
+PRIOR_BIAS = math.log(0.01 / 0.99)
+Head = Callable[[list[Tensor], list[Tensor]], Tensor]
+
+
 # The library initializes no module of remote code that has no weights of its own, so only such modules belong here.
 class HfViTInitialized(nn.Module):
     """A layer that initializes its own weights; those of all others follow from their kind."""
@@ -32,12 +39,6 @@ class HfViTInitialized(nn.Module):
             std: `config.initializer_range`.
         """
         raise NotImplementedError
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-# Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
-PRIOR_BIAS = math.log(0.01 / 0.99)
 
 
 def without_autocast(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
@@ -221,9 +222,6 @@ def upsample_mask(mask: Tensor | None, scale: tuple[int, int] = (2, 2)) -> Tenso
     return None if mask is None else mask.repeat_interleave(scale[0], dim=1).repeat_interleave(scale[1], dim=2)
 
 
-Head = Callable[[list[Tensor], list[Tensor]], Tensor]
-
-
 def run_unpadded(head: Head, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None) -> Tensor:
     """Runs a head on each image without the padding around it.
 
@@ -249,21 +247,6 @@ def run_unpadded(head: Head, levels: list[Tensor], prefixes: list[Tensor], mask:
     return torch.cat(outputs)
 
 
-class HfViTUpscale(nn.Module):
-    """Doubles the resolution of a map (EoMT, https://arxiv.org/abs/2503.19108)."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.upsample = HfViTHeadConvTranspose2d(size, size, kernel_size=2, stride=2)
-        self.activation = nn.GELU()
-        self.depthwise = HfViTHeadConv2d(size, size, kernel_size=3, padding=1, groups=size, bias=False)
-        self.norm = HfViTLayerNorm2d(size, eps=1e-6)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, C, 2·h, 2·w)."""
-        return self.norm(self.depthwise(self.activation(self.upsample(maps))))
-
-
 class HfViTNamedHead(nn.Module):
     """A head under the name of its kind, so that the weights of one kind are never loaded into another."""
 
@@ -276,70 +259,3 @@ class HfViTNamedHead(nn.Module):
     def decoder(self) -> nn.Module:
         """The head itself."""
         return self.get_submodule(self.name)
-
-
-class HfViTReassemble(nn.Module):
-    """The tokens of one level as a map of `size` channels, `factor` times as fine as the grid (DPT).
-
-    Source: https://arxiv.org/abs/2103.13413.
-    """
-
-    def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
-        super().__init__()
-        if readout_type != "ignore" and not config.use_cls_token:
-            raise ValueError(
-                f"readout_type={readout_type!r} reads the CLS token, but use_cls_token=False. Set "
-                "readout_type='ignore' in depth_config."
-            )
-        width = config.hidden_size
-        self.readout_type = readout_type
-        self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
-        self.activation = nn.GELU()
-        self.projection = HfViTHeadConv2d(width, size, kernel_size=1)
-        self.resize: nn.Module = nn.Identity()
-        if factor > 1:
-            self.resize = HfViTHeadConvTranspose2d(size, size, kernel_size=round(factor), stride=round(factor))
-        elif factor < 1:
-            self.resize = HfViTHeadConv2d(size, size, kernel_size=3, stride=round(1 / factor), padding=1)
-
-    def forward(self, maps: Tensor, prefix: Tensor) -> Tensor:
-        """(B, D, h, w) and (B, P, D) to (B, C, factor·h, factor·w)."""
-        if self.readout is not None:
-            patches = maps.movedim(1, -1)  # (B, h, w, D)
-            token = prefix[:, 0, None, None].expand_as(patches)
-            maps = self.activation(self.readout(torch.cat((patches, token), dim=-1))).movedim(-1, 1)
-        elif self.readout_type == "add":
-            maps = maps + prefix[:, 0, :, None, None]
-        return self.resize(self.projection(maps))
-
-
-class HfViTResidualConv(nn.Module):
-    """Two convolutions with a residual connection."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.conv1 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
-        self.conv2 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to the same shape."""
-        return maps + self.conv2(self.conv1(maps.relu()).relu())
-
-
-class HfViTFusion(nn.Module):
-    """Fuses the output of the coarser levels with the next finer one (RefineNet, https://arxiv.org/abs/1611.06612)."""
-
-    def __init__(self, size: int, is_first: bool) -> None:
-        super().__init__()
-        self.residual1 = None if is_first else HfViTResidualConv(size)
-        self.residual2 = HfViTResidualConv(size)
-        self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
-
-    def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
-        """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""
-        if finer is not None and self.residual1 is not None:
-            if finer.shape != maps.shape:
-                finer = F.interpolate(finer, size=maps.shape[-2:], mode="bilinear", align_corners=False)
-            maps = maps + self.residual1(finer)
-        maps = F.interpolate(self.residual2(maps), size=size, mode="bilinear", align_corners=True)
-        return self.projection(maps)

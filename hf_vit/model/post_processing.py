@@ -21,6 +21,16 @@ from .task_keypoints import decode_heatmaps
 
 
 Sizes = Any  # list of (height, width), or a tensor (B, 2)
+# Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
+BAND_NUMEL = 2**20
+SEMANTIC = {"logits": 4}
+UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
+DEPTH = {"predicted_depth": 3}
+MODELS = {
+    "logits": "HfViTForSemanticSegmentation or HfViTForUniversalSegmentation",
+    "masks_queries_logits": "HfViTForUniversalSegmentation",
+    "predicted_depth": "HfViTForDepthEstimation",
+}
 
 
 def named_outputs(outputs: Any) -> Mapping[str, Any]:
@@ -74,18 +84,6 @@ def _pixels(size: Any, index: int) -> tuple[int, int]:
 
 def _plain(numbers: Any) -> Any:
     return numbers.tolist() if isinstance(numbers, np.ndarray | np.generic | Tensor) else numbers
-
-
-# Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
-BAND_NUMEL = 2**20
-SEMANTIC = {"logits": 4}
-UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
-DEPTH = {"predicted_depth": 3}
-MODELS = {
-    "logits": "HfViTForSemanticSegmentation or HfViTForUniversalSegmentation",
-    "masks_queries_logits": "HfViTForUniversalSegmentation",
-    "predicted_depth": "HfViTForDepthEstimation",
-}
 
 
 class HfViTPostProcessing:

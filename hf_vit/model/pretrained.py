@@ -26,6 +26,12 @@ GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_re
 # Parts that hold the trained features. Others (heads, poolers) may be initialized afresh, and the mask token too.
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
+logger = logging.get_logger(__name__)
+# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
+MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
+    "HfViTForSemanticSegmentation",
+    "HfViTForUniversalSegmentation",
+)
 
 
 @contextmanager
@@ -136,14 +142,6 @@ def is_left_out(name: str, config: HfViTConfig) -> bool:
 def first_names(names: Any, limit: int = 6) -> str:
     """Lists the first names."""
     return ", ".join(sorted(names)[:limit]) + (", …" if len(names) > limit else "")
-
-
-# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
-MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
-    "HfViTForSemanticSegmentation",
-    "HfViTForUniversalSegmentation",
-)
-logger = logging.get_logger(__name__)
 
 
 class HfViTPreTrainedModel(PreTrainedModel):

@@ -8,6 +8,29 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
 
+# What of detection has a part in one decoder only
+DECODER_OPTIONS = {
+    "queries": ("num_blocks", "use_mid_position_embeddings"),
+    "deformable": (
+        "hidden_size",
+        "num_attention_heads",
+        "num_points",
+        "scale_factors",
+        "out_indices",
+        "projector_norm",
+        "num_groups",
+    ),
+}
+# What of masked image modeling has a part in MAE only
+MAE_OPTIONS = (
+    "norm_pix_loss",
+    "decoder_hidden_size",
+    "decoder_num_hidden_layers",
+    "decoder_num_attention_heads",
+    "decoder_intermediate_size",
+)
+
+
 @dataclass
 class HfViTTaskConfig:
     """Base class of the options of a task."""
@@ -86,21 +109,6 @@ def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str
                 f"{name}={value} is an option of {choice}={other!r} and does nothing for {vars(options)[choice]!r}. "
                 f"Leave it out, or set {choice}={other!r}."
             )
-
-
-# What of detection has a part in one decoder only
-DECODER_OPTIONS = {
-    "queries": ("num_blocks", "use_mid_position_embeddings"),
-    "deformable": (
-        "hidden_size",
-        "num_attention_heads",
-        "num_points",
-        "scale_factors",
-        "out_indices",
-        "projector_norm",
-        "num_groups",
-    ),
-}
 
 
 @strict
@@ -544,16 +552,6 @@ class HfViTDepthConfig(HfViTTaskConfig):
             raise ValueError(f"silog_lambda={self.silog_lambda} must lie in [0, 1].")
         if not 0 <= self.gradient_loss_weight < math.inf:
             raise ValueError(f"gradient_loss_weight={self.gradient_loss_weight} must not be negative.")
-
-
-# What of masked image modeling has a part in MAE only
-MAE_OPTIONS = (
-    "norm_pix_loss",
-    "decoder_hidden_size",
-    "decoder_num_hidden_layers",
-    "decoder_num_attention_heads",
-    "decoder_intermediate_size",
-)
 
 
 @strict

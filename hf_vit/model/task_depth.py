@@ -15,11 +15,9 @@ from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .layers import (
     Head,
-    HfViTFusion,
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
     HfViTNamedHead,
-    HfViTReassemble,
     blocks_or_last,
     run_unpadded,
     without_autocast,
@@ -97,6 +95,73 @@ class HfViTConvDepthHead(nn.Module):
         """Maps (B, D, h, w) to depth (B, 1, 4·h, 4·w)."""
         maps = self.up1(torch.cat(levels, dim=1)).relu()  # (B, D/2, 2·h, 2·w)
         return self.activation(self.predictor(self.up2(maps).relu()))
+
+
+class HfViTReassemble(nn.Module):
+    """The tokens of one level as a map of `size` channels, `factor` times as fine as the grid (DPT).
+
+    Source: https://arxiv.org/abs/2103.13413.
+    """
+
+    def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
+        super().__init__()
+        if readout_type != "ignore" and not config.use_cls_token:
+            raise ValueError(
+                f"readout_type={readout_type!r} reads the CLS token, but use_cls_token=False. Set "
+                "readout_type='ignore' in depth_config."
+            )
+        width = config.hidden_size
+        self.readout_type = readout_type
+        self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
+        self.activation = nn.GELU()
+        self.projection = HfViTHeadConv2d(width, size, kernel_size=1)
+        self.resize: nn.Module = nn.Identity()
+        if factor > 1:
+            self.resize = HfViTHeadConvTranspose2d(size, size, kernel_size=round(factor), stride=round(factor))
+        elif factor < 1:
+            self.resize = HfViTHeadConv2d(size, size, kernel_size=3, stride=round(1 / factor), padding=1)
+
+    def forward(self, maps: Tensor, prefix: Tensor) -> Tensor:
+        """(B, D, h, w) and (B, P, D) to (B, C, factor·h, factor·w)."""
+        if self.readout is not None:
+            patches = maps.movedim(1, -1)  # (B, h, w, D)
+            token = prefix[:, 0, None, None].expand_as(patches)
+            maps = self.activation(self.readout(torch.cat((patches, token), dim=-1))).movedim(-1, 1)
+        elif self.readout_type == "add":
+            maps = maps + prefix[:, 0, :, None, None]
+        return self.resize(self.projection(maps))
+
+
+class HfViTResidualConv(nn.Module):
+    """Two convolutions with a residual connection."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.conv1 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+        self.conv2 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to the same shape."""
+        return maps + self.conv2(self.conv1(maps.relu()).relu())
+
+
+class HfViTFusion(nn.Module):
+    """Fuses the output of the coarser levels with the next finer one (RefineNet, https://arxiv.org/abs/1611.06612)."""
+
+    def __init__(self, size: int, is_first: bool) -> None:
+        super().__init__()
+        self.residual1 = None if is_first else HfViTResidualConv(size)
+        self.residual2 = HfViTResidualConv(size)
+        self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
+
+    def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
+        """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""
+        if finer is not None and self.residual1 is not None:
+            if finer.shape != maps.shape:
+                finer = F.interpolate(finer, size=maps.shape[-2:], mode="bilinear", align_corners=False)
+            maps = maps + self.residual1(finer)
+        maps = F.interpolate(self.residual2(maps), size=size, mode="bilinear", align_corners=True)
+        return self.projection(maps)
 
 
 class HfViTDPTDepthHead(nn.Module):

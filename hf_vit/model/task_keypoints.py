@@ -158,79 +158,6 @@ def encode_keypoints(
     return y[..., :, None] * x[..., None, :] * counts[..., None, None], counts
 
 
-@torch.no_grad()
-def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
-    """Locates each keypoint between the pixels of its heatmap (B, K, h', w') (DARK, https://arxiv.org/abs/1910.06278).
-
-    From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
-    is a parabola, leads to its center. Where the blur would meet what is beyond the border, the heatmap is taken as it
-    is, and slopes are those one pixel further in. Where there is no peak, or far away, the largest value stands.
-
-    Returns:
-        Points (B, K, 2), x and y in pixels of the heatmap, and scores (B, K), the largest values; in float32 at least.
-    """
-    heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
-    height, width = heatmaps.shape[-2:]
-    scores, index = heatmaps.flatten(2).max(dim=2)  # (B, K)
-    peak = torch.stack((index % width, index // width), dim=-1)  # (B, K, 2)
-    size = torch.tensor([width, height], device=peak.device)
-    is_inside = ((peak >= BORDER) & (peak < size - BORDER)).all(dim=-1)  # (B, K)
-    logarithms = blur(heatmaps).where(is_inside[..., None, None], heatmaps).clamp(LOWEST, HIGHEST).log()
-    center = peak.clamp_min(1).minimum(size - 2)
-    step, is_peak = newton_step(around(logarithms, center))
-    places = center + step
-    is_peak &= ((places - peak).abs() <= FARTHEST).all(dim=-1)
-    return places.where(is_peak[..., None], peak.to(places.dtype)), scores
-
-
-def blur(heatmaps: Tensor) -> Tensor:
-    """Returns heatmaps (B, K, h', w') smoothed by a Gaussian."""
-    distances = torch.arange(-BLUR_RADIUS, BLUR_RADIUS + 1, device=heatmaps.device, dtype=heatmaps.dtype)
-    kernel = torch.exp(-(distances**2) / (2 * BLUR_SIGMA**2))
-    kernel = kernel / kernel.sum()
-    maps = F.pad(heatmaps.flatten(0, 1)[:, None], [BLUR_RADIUS] * 4, mode="replicate")  # (B·K, 1, ., .)
-    maps = F.conv2d(F.conv2d(maps, kernel[None, None, None]), kernel[None, None, :, None])
-    return maps.view_as(heatmaps)
-
-
-def around(maps: Tensor, center: Tensor) -> Tensor:
-    """Returns the values (B, K, 3, 3) of maps (B, K, h', w') around points (B, K, 2); the border is repeated."""
-    height, width = maps.shape[-2:]
-    steps = torch.arange(-1, 2, device=center.device)
-    columns = (center[..., 0, None] + steps).clamp(0, width - 1)  # (B, K, 3)
-    rows = (center[..., 1, None] + steps).clamp(0, height - 1)
-    index = rows[..., :, None] * width + columns[..., None, :]  # (B, K, 3, 3)
-    return maps.flatten(2).gather(2, index.flatten(2)).view_as(index)
-
-
-def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the step (..., 2), x and y, from the middle of values (..., 3, 3) to their peak; and if there is one."""
-    (up_left, up, _), (left, middle, right), (_, down, down_right) = (
-        row.unbind(dim=-1) for row in values.unbind(dim=-2)
-    )
-    slope_x, slope_y = (right - left) / 2, (down - up) / 2
-    eps = torch.finfo(torch.float32).eps  # that of the published code
-    bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
-    bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
-    determinant = bend_x * bend_y - bend_xy**2
-    is_peak = (bend_x < 0) & (determinant > 0)
-    step = torch.stack((bend_xy * slope_y - bend_y * slope_x, bend_xy * slope_x - bend_x * slope_y), dim=-1)
-    return step / determinant.where(is_peak, 1)[..., None], is_peak
-
-
-def flip_heatmaps(heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
-    """Mirrors the heatmaps (B, K, h', w') of mirror images and swaps `flip_pairs`, pairs of keypoint numbers."""
-    return heatmaps[:, mirrored_order(heatmaps.shape[1], flip_pairs)].flip(-1)
-
-
-def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> list[int]:
-    """Returns the keypoint that replaces each one in a mirror image, which swaps pairs of them (numbers)."""
-    order = list(range(num_keypoints))
-    for first, second in flip_pairs:
-        order[first], order[second] = second, first
-    return order
-
-
 @without_autocast
 def keypoint_loss(
     heatmaps: Tensor,
@@ -307,6 +234,79 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
             f"Keypoint {keypoint} of image {image} is {labels[image, keypoint].tolist()}. It must be x, y in pixels "
             "and visibility: 0 (not labeled), 1 (hidden) or 2 (visible)."
         )
+
+
+@torch.no_grad()
+def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
+    """Locates each keypoint between the pixels of its heatmap (B, K, h', w') (DARK, https://arxiv.org/abs/1910.06278).
+
+    From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
+    is a parabola, leads to its center. Where the blur would meet what is beyond the border, the heatmap is taken as it
+    is, and slopes are those one pixel further in. Where there is no peak, or far away, the largest value stands.
+
+    Returns:
+        Points (B, K, 2), x and y in pixels of the heatmap, and scores (B, K), the largest values; in float32 at least.
+    """
+    heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
+    height, width = heatmaps.shape[-2:]
+    scores, index = heatmaps.flatten(2).max(dim=2)  # (B, K)
+    peak = torch.stack((index % width, index // width), dim=-1)  # (B, K, 2)
+    size = torch.tensor([width, height], device=peak.device)
+    is_inside = ((peak >= BORDER) & (peak < size - BORDER)).all(dim=-1)  # (B, K)
+    logarithms = blur(heatmaps).where(is_inside[..., None, None], heatmaps).clamp(LOWEST, HIGHEST).log()
+    center = peak.clamp_min(1).minimum(size - 2)
+    step, is_peak = newton_step(around(logarithms, center))
+    places = center + step
+    is_peak &= ((places - peak).abs() <= FARTHEST).all(dim=-1)
+    return places.where(is_peak[..., None], peak.to(places.dtype)), scores
+
+
+def blur(heatmaps: Tensor) -> Tensor:
+    """Returns heatmaps (B, K, h', w') smoothed by a Gaussian."""
+    distances = torch.arange(-BLUR_RADIUS, BLUR_RADIUS + 1, device=heatmaps.device, dtype=heatmaps.dtype)
+    kernel = torch.exp(-(distances**2) / (2 * BLUR_SIGMA**2))
+    kernel = kernel / kernel.sum()
+    maps = F.pad(heatmaps.flatten(0, 1)[:, None], [BLUR_RADIUS] * 4, mode="replicate")  # (B·K, 1, ., .)
+    maps = F.conv2d(F.conv2d(maps, kernel[None, None, None]), kernel[None, None, :, None])
+    return maps.view_as(heatmaps)
+
+
+def around(maps: Tensor, center: Tensor) -> Tensor:
+    """Returns the values (B, K, 3, 3) of maps (B, K, h', w') around points (B, K, 2); the border is repeated."""
+    height, width = maps.shape[-2:]
+    steps = torch.arange(-1, 2, device=center.device)
+    columns = (center[..., 0, None] + steps).clamp(0, width - 1)  # (B, K, 3)
+    rows = (center[..., 1, None] + steps).clamp(0, height - 1)
+    index = rows[..., :, None] * width + columns[..., None, :]  # (B, K, 3, 3)
+    return maps.flatten(2).gather(2, index.flatten(2)).view_as(index)
+
+
+def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the step (..., 2), x and y, from the middle of values (..., 3, 3) to their peak; and if there is one."""
+    (up_left, up, _), (left, middle, right), (_, down, down_right) = (
+        row.unbind(dim=-1) for row in values.unbind(dim=-2)
+    )
+    slope_x, slope_y = (right - left) / 2, (down - up) / 2
+    eps = torch.finfo(torch.float32).eps  # that of the published code
+    bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
+    bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
+    determinant = bend_x * bend_y - bend_xy**2
+    is_peak = (bend_x < 0) & (determinant > 0)
+    step = torch.stack((bend_xy * slope_y - bend_y * slope_x, bend_xy * slope_x - bend_x * slope_y), dim=-1)
+    return step / determinant.where(is_peak, 1)[..., None], is_peak
+
+
+def flip_heatmaps(heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
+    """Mirrors the heatmaps (B, K, h', w') of mirror images and swaps `flip_pairs`, pairs of keypoint numbers."""
+    return heatmaps[:, mirrored_order(heatmaps.shape[1], flip_pairs)].flip(-1)
+
+
+def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> list[int]:
+    """Returns the keypoint that replaces each one in a mirror image, which swaps pairs of them (numbers)."""
+    order = list(range(num_keypoints))
+    for first, second in flip_pairs:
+        order[first], order[second] = second, first
+    return order
 
 
 @dataclass

@@ -34,6 +34,150 @@ LOWEST_ASPECT = 0.3  # height over width, at most the reciprocal
 EPSILON = 1e-6
 
 
+class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
+    """The last layer: from tokens to the pixels of their patches."""
+
+    def __init__(self, size: int, config: HfViTConfig) -> None:
+        super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
+
+    @torch.no_grad()
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+        """Resizes the weights to predict resized patches, or other channels."""
+        sizes = to_pair(old.patch_size), to_pair(new.patch_size)
+        if (sizes[0], old.num_channels) == (sizes[1], new.num_channels):
+            return
+
+        def resize(rows: Tensor) -> Tensor:
+            pixels = rows.unflatten(0, (*sizes[0], old.num_channels)).permute(3, 2, 0, 1)  # (E, C, p, q)
+            pixels = F.interpolate(pixels.float(), size=sizes[1], mode="bicubic", antialias=True)
+            if channel_mode == "mean" or new.num_channels == 1:
+                pixels = pixels.mean(dim=1, keepdim=True)
+            in_turn = torch.arange(new.num_channels, device=rows.device) % pixels.shape[1]
+            return pixels[:, in_turn].permute(2, 3, 1, 0).flatten(0, 2).to(rows.dtype)  # (p·q·C, E)
+
+        weight, bias = self.weight, self.bias
+        self.weight = as_parameter(resize(weight), weight)
+        self.bias = as_parameter(resize(bias[:, None])[:, 0], bias)
+        self.out_features = len(self.bias)
+
+
+class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
+    """A small ViT with a mask token in the place of each masked patch (https://arxiv.org/abs/2111.06377).
+
+    Its blocks are plain ones, its positions fixed, whatever those of the encoder are; tokens of the prefix have none.
+    """
+
+    position_embeddings: Tensor
+
+    def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
+        super().__init__()
+        self.config = config
+        own = HfViTConfig(
+            hidden_size=options.decoder_hidden_size,
+            num_hidden_layers=options.decoder_num_hidden_layers,
+            num_attention_heads=options.decoder_num_attention_heads,
+            intermediate_size=options.decoder_intermediate_size,
+            hidden_act=config.hidden_act,
+            hidden_dropout_prob=config.hidden_dropout_prob,
+            layer_norm_eps=config.layer_norm_eps,
+            qkv_bias=config.qkv_bias,
+        )
+        self.hidden_size = own.hidden_size
+        self.embedding = nn.Linear(config.hidden_size, own.hidden_size)
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size))
+        # Saved, as what it was trained with stays where the grid changes.
+        self.register_buffer("position_embeddings", self.sincos_table())
+        layers = [HfViTLayer(own, index) for index in range(own.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
+        for layer in layers:
+            layer.attention.config = config  # so that another attention implementation is that of the decoder too
+        self.norm = make_norm(own, own.hidden_size)
+        self.predictor = HfViTPixelPredictor(own.hidden_size, config)
+
+    def initialize(self, std: float) -> None:
+        """Draws the mask token; positions follow their formula."""
+        init.normal_(self.mask_token, mean=0.0, std=std)
+        init.copy_(self.position_embeddings, self.sincos_table())
+
+    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
+        """Resamples the positions to another grid."""
+        self.position_embeddings = resample_to_grid(self.position_embeddings, old, new.grid_size, num_prefix=0)
+
+    def sincos_table(self) -> Tensor:
+        """Returns the fixed position table at the native grid, (1, N, E)."""
+        return sincos_position_embeddings(self.config.grid_size, self.hidden_size, 0)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        grid: Grid,
+        index: Tensor,
+        seen: Tensor | None = None,
+        patch_attention_mask: Tensor | None = None,
+        attention_mask: Any = None,
+    ) -> Tensor:
+        """Predicts the pixels (B, N, p·q·C) of all patches from the encoded prefix and visible patches (B, P + K, D).
+
+        Args:
+            hidden_states: (B, P + K, D).
+            grid: Rows and columns (h, w) of patches.
+            index: (B, K), and `seen` (B, K) bool or None, see `visible_patches`.
+            seen: See `index`.
+            patch_attention_mask: (B, h, w) bool, False for padding, or None.
+            attention_mask: The same for prefix and patches, in the form that the attention implementation takes.
+        """
+        num_prefix = self.config.num_prefix_tokens
+        hidden_states = self.embedding(hidden_states)  # (B, P + K, E)
+        prefix, visible = hidden_states.tensor_split((num_prefix,), dim=1)
+        mask_token = self.mask_token.to(hidden_states.dtype)
+        if seen is not None:
+            visible = torch.where(seen[..., None], visible, mask_token)
+        patches = mask_token.expand(len(index), grid[0] * grid[1], -1)
+        patches = patches.scatter(1, index[..., None].expand_as(visible), visible)  # (B, N, E)
+        patches = patches + self.positions(grid, patch_attention_mask)
+        hidden_states = torch.cat((prefix, patches), dim=1)  # (B, P + N, E)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, None, attention_mask)
+        return self.predictor(self.norm(hidden_states[:, num_prefix:]))
+
+    def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor:
+        """Returns what is added to the patches: (1, N, E), or (B, N, E) with a mask."""
+        resample = partial(resample_to_grid, self.position_embeddings, self.config, num_prefix=0)
+        return positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
+
+
+class HfViTSimMimDecoder(nn.Module):
+    """One linear layer a patch (https://arxiv.org/abs/2111.09886)."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
+        super().__init__()
+        self.predictor = HfViTPixelPredictor(config.hidden_size, config)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """(B, N, D) to (B, N, p·q·C)."""
+        return self.predictor(patches)
+
+
+DECODERS = {"mae": HfViTMaeDecoder, "simmim": HfViTSimMimDecoder}
+
+
+class HfViTMaskedImageModelingHead(HfViTNamedHead):
+    """The decoder of the objective."""
+
+    def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
+        if options.objective == "simmim" and not config.use_mask_token:
+            raise ValueError(
+                "objective='simmim' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
+                "use_mask_token=True."
+            )
+        if options.objective == "mae" and config.window_size is not None:
+            raise ValueError(
+                f"objective='mae' leaves holes in the patch grid, where window_size={config.window_size} finds no "
+                "windows. Set window_size=None, or objective='simmim'."
+            )
+        super().__init__(options.objective, DECODERS[options.objective](config, options))
+
+
 def count_masked(num_patches: int, ratio: float) -> int:
     """Returns how many patches are masked: `round(ratio * num_patches)`, but never none, nor all of several."""
     return min(max(round(ratio * num_patches), 1), num_patches - 1)
@@ -195,150 +339,6 @@ class PatchScale:
     def restore(self, patches: Tensor) -> Tensor:
         """Returns patches (B, N, p·q·C) with mean and deviation, in their own dtype."""
         return (patches * self.deviation + self.mean).to(patches.dtype)
-
-
-class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
-    """The last layer: from tokens to the pixels of their patches."""
-
-    def __init__(self, size: int, config: HfViTConfig) -> None:
-        super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
-
-    @torch.no_grad()
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
-        """Resizes the weights to predict resized patches, or other channels."""
-        sizes = to_pair(old.patch_size), to_pair(new.patch_size)
-        if (sizes[0], old.num_channels) == (sizes[1], new.num_channels):
-            return
-
-        def resize(rows: Tensor) -> Tensor:
-            pixels = rows.unflatten(0, (*sizes[0], old.num_channels)).permute(3, 2, 0, 1)  # (E, C, p, q)
-            pixels = F.interpolate(pixels.float(), size=sizes[1], mode="bicubic", antialias=True)
-            if channel_mode == "mean" or new.num_channels == 1:
-                pixels = pixels.mean(dim=1, keepdim=True)
-            in_turn = torch.arange(new.num_channels, device=rows.device) % pixels.shape[1]
-            return pixels[:, in_turn].permute(2, 3, 1, 0).flatten(0, 2).to(rows.dtype)  # (p·q·C, E)
-
-        weight, bias = self.weight, self.bias
-        self.weight = as_parameter(resize(weight), weight)
-        self.bias = as_parameter(resize(bias[:, None])[:, 0], bias)
-        self.out_features = len(self.bias)
-
-
-class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
-    """A small ViT with a mask token in the place of each masked patch (https://arxiv.org/abs/2111.06377).
-
-    Its blocks are plain ones, its positions fixed, whatever those of the encoder are; tokens of the prefix have none.
-    """
-
-    position_embeddings: Tensor
-
-    def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        super().__init__()
-        self.config = config
-        own = HfViTConfig(
-            hidden_size=options.decoder_hidden_size,
-            num_hidden_layers=options.decoder_num_hidden_layers,
-            num_attention_heads=options.decoder_num_attention_heads,
-            intermediate_size=options.decoder_intermediate_size,
-            hidden_act=config.hidden_act,
-            hidden_dropout_prob=config.hidden_dropout_prob,
-            layer_norm_eps=config.layer_norm_eps,
-            qkv_bias=config.qkv_bias,
-        )
-        self.hidden_size = own.hidden_size
-        self.embedding = nn.Linear(config.hidden_size, own.hidden_size)
-        self.mask_token = nn.Parameter(torch.zeros(1, 1, own.hidden_size))
-        # Saved, as what it was trained with stays where the grid changes.
-        self.register_buffer("position_embeddings", self.sincos_table())
-        layers = [HfViTLayer(own, index) for index in range(own.num_hidden_layers)]
-        self.layers = nn.ModuleList(layers)
-        for layer in layers:
-            layer.attention.config = config  # so that another attention implementation is that of the decoder too
-        self.norm = make_norm(own, own.hidden_size)
-        self.predictor = HfViTPixelPredictor(own.hidden_size, config)
-
-    def initialize(self, std: float) -> None:
-        """Draws the mask token; positions follow their formula."""
-        init.normal_(self.mask_token, mean=0.0, std=std)
-        init.copy_(self.position_embeddings, self.sincos_table())
-
-    def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
-        """Resamples the positions to another grid."""
-        self.position_embeddings = resample_to_grid(self.position_embeddings, old, new.grid_size, num_prefix=0)
-
-    def sincos_table(self) -> Tensor:
-        """Returns the fixed position table at the native grid, (1, N, E)."""
-        return sincos_position_embeddings(self.config.grid_size, self.hidden_size, 0)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        grid: Grid,
-        index: Tensor,
-        seen: Tensor | None = None,
-        patch_attention_mask: Tensor | None = None,
-        attention_mask: Any = None,
-    ) -> Tensor:
-        """Predicts the pixels (B, N, p·q·C) of all patches from the encoded prefix and visible patches (B, P + K, D).
-
-        Args:
-            hidden_states: (B, P + K, D).
-            grid: Rows and columns (h, w) of patches.
-            index: (B, K), and `seen` (B, K) bool or None, see `visible_patches`.
-            seen: See `index`.
-            patch_attention_mask: (B, h, w) bool, False for padding, or None.
-            attention_mask: The same for prefix and patches, in the form that the attention implementation takes.
-        """
-        num_prefix = self.config.num_prefix_tokens
-        hidden_states = self.embedding(hidden_states)  # (B, P + K, E)
-        prefix, visible = hidden_states.tensor_split((num_prefix,), dim=1)
-        mask_token = self.mask_token.to(hidden_states.dtype)
-        if seen is not None:
-            visible = torch.where(seen[..., None], visible, mask_token)
-        patches = mask_token.expand(len(index), grid[0] * grid[1], -1)
-        patches = patches.scatter(1, index[..., None].expand_as(visible), visible)  # (B, N, E)
-        patches = patches + self.positions(grid, patch_attention_mask)
-        hidden_states = torch.cat((prefix, patches), dim=1)  # (B, P + N, E)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, None, attention_mask)
-        return self.predictor(self.norm(hidden_states[:, num_prefix:]))
-
-    def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor:
-        """Returns what is added to the patches: (1, N, E), or (B, N, E) with a mask."""
-        resample = partial(resample_to_grid, self.position_embeddings, self.config, num_prefix=0)
-        return positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
-
-
-class HfViTSimMimDecoder(nn.Module):
-    """One linear layer a patch (https://arxiv.org/abs/2111.09886)."""
-
-    def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        super().__init__()
-        self.predictor = HfViTPixelPredictor(config.hidden_size, config)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """(B, N, D) to (B, N, p·q·C)."""
-        return self.predictor(patches)
-
-
-DECODERS = {"mae": HfViTMaeDecoder, "simmim": HfViTSimMimDecoder}
-
-
-class HfViTMaskedImageModelingHead(HfViTNamedHead):
-    """The decoder of the objective."""
-
-    def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        if options.objective == "simmim" and not config.use_mask_token:
-            raise ValueError(
-                "objective='simmim' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
-                "use_mask_token=True."
-            )
-        if options.objective == "mae" and config.window_size is not None:
-            raise ValueError(
-                f"objective='mae' leaves holes in the patch grid, where window_size={config.window_size} finds no "
-                "windows. Set window_size=None, or objective='simmim'."
-            )
-        super().__init__(options.objective, DECODERS[options.objective](config, options))
 
 
 @without_autocast

@@ -35,6 +35,10 @@ from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .task_configurations import HfViTSegmentationConfig
 
 
+Forward = Callable[[Tensor], Tensor]
+Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
+
+
 class HfViTSimpleSegmentationHead(nn.Module):
     """A 3x3 and a 1x1 convolution with a ReLU between."""
 
@@ -223,10 +227,6 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
             f"Label {int(wrong[0])} is out of range: the model has {num_labels} classes, 0 to {num_labels - 1}, and "
             f"{ignore_index} for pixels that do not count. Load it with num_labels= or id2label= of your data."
         )
-
-
-Forward = Callable[[Tensor], Tensor]
-Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
 
 
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:

@@ -17,7 +17,16 @@ from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTInitialized, HfViTQueries, HfViTUpscale, run_unpadded, to_maps, without_autocast
+from .layers import (
+    HfViTHeadConv2d,
+    HfViTHeadConvTranspose2d,
+    HfViTInitialized,
+    HfViTLayerNorm2d,
+    HfViTQueries,
+    run_unpadded,
+    to_maps,
+    without_autocast,
+)
 from .matching import grid_points, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
@@ -45,6 +54,21 @@ def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
     total = 1.5 * num_blocks + 1
     shares = [min(max(progress * total - 1 - 1.5 * block, 0.0), 1.0) for block in range(num_blocks)]
     return [(1 - share) ** 0.9 for share in shares]
+
+
+class HfViTUpscale(nn.Module):
+    """Doubles the resolution of a map (EoMT, https://arxiv.org/abs/2503.19108)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.upsample = HfViTHeadConvTranspose2d(size, size, kernel_size=2, stride=2)
+        self.activation = nn.GELU()
+        self.depthwise = HfViTHeadConv2d(size, size, kernel_size=3, padding=1, groups=size, bias=False)
+        self.norm = HfViTLayerNorm2d(size, eps=1e-6)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, C, 2·h, 2·w)."""
+        return self.norm(self.depthwise(self.activation(self.upsample(maps))))
 
 
 class HfViTUniversalSegmentationHead(HfViTInitialized):
