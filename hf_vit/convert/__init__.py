@@ -1,9 +1,8 @@
 """Published checkpoints of other libraries: in, checked, and out again."""
 
-from .export import check_new_folder, export_checkpoint, new_folder
+from .export import LAYOUTS, check_new_folder, export_checkpoint, new_folder
 from .families import FAMILIES
 from .image_processor import read_image_processor_file
-from .layouts import LAYOUTS
 from .loading import TASKS, Converted, convert_checkpoint, convert_pretrained, peak_memory
 from .model_card import families_table, write_conversion_card
 from .parity import NoReferenceError, OutputParity, compare_with_source

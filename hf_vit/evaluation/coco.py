@@ -1,4 +1,4 @@
-"""What those scores share that the COCO evaluator of faster-coco-eval computes."""
+"""Base class of the metrics that the COCO evaluator of faster-coco-eval computes."""
 
 import math
 from abc import abstractmethod
@@ -40,7 +40,7 @@ class CocoMetric(StreamedMetric):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         self._records: list[Record] = []
         self._evaluated: Any = None  # the evaluator of these records, once it was needed
 
@@ -49,7 +49,7 @@ class CocoMetric(StreamedMetric):
         """Returns `objects` and `detections`, and what images are ordered by: see `ranked`."""
 
     def update(self, records: Iterable[Record]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         self._records.extend(records)
         self._evaluated = None
 

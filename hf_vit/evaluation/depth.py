@@ -65,13 +65,13 @@ class DepthMetric(StreamedMetric):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         self._num_images = 0
         # Fractions add without rounding.
         self._sums = dict.fromkeys(SCORES, Fraction(0))
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, float]:
-        """Scores one image.
+        """Returns the records of all parts for one image.
 
         Args:
             prediction: (H, W) depth in meters, or what `alignment` makes that of.
@@ -96,7 +96,7 @@ class DepthMetric(StreamedMetric):
         return _scores(self._to_meters(predicted[valid], depth[valid]), depth[valid])
 
     def update(self, records: Iterable[dict[str, float]]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         for record in records:
             self._num_images += bool(record)
             for name, value in record.items():

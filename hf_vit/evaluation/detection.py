@@ -41,7 +41,7 @@ class DetectionMetric(CocoMetric):
         self.names = list(names)
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Notes the objects and detections of one image.
+        """Returns the objects and detections of one image as a record.
 
         Args:
             prediction: `boxes` (M, 4) of left, top, right and bottom in pixels, `class_labels` (M,) and `scores` (M,).

@@ -71,7 +71,7 @@ class NeighborAccuracy(StreamedMetric):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         self._num_right = self._num_images = 0
 
     def record(self, prediction: Classified, target: int | None) -> bool | None:
@@ -79,7 +79,7 @@ class NeighborAccuracy(StreamedMetric):
         return None if prediction.class_number is None or target is None else prediction.class_number == target
 
     def update(self, records: Iterable[bool | None]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         known = [record for record in records if record is not None]
         self._num_images += len(known)
         self._num_right += sum(known)

@@ -84,16 +84,16 @@ class RetrievalMetric(StreamedMetric):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         self.records: list[ImageRecord] = []
 
     def record(self, prediction: Compared, target: Mapping[str, Any]) -> ImageRecord:
-        """Returns the image and its texts, to be compared with all others."""
+        """Returns the image and its texts as a record."""
         image, texts = (part.detach().float().cpu() for part in (prediction.image_embeds, prediction.text_embeds))
         return ImageRecord(image, texts, tuple(target["captions"]))
 
     def update(self, records: Iterable[ImageRecord]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         self.records += records
 
     def embeddings(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,12 +111,12 @@ class RetrievalMetric(StreamedMetric):
 
 
 def with_mean(recalls: Sequence[float]) -> dict[str, float]:
-    """Names the six recalls, and adds their mean."""
+    """Returns the six recalls by name, with their mean."""
     return dict(zip(RetrievalMetric.score_names, [math.fsum(recalls) / len(recalls), *recalls], strict=True))
 
 
 def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts what stands before the right one.
+    """Returns the ranks of the right texts and images.
 
     Args:
         images: (N, E) of length 1.

@@ -33,12 +33,12 @@ class SemanticSegmentationMetric(StreamedMetric):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         # (K, K) pixels, a row for each right class and a column for each answer
         self.confusion_matrix = np.zeros((len(self.names), len(self.names)), dtype=np.int64)
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> Record:
-        """Counts the pixels of one image.
+        """Returns the pixel counts of one image.
 
         Args:
             prediction: (H, W) class numbers.
@@ -61,7 +61,7 @@ class SemanticSegmentationMetric(StreamedMetric):
         return {"cells": cells, "counts": counts[cells]}
 
     def update(self, records: Iterable[Record]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         for record in records:
             self.confusion_matrix.reshape(-1)[record["cells"]] += record["counts"]
 

@@ -57,7 +57,7 @@ class PanopticMetric(StreamedMetric):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         # For each class its true positives, false positives and false negatives
         self._counts = np.zeros((len(self.names), 3), dtype=np.int64)
         # Fractions add without rounding.
@@ -92,7 +92,7 @@ class PanopticMetric(StreamedMetric):
         return _match(overlap, target_labels, labels, crowd)
 
     def update(self, records: Iterable[Record]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         for record in records:
             for label, sums in record.items():
                 self._iou[label] += Fraction(sums.iou)
@@ -194,7 +194,7 @@ class UniversalMetric(StreamedMetric):
         self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-        """Scores one image.
+        """Returns the records of all parts for one image.
 
         Args:
             prediction: What each of `parts` takes, by name.
@@ -209,7 +209,7 @@ class UniversalMetric(StreamedMetric):
         }
 
     def update(self, records: Iterable[dict[str, Any]]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         records = list(records)
         for name, part in self.parts.items():
             part.update([record[name] for record in records])
@@ -233,7 +233,7 @@ class UniversalMetric(StreamedMetric):
         return {name: scores for name, scores in classes.items() if scores}
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         for part in self.parts.values():
             part.reset()
 
