@@ -62,7 +62,7 @@ def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
 
 
 def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
-    """Returns the height and width in pixels of each of `count` images; `ValueError` if they are none."""
+    """Returns the height and width in pixels of each of `count` images, checked."""
     sizes = _plain(target_sizes)
     if not isinstance(sizes, list | tuple) or len(sizes) != count:
         given = f"{len(sizes)} entries" if isinstance(sizes, list | tuple) else f"the type {type(sizes).__name__}"
