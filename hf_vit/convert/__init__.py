@@ -1,14 +1,11 @@
 """Published checkpoints of other libraries: in, checked, and out again."""
 
-from .export import export_checkpoint
+from .export import LAYOUTS, check_new_folder, export_checkpoint, new_folder
 from .families import FAMILIES
 from .image_processor import read_image_processor_file
-from .layouts import LAYOUTS
-from .loading import TASKS, Converted, convert_checkpoint, convert_pretrained
+from .loading import TASKS, Converted, convert_checkpoint, convert_pretrained, peak_memory
 from .model_card import families_table, write_conversion_card
-from .new_folder import check_new_folder, new_folder
 from .parity import NoReferenceError, OutputParity, compare_with_source
-from .peak_memory import peak_memory
 from .processors import load_image_processor, load_processor, load_tokenizer
 from .source import Source, open_source
 

@@ -2,9 +2,15 @@
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from transformers import BaseImageProcessor
@@ -16,59 +22,16 @@ from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_classification import HfViTForImageClassification
 from ..model.task_configurations import TASK_CONFIGS
+from .families import DEIT, DINOV2, DINOV2_WITH_REGISTERS, TIMM, VIT
+from .families.timm_vit import ACTIVATIONS, POOLINGS
+from .family import Family, common_fields
 from .image_processor import SHARED, read_image_processor_file
-from .key_map import export_weights, strip_prefix
-from .layouts import LAYOUTS, Layout
-from .new_folder import new_folder
+from .key_map import KeyMap, export_weights, strip_prefix
 
 
-def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
-    """Returns what a library's own file of options says of the same image processing.
-
-    Args:
-        image_processor: One of ours.
-        layout: "timm" for its `pretrained_cfg`, else preprocessor_config.json of transformers.
-
-    Raises:
-        ValueError: if that library cannot do the same.
-    """
-    options = image_processor.to_dict()
-    exported = timm_options(options) if layout == "timm" else transformers_options(options)
-    content = {"pretrained_cfg": exported} if layout == "timm" else exported
-    back = type(image_processor)(**read_image_processor_file(content)).to_dict()
-    ignored = {"crop_rounding", "do_convert_rgb", "image_processor_type", "auto_map"}
-    lost = sorted(name for name in options.keys() - ignored if options[name] != back.get(name))
-    if lost:
-        described = ", ".join(f"{name}={options[name]!r} (there {back.get(name)!r})" for name in lost)
-        raise ValueError(
-            f"The image processor does not fit the layout {layout!r}: {described}. Export the model without it."
-        )
-    return exported
-
-
-def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
-    """preprocessor_config.json: ViT's resizes, DINOv2's (BiT) crops too."""
-    kind = "BitImageProcessor" if options.get("do_center_crop") else "ViTImageProcessor"
-    shared = {name: options[name] for name in SHARED if options.get(name) is not None}
-    return {"image_processor_type": kind, **shared}
-
-
-def timm_options(options: dict[str, Any]) -> dict[str, Any]:
-    """`pretrained_cfg`: what is cropped out of the image in the middle, and how large that is beforehand."""
-    size = options["size"]
-    crop = options["crop_size"] if options.get("do_center_crop") else size
-    edge = crop.get("height", size.get("shortest_edge"))
-    larger = size.get("shortest_edge", size.get("height"))
-    return {
-        "input_size": [options["num_channels"], edge, crop.get("width", edge)],
-        "interpolation": PILImageResampling(options["resample"]).name.lower(),
-        "crop_pct": edge / larger,
-        "crop_mode": "center" if "shortest_edge" in size else "squash",
-        "mean": list(options["image_mean"]),
-        "std": list(options["image_std"]),
-    }
-
-
+Weights = Mapping[str, Tensor]
+TIMM_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()}
+TIMM_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 logger = logging.get_logger(__name__)
 # Fields that change nothing in the outputs at the native size, or only in training, or belong to heads that do not go
 # out, and that no layout holds.
@@ -92,6 +55,208 @@ NOT_CARRIED = {
     "transformers_version",
     "_name_or_path",
 }
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout to export to.
+
+    Args:
+        family: What reads it back.
+        configure: Their config.json from our configuration; the second argument tells whether there is a classifier.
+        head_prefix: What stands before the names of the base model in a model with a classifier.
+        adapt: What our configuration changes in the key map.
+        complete: Gives the weights in their names what they need beyond the key map.
+        has_mask_token: Whether there is a place for one; without, it is left out.
+        requires: Fields that must have these values, beyond what reading the result back tells.
+    """
+
+    family: Family
+    configure: Callable[[HfViTConfig, bool], dict[str, Any]]
+    head_prefix: str = ""
+    adapt: Callable[[HfViTConfig], KeyMap] = lambda config: {}
+    complete: Callable[[HfViTConfig, Weights], Weights] = lambda config, weights: weights
+    has_mask_token: bool = False
+    requires: Mapping[str, Any] = field(default_factory=dict)
+
+
+def configure_vit(model_type: str, model: str, classifier: str, /, config: HfViTConfig, is_classifier: bool) -> Any:
+    """Returns the config.json of a ViT or DeiT, whose classes are `model` and `classifier`."""
+    name = classifier if is_classifier else model
+    return {"model_type": model_type, "architectures": [name], **common_fields(config)}
+
+
+def configure_dinov2(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """Returns the config.json of a DINOv2; `ValueError` if image or patch is not square, which that class needs."""
+    for name, size in (("image_size", config.image_size), ("patch_size", config.patch_size)):
+        height, width = to_pair(size)
+        if height != width:
+            raise ValueError(
+                f"The DINOv2 classes of transformers fail with {name}={size}, which is not square. Export another "
+                f"layout, or load the model with {name}={width} first, which resamples its weights."
+            )
+    fields = common_fields(config)
+    # Of SwiGLU they take two thirds, rounded up to a multiple of 8.
+    factor = 1.5 if config.use_gated_mlp else 1
+    fields["mlp_ratio"] = round(factor * fields.pop("intermediate_size") / config.hidden_size)
+    return {
+        "model_type": "dinov2",
+        "architectures": ["Dinov2ForImageClassification" if is_classifier else "Dinov2Model"],
+        **fields,
+        # Dinov2Config takes the activation of the plain MLP only.
+        "hidden_act": "gelu" if config.use_gated_mlp else config.hidden_act,
+        "use_swiglu_ffn": config.use_gated_mlp,
+        "layerscale_value": config.layerscale_value,
+        "drop_path_rate": config.drop_path_rate,
+        "use_mask_token": config.use_mask_token,
+    }
+
+
+def configure_dinov2_with_registers(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """Returns the config.json of a DINOv2 with registers."""
+    fields = configure_dinov2(config, is_classifier)
+    name = fields["architectures"][0].replace("Dinov2", "Dinov2WithRegisters")
+    changed = {"model_type": "dinov2_with_registers", "architectures": [name]}
+    return {**fields, **changed, "num_register_tokens": config.num_register_tokens}
+
+
+def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
+    """Returns timm's config.json of a model of its plain class, with every argument given."""
+    if config.use_distillation_token:
+        check_distilled(config, is_classifier)
+    if config.proj_bias != config.mlp_bias:
+        raise ValueError(f"timm cannot express proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}.")
+    pool = TIMM_POOLINGS.get(config.pooling, config.pooling)
+    distilled = config.use_distillation_token
+    arguments = {
+        "img_size": config.image_size,
+        "patch_size": config.patch_size,
+        "in_chans": config.num_channels,
+        "embed_dim": config.hidden_size,
+        "depth": config.num_hidden_layers,
+        "num_heads": config.num_attention_heads,
+        "mlp_ratio": config.intermediate_size / config.hidden_size,
+        "qkv_bias": config.qkv_bias,
+        "proj_bias": config.proj_bias,
+        "qk_norm": config.use_qk_norm,
+        "init_values": config.layerscale_value,
+        "class_token": config.use_cls_token,
+        "no_embed_class": config.num_prefix_positions == 0,
+        "reg_tokens": config.num_register_tokens,
+        "global_pool": pool,
+        "fc_norm": config.norm_after_pooling,
+        "act_layer": TIMM_ACTIVATIONS.get(config.hidden_act),
+        "norm_layer": "rmsnorm" if config.norm_type == "rmsnorm" else None,
+    }
+    names = list((config.id2label or {}).values())
+    return {
+        "architecture": "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224",
+        "num_classes": config.num_labels if is_classifier else 0,
+        "num_features": config.hidden_size,
+        "global_pool": pool,
+        "model_args": {name: value for name, value in arguments.items() if value is not None},
+        "pretrained_cfg": {"input_size": [config.num_channels, *to_pair(config.image_size)]},
+        **({"label_names": names} if is_classifier and names else {}),
+    }
+
+
+def check_distilled(config: HfViTConfig, is_classifier: bool) -> None:
+    """Raises `ValueError` unless timm's class with a distillation token computes what ours does."""
+    for name, value in {"num_register_tokens": 0, "prefix_has_position": True, "pooling": "cls"}.items():
+        if vars(config)[name] != value:
+            raise ValueError(
+                f"timm cannot express {name}={vars(config)[name]!r} with use_distillation_token=True, only {value!r}."
+            )
+    if not is_classifier:
+        raise ValueError(
+            "timm cannot express use_distillation_token=True without classifiers: its output is then the mean of both "
+            "tokens, not pooler_output. Export an HfViTForImageClassification."
+        )
+
+
+def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
+    """Adds zeros as positions of the registers, which timm has where CLS has a position."""
+    first = config.num_prefix_positions
+    if first == 0 or config.num_register_tokens == 0:
+        return weights
+    before, patches = weights["pos_embed"].tensor_split((first,), dim=1)
+    nothing = patches.new_zeros(1, config.num_register_tokens, config.hidden_size)
+    return {**weights, "pos_embed": torch.cat((before, nothing, patches), dim=1)}
+
+
+def adapt_timm(config: HfViTConfig) -> KeyMap:
+    """Returns the name of the last norm of timm."""
+    return {"norm": "fc_norm"} if config.norm_after_pooling else {}
+
+
+LAYOUTS = {
+    "vit": Layout(VIT, partial(configure_vit, "vit", "ViTModel", "ViTForImageClassification"), "vit."),
+    "deit": Layout(
+        DEIT, partial(configure_vit, "deit", "DeiTModel", "DeiTForImageClassificationWithTeacher"), "deit."
+    ),
+    "dinov2": Layout(DINOV2, configure_dinov2, head_prefix="dinov2.", has_mask_token=True),
+    "dinov2_with_registers": Layout(
+        DINOV2_WITH_REGISTERS,
+        configure_dinov2_with_registers,
+        head_prefix="dinov2_with_registers.",
+        has_mask_token=True,
+    ),
+    "timm": Layout(
+        TIMM,
+        configure_timm,
+        adapt=adapt_timm,
+        complete=complete_timm,
+        # Its plain class has no argument for the others, or, for the norm before the blocks, no bias in the patches.
+        requires={"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True},
+    ),
+}
+
+
+def export_image_processor(image_processor: BaseImageProcessor, layout: str) -> dict[str, Any]:
+    """Returns the options of the same image processing in the file of another library.
+
+    Args:
+        image_processor: One of ours.
+        layout: "timm" for its `pretrained_cfg`, else preprocessor_config.json of transformers.
+
+    Raises:
+        ValueError: if that library cannot do the same.
+    """
+    options = image_processor.to_dict()
+    exported = timm_options(options) if layout == "timm" else transformers_options(options)
+    content = {"pretrained_cfg": exported} if layout == "timm" else exported
+    back = type(image_processor)(**read_image_processor_file(content)).to_dict()
+    ignored = {"crop_rounding", "do_convert_rgb", "image_processor_type", "auto_map"}
+    lost = sorted(name for name in options.keys() - ignored if options[name] != back.get(name))
+    if lost:
+        described = ", ".join(f"{name}={options[name]!r} (there {back.get(name)!r})" for name in lost)
+        raise ValueError(
+            f"The image processor does not fit the layout {layout!r}: {described}. Export the model without it."
+        )
+    return exported
+
+
+def transformers_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns preprocessor_config.json: ViT's resizes, DINOv2's (BiT) crops too."""
+    kind = "BitImageProcessor" if options.get("do_center_crop") else "ViTImageProcessor"
+    shared = {name: options[name] for name in SHARED if options.get(name) is not None}
+    return {"image_processor_type": kind, **shared}
+
+
+def timm_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns `pretrained_cfg`: the center crop of an image, and the size of the image before it."""
+    size = options["size"]
+    crop = options["crop_size"] if options.get("do_center_crop") else size
+    edge = crop.get("height", size.get("shortest_edge"))
+    larger = size.get("shortest_edge", size.get("height"))
+    return {
+        "input_size": [options["num_channels"], edge, crop.get("width", edge)],
+        "interpolation": PILImageResampling(options["resample"]).name.lower(),
+        "crop_pct": edge / larger,
+        "crop_mode": "center" if "shortest_edge" in size else "squash",
+        "mean": list(options["image_mean"]),
+        "std": list(options["image_std"]),
+    }
 
 
 def export_checkpoint(
@@ -161,11 +326,7 @@ def check_required(config: HfViTConfig, target: Layout, layout: str) -> None:
 def rename(
     model: HfViTPreTrainedModel, config: HfViTConfig, weights: Mapping[str, Tensor], target: Layout, layout: str
 ) -> dict[str, Tensor]:
-    """Returns the weights of a model under the names of a layout.
-
-    Raises:
-        ValueError: if it has no place for one of them.
-    """
+    """Returns the weights of a model under the names of a layout; `ValueError` if it has no place for one of them."""
     keys = {**target.family.keys, **target.adapt(config)}
     inner = "" if model.base_model is model else f"{model.base_model_prefix}."
     body = {name.removeprefix(inner): tensor for name, tensor in weights.items() if name.startswith(inner)}
@@ -202,7 +363,7 @@ def check_expressible(
 
 
 def comparable(config: HfViTConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration, those that say the same in several ways in one way."""
+    """Returns the fields of a configuration in one form, for those that can say the same in several ways."""
     return {
         **config.to_dict(),
         "image_size": to_pair(config.image_size),
@@ -211,3 +372,28 @@ def comparable(config: HfViTConfig) -> dict[str, Any]:
         "layerscale_value": config.layerscale_value is not None,
         "prefix_has_position": config.num_prefix_positions > 0,
     }
+
+
+def check_new_folder(path: str | os.PathLike[str]) -> None:
+    """Raises `ValueError` if `path` exists and is no empty folder."""
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{str(folder)!r} exists and is not empty. Give a new folder.")
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a folder to write into, which becomes `path` at the end; an error removes all of it."""
+    check_new_folder(path)
+    folder = Path(path).resolve()
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    made = [parent for parent in unfinished.parents if not parent.exists()]
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        unfinished.replace(folder)
+    except BaseException:
+        shutil.rmtree(unfinished)
+        for parent in made:
+            parent.rmdir()
+        raise

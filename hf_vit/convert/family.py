@@ -1,6 +1,6 @@
 """What is known about a family of published checkpoints."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from typing import Any, TypedDict
@@ -15,10 +15,42 @@ Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
 LABELS = ("id2label", "label2id", "problem_type")
+# Fields that the configurations of transformers' plain ViTs and ours share, names and all
+COMMON = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "layer_norm_eps",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "qkv_bias",
+    *LABELS,
+)
+# What we share with some of them
+BEYOND_VIT = (
+    "drop_path_rate",
+    "key_bias",
+    "proj_bias",
+    "mlp_bias",
+    "use_gated_mlp",
+    "layerscale_value",
+    "num_register_tokens",
+    "rope_theta",
+    "apply_layernorm",
+    "reshape_hidden_states",
+    "out_features",
+    "out_indices",
+)
 
 
 def is_classifier(shapes: Shapes) -> bool:
-    """Whether a model of transformers classifies."""
+    """Returns whether a model of transformers classifies."""
     return "classifier.weight" in shapes
 
 
@@ -33,11 +65,7 @@ def check_fixed(family: "Family", config: Config, name: str) -> None:
 
 
 def shape_of(shapes: Shapes, name: str) -> tuple[int, ...]:
-    """Returns the shape of their tensor `name`.
-
-    Raises:
-        ValueError: if there is no such tensor.
-    """
+    """Returns the shape of their tensor `name`; `ValueError` if there is none."""
     if name not in shapes:
         raise ValueError(f"The weights hold no {name!r}. The file is of another model, or incomplete.")
     return shapes[name]
@@ -84,53 +112,15 @@ class Family:
     outputs: str = ""
 
 
-# Fields that the configurations of transformers' plain ViTs and ours share, names and all
-COMMON = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "initializer_range",
-    "layer_norm_eps",
-    "image_size",
-    "patch_size",
-    "num_channels",
-    "qkv_bias",
-    *LABELS,
-)
-# What we share with some of them
-BEYOND_VIT = (
-    "drop_path_rate",
-    "key_bias",
-    "proj_bias",
-    "mlp_bias",
-    "use_gated_mlp",
-    "layerscale_value",
-    "num_register_tokens",
-    "rope_theta",
-    "apply_layernorm",
-    "reshape_hidden_states",
-    "out_features",
-    "out_indices",
-)
-
-
 # The types of our own fields
 TYPES: Any = TypedDict("TYPES", {own.name: own.type for own in fields_of(HfViTConfig)}, total=False)  # type: ignore[misc]
 
 
 def transformers_fields(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the fields that `HfViTConfig` shares with the configurations of transformers.
+    """Returns the fields that `HfViTConfig` shares with a config.json of transformers.
 
-    Args:
-        config: Their config.json.
-        **defaults: What their class assumes for fields that the file leaves out, where it differs from ours.
-
-    Raises:
-        StrictDataclassError: if one is of another type, before anything is reckoned with it.
+    `defaults` are those of their class for fields that the file leaves out, where they differ from ours. A field of
+    another type raises `StrictDataclassError` before anything is computed with it.
     """
     return {**architecture_fields(config, **defaults), **label_fields(config)}
 
@@ -147,9 +137,23 @@ def architecture_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     return fields
 
 
+def given_fields(config: Config, names: Iterable[str], **defaults: Any) -> dict[str, Any]:
+    """Returns the fields `names` that a configuration has, over defaults."""
+    return {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
+
+
+def check_backbone(backbone_config: Config, family: str, model_type: str) -> None:
+    """Raises `ValueError` if the backbone of a model, whose configuration may leave out its type, is another one."""
+    if (found := backbone_config.get("model_type", model_type)) != model_type:
+        raise ValueError(
+            f"The backbone_config has model_type={found!r}; of {family}, only {model_type!r} is known here. Open it "
+            "with transformers."
+        )
+
+
 def label_fields(config: Config) -> dict[str, Any]:
     """Returns what a config.json of transformers says about labels: their names, or at least their number."""
-    fields = {name: config[name] for name in LABELS if config.get(name) is not None}
+    fields = given_fields(config, LABELS)
     if "id2label" in fields:
         fields["id2label"] = {int(index): label for index, label in fields["id2label"].items()}
     elif config.get("num_labels") is not None:
@@ -158,12 +162,7 @@ def label_fields(config: Config) -> dict[str, Any]:
 
 
 def whole_patches(image_size: Size, patch_size: Size) -> Size:
-    """Returns an image size without what is left of it over whole patches: the source's convolution cuts it off.
-
-    Args:
-        image_size: Height and width in pixels, or one number for both.
-        patch_size: The same of a patch.
-    """
+    """Returns an image size in whole patches: the source's convolution cuts off what is left over them."""
     image, patch = ([size] * 2 if isinstance(size, int) else list(size) for size in (image_size, patch_size))
     if len(image) != 2 or len(patch) != 2 or min(patch) < 1:  # which `HfViTConfig` refuses by name
         return image_size
@@ -173,5 +172,4 @@ def whole_patches(image_size: Size, patch_size: Size) -> Size:
 
 def common_fields(config: HfViTConfig) -> dict[str, Any]:
     """Returns the same fields of our configuration, for a config.json of transformers."""
-    values = config.to_dict()
-    return {name: values[name] for name in COMMON if values.get(name) is not None}
+    return given_fields(config.to_dict(), COMMON)

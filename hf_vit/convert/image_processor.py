@@ -116,14 +116,7 @@ SHARED = (
     "image_std",
     "num_channels",  # of ours, where one was exported
 )
-HONORED = {
-    *SHARED,
-    "default_to_square",
-    "ensure_multiple_of",
-    "keep_aspect_ratio",
-    "do_convert_rgb",
-    "do_affine_crop",
-}
+HONORED = {*SHARED, "default_to_square", "ensure_multiple_of", "keep_aspect_ratio", "do_convert_rgb", "do_affine_crop"}
 # Keys that leave the pixels of an image as they are
 WITHOUT_EFFECT = {
     "image_processor_type",
@@ -177,7 +170,7 @@ ORIGINALS: dict[str, tuple[float | None, PILImageResampling, Options]] = {
 
 
 def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit") -> Options:
-    """Returns our options for what the file of another library's image processor holds.
+    """Returns our options for the file of another library's image processor.
 
     Args:
         content: preprocessor_config.json of transformers, or config.json of timm.
@@ -192,16 +185,13 @@ def read_image_processor_file(content: Mapping[str, Any], model_type: str = "vit
 
 
 def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_type: str) -> Options:
-    """Returns our options for the image processor of a checkpoint of transformers.
+    """Returns our options for the image processor of a checkpoint of transformers, by its preprocessor_config.json.
 
     Pixels are within one gray level of the original's, but for a few (below 0.2 %) where bicubic overshoots and the
     original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
-    aspect ratio bounds only the number of patches: here images become the square of as many. YOLOS cuts
-    sides down to multiples of 16, which are the nearest ones here, and its models see the padding of a batch.
-
-    Args:
-        preprocessor_config: Its preprocessor_config.json, of any age.
-        model_type: `model_type` of the checkpoint, which decides where the file does not name its class.
+    aspect ratio bounds only the number of patches: here images become the square of as many. YOLOS cuts sides down to
+    multiples of 16, which are the nearest ones here, and its models see the padding of a batch. The `model_type` of
+    the checkpoint decides where the file does not name its class.
 
     Raises:
         ValueError: if the class is not known, or a key would change pixels in a way that ours cannot.
@@ -243,10 +233,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
-    """Returns our options for timm's evaluation transform of a checkpoint.
-
-    Args:
-        pretrained_cfg: What stands under this key in its config.json.
+    """Returns our options for timm's evaluation transform of a checkpoint, by `pretrained_cfg` of its config.json.
 
     Raises:
         ValueError: if it resizes in a way that ours cannot.
@@ -283,11 +270,7 @@ def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
 def open_clip_image_processor_options(
     preprocess_cfg: Mapping[str, Any], image_size: int | list[int] | tuple[int, int]
 ) -> Options:
-    """Returns our options for the evaluation transform of a checkpoint of OpenCLIP.
-
-    Args:
-        preprocess_cfg: What stands under this key in its open_clip_config.json.
-        image_size: Height and width in pixels that the model takes.
+    """Returns our options for OpenCLIP's evaluation transform, by `preprocess_cfg` of open_clip_config.json.
 
     Raises:
         ValueError: if it resizes in a way that ours cannot.
@@ -310,12 +293,7 @@ def open_clip_image_processor_options(
 
 
 def original_image_processor_options(family: str, image_size: int | list[int] | tuple[int, int] = 224) -> Options:
-    """Returns our options for weights that come without any: how their own code evaluates them.
-
-    Args:
-        family: A key of `ORIGINALS`: "dinov2" for the .pth files of facebookresearch, "vit_jax" for the .npz files of
-            google-research, "clip" for the files of OpenAI and OpenCLIP.
-        image_size: Height and width in pixels that the model takes.
+    """Returns our options for weights that come without any, as the code of a `family` of `ORIGINALS` evaluates them.
 
     Raises:
         ValueError: if the family is not known.
@@ -340,14 +318,10 @@ def resize_image_processor(
     image_size: int | list[int] | tuple[int, int] | None = None,
     num_channels: int | None = None,
 ) -> Options:
-    """Returns options for a model whose image size or number of channels has been changed.
+    """Returns options for a model whose image size, in pixels, or number of channels has been changed.
 
-    Args:
-        processor_options: Options of the functions above.
-        image_size: New height and width in pixels, exactly; also where the size followed the image. Where images are
-            cropped, the size before grows with the crop.
-        num_channels: New number of channels. One takes the mean of the others' means and deviations, more repeat them
-            in turn.
+    Where images are cropped, the size before grows with the crop. One channel takes the mean of the others' means and
+    deviations, more channels repeat them in turn.
     """
     options = dict(processor_options)
     if image_size is not None:
@@ -359,7 +333,7 @@ def resize_image_processor(
 
 
 def _class_name(preprocessor_config: Mapping[str, Any], model_type: str) -> str:
-    """The class that a file was written by, without the endings that come and go."""
+    """Returns the class that a file was written by, without the endings that come and go."""
     named = preprocessor_config.get("image_processor_type") or preprocessor_config.get("feature_extractor_type")
     if named is None and model_type not in MODEL_CLASSES:
         raise ValueError(
@@ -392,14 +366,13 @@ def _take_padding(options: Options) -> Options:
 
 
 def _padded(size: dict[str, int]) -> Options:
-    """What EoMT pads images to, with black that the model sees: the shortest edge high, the longest wide."""
+    """Returns how EoMT pads images, with black that the model sees: the shortest edge high, the longest wide."""
     height = size["shortest_edge"]
     pad_size = {"height": height, "width": size.get("longest_edge", height)}
     return {"do_pad": True, "hide_padding": False, "pad_size": pad_size}
 
 
 def _resized(options: Options, height: int, width: int) -> Options:
-    """The sizes of options for another input."""
     size, target = options["size"], {"height": height, "width": width}
     if options.get("pad_size"):
         return {"size": {"max_height": height, "max_width": width}, "pad_size": target}

@@ -1,4 +1,4 @@
-"""Key maps: how the tensors of a published layout become ours, as data, and what carries them over."""
+"""Key maps, which say how the tensors of a published layout become ours, and the functions that apply them."""
 
 import math
 import re
@@ -17,7 +17,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Joined:
-    """Our tensor is several of theirs, one after the other along the first dimension."""
+    """Our tensor is several of theirs, concatenated along the first dimension."""
 
     names: tuple[str, ...]
 
@@ -62,6 +62,11 @@ class Zeros:
     names: tuple[str, ...] = ()
 
 
+def join_qkv(prefix: str) -> Joined:
+    """Returns the rule of our joint projection of query, key and value, of those named `prefix`q_proj and so on."""
+    return Joined((f"{prefix}q_proj", f"{prefix}k_proj", f"{prefix}v_proj"))
+
+
 Rule = str | Joined | Rows | Made | Reshaped | Zeros
 # Ours to theirs. A `*` stands for the number of a block. A name stands for a tensor, or for a module: then the last
 # part of the tensor's name (`weight`, `bias`) is the same on both sides.
@@ -98,22 +103,19 @@ def convert_weights(
     prefixes: Iterable[str] = (),
     dropped: Mapping[str, str],
 ) -> dict[str, Tensor]:
-    """Carries published weights over to our names.
+    """Converts published weights to our names.
 
     Args:
-        weights: What the files hold.
+        weights: The files.
         keys: The key map.
-        expected: Names and shapes of ours, without the prefix of the base model.
-        prefixes: What may stand before every one of their names, such as "vit.".
+        expected: Names and shapes of ours, without the prefix of the base model; the result has all of them.
+        prefixes: Prefixes that all of their names may have, such as "vit.".
         dropped: Regular expressions of their names that are left out on purpose, and why.
-
-    Returns:
-        Our tensors by name, all of `expected`.
 
     Raises:
         ValueError: if a tensor is missing, has another shape, or is left over; all of them are listed.
     """
-    # An empty tensor says nothing: DINOv3 without registers keeps one in their place.
+    # An empty tensor has no meaning: DINOv3 without registers keeps one in their place.
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
     rules = {name: find_rule(keys, name) for name in expected}
     used = {name for rule in rules.values() if rule is not None for name in names_of(rule)}
@@ -171,11 +173,7 @@ def reshape(tensor: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> T
 
 
 def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Tensor]:
-    """Carries our tensors back to published names, bit by bit.
-
-    Args:
-        weights: Ours by name, without the prefix of the base model.
-        keys: The key map of the format, read backwards.
+    """Converts our tensors (by name, without the prefix of the base model) back to published names, bit by bit.
 
     Raises:
         ValueError: if the format has no place for one of them.
@@ -213,14 +211,14 @@ def describe_shapes(weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def describe_misfit(weights: Weights, missing: list[str], unknown: list[str], limit: int = 12) -> str:
-    """Says which tensors are missing and which are left over, for an error."""
+    """Returns an error that lists missing and left over tensors."""
 
-    def some(names: list[str]) -> str:
+    def listed(names: list[str]) -> str:
         return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
     parts = [f"The weights in {', '.join(repr(str(file)) for file in weights.files)} do not fit their configuration."]
     if missing:
-        parts.append(f"Missing: {some(missing)}.")
+        parts.append(f"Missing: {listed(missing)}.")
     if unknown:
-        parts.append(f"Left over: {some(unknown)}.")
+        parts.append(f"Left over: {listed(unknown)}.")
     return " ".join([*parts, "The file is of another model, or incomplete."])

@@ -1,7 +1,10 @@
 """Published checkpoints as our models."""
 
 import os
+import resource
+import sys
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,9 +111,9 @@ def convert_pretrained(
 
 
 def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
-    """Returns `config` with other fields, and options of a task one by one.
+    """Returns `config` with other fields, options of a task one by one.
 
-    Labels and stages that say the same in two ways give way together.
+    Labels and stages that say the same in two ways are replaced together.
     """
     replaced: set[str] = set()
     if "id2label" in overrides or overrides.get("num_labels", config.num_labels) != config.num_labels:
@@ -127,7 +130,7 @@ def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:
 
 
 def convert_checkpoint(source: Source, **given: Any) -> Converted:
-    """Carries a published checkpoint over, its architecture unchanged.
+    """Converts a published checkpoint with its architecture unchanged.
 
     Args:
         source: The checkpoint.
@@ -139,7 +142,7 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
     """
     family, config = describe(source, **given)
     shapes = shapes_of(source, family)
-    keys = {**family.keys, **family.adapt(said(source, family, given), config, shapes)}
+    keys = {**family.keys, **family.adapt(known_config(source, family, given), config, shapes)}
     model_class = class_by_weights(keys, shapes)
     with torch.device("meta"), no_init_weights():  # only names and shapes are wanted
         model = model_class(config)
@@ -159,7 +162,7 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
     if "dataset_index" in source.config and not family.has_experts:
         raise ValueError(f"{source.name!r} is of {family.name}, which has no experts. Leave out dataset_index.")
     try:
-        config = HfViTConfig(**family.configure(said(source, family, given), shapes_of(source, family)))
+        config = HfViTConfig(**family.configure(known_config(source, family, given), shapes_of(source, family)))
     except StrictDataclassError as error:
         raise ValueError(f"The configuration of {source.name!r} does not fit: {error}") from error
     if not family.model_types and given.get("num_hidden_layers", 0) > config.num_hidden_layers:
@@ -170,8 +173,8 @@ def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
     return family, config
 
 
-def said(source: Source, family: Family, given: Config) -> Config:
-    """Returns what is said about a checkpoint: its config.json alone if that is of transformers, which tells all.
+def known_config(source: Source, family: Family, given: Config) -> Config:
+    """Returns what is known of a checkpoint: its config.json alone if that is of transformers, which is complete.
 
     All but the size of images, where that counts.
     """
@@ -195,11 +198,7 @@ def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]
 
 
 def find_family(source: Source) -> Family:
-    """Returns the family that a checkpoint belongs to, by its configuration or by the names of its tensors.
-
-    Raises:
-        ValueError: if none of ours reads it.
-    """
+    """Returns the family of a checkpoint, by its configuration or by the names of its tensors."""
     if source.config and (configured := find_configured(source.config)) is not None:
         return configured
     for family in FAMILIES:
@@ -228,5 +227,17 @@ def find_configured(config: Config) -> Family | None:
 
 
 def is_configured(family: Family, config: Config) -> bool:
-    """Tells whether a config.json is of `family`."""
+    """Returns whether a config.json is of `family`."""
     return (not family.model_types or config.get("model_type") in family.model_types) and family.reads(config)
+
+
+def peak_memory() -> int:
+    """Returns the largest memory in MiB that this process has had.
+
+    On Linux from the kernel's own account of the process: `getrusage` there counts what it was forked from too.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) // 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (2**20 if sys.platform == "darwin" else 2**10)

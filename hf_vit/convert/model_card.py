@@ -14,13 +14,6 @@ from .loading import Converted
 from .parity import OutputParity
 
 
-def families_table() -> str:
-    """Returns a Markdown table of what goes in and what is equal to the source."""
-    rows = [("family", "source", "equal to the source"), ("---",) * 3]
-    rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 TEMPLATE = Path(__file__).with_suffix(".md")
 # The stock pipeline of each class, by the Auto class that opens it; others give features
 PIPELINES = {
@@ -31,6 +24,13 @@ PIPELINES = {
     "AutoModelForKeypointDetection": "keypoint-detection",
     "AutoModelForZeroShotImageClassification": "zero-shot-image-classification",
 }
+
+
+def families_table() -> str:
+    """Returns a Markdown table of the families, their sources and the outputs that are equal."""
+    rows = [("family", "source", "equal to the source"), ("---",) * 3]
+    rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def write_conversion_card(

@@ -22,10 +22,17 @@ from .source import Source
 
 # Models with a tower for images and one for texts
 TWO_TOWERS = (transformers.CLIPModel, transformers.SiglipModel, transformers.Siglip2Model)
-# How much of an image is masked where a decoder says what is there
+# How much of an image is masked where a decoder predicts it
 MASK_RATIO = 0.75
 Outputs = dict[str, Tensor]
 Run = Callable[[Tensor], Outputs]
+# Of the largest value of an output, in float32
+TOLERANCE = 1e-4
+# CLIP's norm acts on the CLS token alone, ours on all tokens; its output is among the hidden states.
+NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
+# Whose code takes images of the native size only, or square ones only
+NATIVE_ONLY = {"eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
+SQUARE_ONLY = {"dpt"}
 
 
 def named(outputs: Mapping[str, Any]) -> Outputs:
@@ -40,20 +47,15 @@ class NoReferenceError(ImportError):
 
 
 def open_reference(source: Source) -> Run:
-    """Opens a checkpoint with the library it was published for.
-
-    Raises:
-        NoReferenceError: if that is not installed, or the checkpoint does not say which it is.
-    """
+    """Opens a checkpoint with the library it was published for, or raises `NoReferenceError`."""
     if "architecture" in source.config and not Path(source.name).is_file():
-        return open_timm(source)
+        return _open_timm(source)
     if "model_type" in source.config and not Path(source.name).is_file():
-        return open_transformers(source)
+        return _open_transformers(source)
     raise NoReferenceError(f"{source.name!r} holds weights alone, which no installed implementation opens by itself.")
 
 
-def open_transformers(source: Source) -> Run:
-    """Opens a checkpoint with transformers."""
+def _open_transformers(source: Source) -> Run:
     config = source.config
     name = (config.get("architectures") or ["AutoModel"])[0]
     model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
@@ -69,7 +71,7 @@ def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
     return named(model(pixel_values=images, output_hidden_states=True, **kwargs))
 
 
-def hide_most(images: Tensor, patch_size: Any) -> Tensor:
+def mask_most_patches(images: Tensor, patch_size: Any) -> Tensor:
     """Returns a mask (B, N) bool of patches of images, True for the last three quarters: those that are masked."""
     side = to_pair(patch_size)
     num_patches = (images.shape[-2] // side[0]) * (images.shape[-1] // side[1])
@@ -82,7 +84,7 @@ def run_vit(model: Any, images: Tensor) -> Outputs:
         return run_plain(model, images)
     outputs = run_plain(model.base_model, images)
     if images.shape[-2:] == to_pair(model.config.image_size):
-        mask = hide_most(images, model.config.patch_size)
+        mask = mask_most_patches(images, model.config.patch_size)
         outputs["reconstruction"] = model(images, bool_masked_pos=mask).reconstruction
     return outputs
 
@@ -93,7 +95,7 @@ def run_vit_mae(model: Any, images: Tensor) -> Outputs:
     A decoder, which resamples positions of patches as if they were one row, runs at its own image size alone.
     """
     encoder = model.base_model
-    mask = hide_most(images, encoder.config.patch_size)
+    mask = mask_most_patches(images, encoder.config.patch_size)
     noise = torch.arange(mask.shape[1], dtype=images.dtype).expand_as(mask)
 
     def run(part: Any, ratio: float) -> Outputs:
@@ -124,8 +126,7 @@ def draw_texts(config: Any) -> Tensor:
     return texts
 
 
-def run_siglip2(model: Any, images: Tensor) -> Outputs:
-    """Runs a model whose tower for images takes patches."""
+def _run_siglip2(model: Any, images: Tensor) -> Outputs:
     return run_towers(model, images, run_patches)
 
 
@@ -176,8 +177,8 @@ RUNNERS = {
     "vit_mae": run_vit_mae,
     "clip": run_towers,
     "siglip": run_towers,
-    "siglip2": run_siglip2,
-    "siglip2_vision_model": run_siglip2,
+    "siglip2": _run_siglip2,
+    "siglip2_vision_model": _run_siglip2,
     "eomt": run_eomt,
     "eomt_dinov3": run_eomt,
     "vitpose": run_vitpose,
@@ -186,8 +187,7 @@ RUNNERS = {
 }
 
 
-def open_timm(source: Source) -> Run:
-    """Opens a checkpoint with timm."""
+def _open_timm(source: Source) -> Run:
     if find_spec("timm") is None:
         raise NoReferenceError("timm is not installed. Install it to compare: pip install timm")
     if "pretrained_cfg" not in source.config:
@@ -206,15 +206,6 @@ def open_timm(source: Source) -> Run:
         return {"last_hidden_state": tokens, summary: model(images)}
 
     return run
-
-
-# Of the largest value of an output, in float32
-TOLERANCE = 1e-4
-# CLIP's norm acts on the CLS token alone, ours on all tokens; its output is among the hidden states.
-NOT_COMPARED = {"clip": {"last_hidden_state"}, "clip_vision_model": {"last_hidden_state"}}
-# Whose code takes images of the native size only, or square ones only
-NATIVE_ONLY = {"eomt", "eomt_dinov3", "lw_detr", "vitpose", "vitpose_backbone"}
-SQUARE_ONLY = {"dpt"}
 
 
 @dataclass(frozen=True)
@@ -297,7 +288,7 @@ def run_ours(model: HfViTPreTrainedModel, images: Tensor, texts: Tensor | None =
     """Returns all outputs of one of our models for images and texts, those of its base model included."""
     outputs = named(model.base_model(images, output_hidden_states=True))
     if isinstance(model, HfViTForMaskedImageModeling):  # whose hidden states are those of visible patches
-        masked = model(images, bool_masked_pos=hide_most(images, model.config.patch_size))
+        masked = model(images, bool_masked_pos=mask_most_patches(images, model.config.patch_size))
         return {**outputs, "logits": masked.logits, "reconstruction": masked.reconstruction}
     if isinstance(model, HfViTForZeroShotImageClassification):
         return {**outputs, **named(model(texts, images))}

@@ -70,12 +70,7 @@ def load_image_processor(
 
 
 def usual_options(source: Source, **given: Any) -> dict[str, Any]:
-    """Returns how the images of a checkpoint are processed at its native size where it has no such file.
-
-    Args:
-        source: The checkpoint.
-        **given: As in `describe`.
-    """
+    """Returns how images of a checkpoint without a file of options are processed at its native size."""
     family, native = describe(source, **given)
     if source.config.get("preprocess_cfg"):
         options = open_clip_image_processor_options(source.config["preprocess_cfg"], native.image_size)
@@ -121,12 +116,9 @@ def in_whole_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any
 def load_processor(
     model: HfViTPreTrainedModel, name_or_path: str | os.PathLike[str], **options: Any
 ) -> BaseImageProcessor | HfViTProcessor:
-    """Returns the image processor that belongs to a checkpoint, with its tokenizer if the model takes texts.
+    """Returns the image processor of a checkpoint, opened as `model`, with its tokenizer if the model takes texts.
 
-    Args:
-        model: What the checkpoint was opened as.
-        name_or_path: Folder, file of weights, or name on the Hub.
-        **options: Arguments of `load_image_processor`.
+    `options` are arguments of `load_image_processor`.
     """
     image_processor = load_image_processor(name_or_path, **options)
     if not isinstance(model, HfViTForZeroShotImageClassification) or Path(name_or_path).is_file():
@@ -140,15 +132,9 @@ def load_processor(
 def load_tokenizer(
     model: HfViTForZeroShotImageClassification, name_or_path: str | os.PathLike[str], **hub: Any
 ) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a checkpoint, which cuts texts off where its text tower of our own ends.
+    """Returns the tokenizer of a checkpoint, which truncates texts to the length of a text tower of our own.
 
-    Args:
-        model: What the checkpoint was opened as.
-        name_or_path: Folder, or name on the Hub.
-        **hub: `HUB_ARGUMENTS`.
-
-    Raises:
-        OSError: if it has none.
+    `hub` has `HUB_ARGUMENTS`; `OSError` if there is no tokenizer.
     """
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
     options = model.text_options

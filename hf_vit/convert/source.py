@@ -1,4 +1,4 @@
-"""Where a published checkpoint is: its configuration and its files of weights."""
+"""Published checkpoints as files: configuration and weights."""
 
 import json
 import os
@@ -45,10 +45,7 @@ class Source:
 
 
 def open_source(
-    name_or_path: str | os.PathLike[str],
-    architecture: str | None = None,
-    dataset_index: int | None = None,
-    **hub: Any,
+    name_or_path: str | os.PathLike[str], architecture: str | None = None, dataset_index: int | None = None, **hub: Any
 ) -> Source:
     """Opens a published checkpoint without reading its tensors.
 
@@ -90,16 +87,7 @@ def read_image_processor(source: Source) -> dict[str, Any]:
 
 
 def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Path]:
-    """Returns the files of weights of a folder or repository, all shards of them.
-
-    Args:
-        name_or_path: Folder, or name on the Hub.
-        names: What they may be called; the first that is there counts.
-        **hub: `HUB_ARGUMENTS`.
-
-    Raises:
-        OSError: if there are none, or a shard is missing.
-    """
+    """Returns the files of weights of a folder or repository, all shards of the first of `names` that is there."""
     for name in names:
         file = find_file(name_or_path, name, **hub)
         if file is None:
@@ -112,11 +100,7 @@ def find_weights(name_or_path: str, names: Sequence[str], **hub: Any) -> list[Pa
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Returns the dictionary in a JSON file.
-
-    Raises:
-        OSError: if it holds none.
-    """
+    """Returns the dictionary in a JSON file; `OSError` if it holds none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

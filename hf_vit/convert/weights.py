@@ -32,7 +32,6 @@ class Weights:
     """
 
     def __init__(self, files: Sequence[Path]) -> None:
-        """Opens the files and reads the names and shapes."""
         self.files = tuple(files)
         self._tensors: dict[str, Any] = {}
         self._file_of: dict[str, Path] = {}
@@ -53,7 +52,7 @@ class Weights:
     def read_to_change(self, names: Sequence[str]) -> list[Tensor]:
         """Returns tensors that will be made into others, until `release` is called.
 
-        Of a safetensors file they are mapped anew: their memory can then go back while that of `read` stays.
+        Those of a safetensors file are mapped again: their memory can then go back while that of `read` stays.
         """
         if self.files[0].suffix != ".safetensors":
             return [self.read(name) for name in names]
@@ -129,7 +128,6 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def _open_pickled(file: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a file that torch has pickled, without what training code wraps around them."""
     content = _unpickle(file)
     for wrapper in WRAPPERS:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
@@ -140,11 +138,6 @@ def _open_pickled(file: Path) -> dict[str, Tensor]:
 
 
 def _unpickle(file: Path) -> Any:
-    """Returns what torch has pickled, but for code.
-
-    Raises:
-        OSError: if the file is damaged, no such file, or holds code.
-    """
     check_pickled(file)
     try:
         # The command line that a model was trained with is often beside its weights; as data it is harmless.

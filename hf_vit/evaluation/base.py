@@ -1,4 +1,4 @@
-"""What streamed scores share: images come one by one, on any number of processes."""
+"""Base class and checks of streamed metrics: images come one by one, on any number of processes."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,10 +11,10 @@ from numpy.typing import DTypeLike
 
 
 class StreamedMetric(ABC):
-    """A score that never holds more of an image than a small record.
+    """A metric that never holds more of an image than a small record.
 
-    `record` looks at one image where it was predicted. The records of all processes are brought together by
-    `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` takes them in and `compute` scores all
+    `record` compares one image where it was predicted. The records of all processes are brought together by
+    `accelerator.gather_for_metrics(records, use_gather_object=True)`, `update` adds them and `compute` scores all
     images. Sums are exact: neither the order of images nor batches nor processes change a score. Where there is
     nothing to score, a score is NaN.
     """
@@ -24,11 +24,11 @@ class StreamedMetric(ABC):
 
     @abstractmethod
     def record(self, prediction: Any, target: Any) -> Any:
-        """Returns what the score needs to know of one image, as a small object that can be pickled."""
+        """Returns what the metric needs of one image, as a small object that can be pickled."""
 
     @abstractmethod
     def update(self, records: Iterable[Any]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
@@ -36,7 +36,7 @@ class StreamedMetric(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
 
 
 def as_array(values: Any, dtype: DTypeLike) -> np.ndarray:
@@ -48,7 +48,7 @@ def as_array(values: Any, dtype: DTypeLike) -> np.ndarray:
 
 
 def check_same_size(prediction: np.ndarray, target: np.ndarray) -> None:
-    """Compares the height and width of two maps or stacks of masks.
+    """Checks that two maps or stacks of masks have one height and width.
 
     Raises:
         ValueError: if they differ.
@@ -62,7 +62,7 @@ def check_same_size(prediction: np.ndarray, target: np.ndarray) -> None:
 
 
 def check_labels(labels: np.ndarray, names: Sequence[str], what: str) -> None:
-    """Compares class numbers with the number of classes.
+    """Checks that class numbers are those of classes.
 
     Raises:
         ValueError: if some are none of the classes.

@@ -1,4 +1,4 @@
-"""What those scores share that the COCO evaluator of faster-coco-eval computes."""
+"""Base class of the metrics that the COCO evaluator of faster-coco-eval computes."""
 
 import math
 from abc import abstractmethod
@@ -20,21 +20,19 @@ class CocoMetric(StreamedMetric):
     """Average precision and recall as COCO defines them.
 
     Records hold objects and detections as entries of the COCO format; they are kept, as average precision has no sums.
+
+    Args:
+        categories: Numbers and names of the classes that are scored.
+        **options: Of the evaluator.
+
+    Raises:
+        ImportError: if faster-coco-eval is not installed.
     """
 
     iou_type: ClassVar[str]
     places: ClassVar[dict[str, int]]  # where the evaluator keeps each score
 
     def __init__(self, categories: Mapping[int, str], **options: Any) -> None:
-        """Starts without images.
-
-        Args:
-            categories: Numbers and names of the classes that are scored.
-            **options: Of the evaluator.
-
-        Raises:
-            ImportError: if faster-coco-eval is not installed.
-        """
         if find_spec("faster_coco_eval") is None:
             raise ImportError('Average precision needs faster-coco-eval. Install it: pip install "hf-vit[train]".')
         self.categories = dict(sorted(categories.items()))
@@ -42,7 +40,7 @@ class CocoMetric(StreamedMetric):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         self._records: list[Record] = []
         self._evaluated: Any = None  # the evaluator of these records, once it was needed
 
@@ -51,7 +49,7 @@ class CocoMetric(StreamedMetric):
         """Returns `objects` and `detections`, and what images are ordered by: see `ranked`."""
 
     def update(self, records: Iterable[Record]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         self._records.extend(records)
         self._evaluated = None
 
@@ -73,7 +71,6 @@ class CocoMetric(StreamedMetric):
         return [[record] for record in sorted(self._records, key=itemgetter("rank"))]
 
     def _evaluate(self) -> Any:
-        """Returns faster-coco-eval's evaluator of all images."""
         from faster_coco_eval import COCO, COCOeval_faster  # here, as only these scores need it
 
         if self._evaluated is None:
@@ -84,7 +81,6 @@ class CocoMetric(StreamedMetric):
         return self._evaluated
 
     def _dataset(self, images: list[list[Record]], part: str) -> dict[str, list[dict[str, Any]]]:
-        """Returns the objects or detections of all images in the COCO format."""
         entries = [
             {"image_id": number, **entry}
             for number, records in enumerate(images, start=1)

@@ -27,6 +27,17 @@ class DepthMetric(StreamedMetric):
     So do the evaluations of Eigen's followers (BTS, AdaBins, DINOv2, Depth Anything). Valid are pixels inside the crop
     whose target is finite, above `min_depth` and below `max_depth`; predictions are clipped to that range after they
     are aligned. Images without a valid pixel are left out.
+
+    Args:
+        min_depth: Smallest depth that counts, in meters.
+        max_depth: Largest depth that counts, in meters: usually 10 for NYU, 80 for KITTI.
+        crop: Part of the image that counts; its borders scale with the image.
+        alignment: What is fitted in each image before scoring. "median": predictions are depth of unknown scale,
+            which is multiplied to have the target's median. "scale_shift": predictions are relative inverse depth;
+            scale and shift are fitted to 1 / target by least squares, and the result is inverted (as MiDaS).
+
+    Raises:
+        ValueError: if an option is not known, or the depths do not fit together.
     """
 
     score_names = SCORES
@@ -39,19 +50,6 @@ class DepthMetric(StreamedMetric):
         crop: Literal["eigen", "eigen_kitti", "garg"] | None = None,
         alignment: Literal["median", "scale_shift"] | None = None,
     ) -> None:
-        """Starts without images.
-
-        Args:
-            min_depth: Smallest depth that counts, in meters.
-            max_depth: Largest depth that counts, in meters: usually 10 for NYU, 80 for KITTI.
-            crop: Part of the image that counts; its borders scale with the image.
-            alignment: What is fitted in each image before scoring. "median": predictions are depth of unknown scale,
-                which is multiplied to have the target's median. "scale_shift": predictions are relative inverse depth;
-                scale and shift are fitted to 1 / target by least squares, and the result is inverted (as MiDaS).
-
-        Raises:
-            ValueError: if an option is not known, or the depths do not fit together.
-        """
         if crop not in (None, *CROPS):
             raise ValueError(f"crop={crop!r} is not known. Choose None or one of {', '.join(CROPS)}.")
         if alignment not in (None, "median", "scale_shift"):
@@ -67,13 +65,13 @@ class DepthMetric(StreamedMetric):
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         self._num_images = 0
         # Fractions add without rounding.
         self._sums = dict.fromkeys(SCORES, Fraction(0))
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, float]:
-        """Scores one image.
+        """Returns the records of all parts for one image.
 
         Args:
             prediction: (H, W) depth in meters, or what `alignment` makes that of.
@@ -98,7 +96,7 @@ class DepthMetric(StreamedMetric):
         return _scores(self._to_meters(predicted[valid], depth[valid]), depth[valid])
 
     def update(self, records: Iterable[dict[str, float]]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         for record in records:
             self._num_images += bool(record)
             for name, value in record.items():

@@ -14,6 +14,12 @@ class DetectionMetric(CocoMetric):
 
     Objects are small up to an area of 32² pixels and large from 96² on. Detections inside a crowd of their class do
     not count.
+
+    Args:
+        names: The K class names.
+
+    Raises:
+        ImportError: if faster-coco-eval is not installed.
     """
 
     iou_type = "bbox"
@@ -31,19 +37,11 @@ class DetectionMetric(CocoMetric):
     score_names = tuple(places)
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Starts without images.
-
-        Args:
-            names: The K class names.
-
-        Raises:
-            ImportError: if faster-coco-eval is not installed.
-        """
         super().__init__(dict(enumerate(names)))
         self.names = list(names)
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Notes the objects and detections of one image.
+        """Returns the objects and detections of one image as a record.
 
         Args:
             prediction: `boxes` (M, 4) of left, top, right and bottom in pixels, `class_labels` (M,) and `scores` (M,).
@@ -108,6 +106,14 @@ class InstanceMetric(CocoMetric):
 
     An object's area, which makes it small (below 32² pixels), medium or large (above 96²), is that of its mask.
     Records hold run-length encoded masks.
+
+    Args:
+        names: The K class names.
+        thing_ids: Numbers of the classes that are scored. Objects and detections of others do not count.
+
+    Raises:
+        ImportError: if faster-coco-eval is not installed.
+        ValueError: if a number is none of the classes.
     """
 
     iou_type = "segm"
@@ -123,16 +129,6 @@ class InstanceMetric(CocoMetric):
     score_names = tuple(places)
 
     def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
-        """Starts without images.
-
-        Args:
-            names: The K class names.
-            thing_ids: Numbers of the classes that are scored. Objects and detections of others do not count.
-
-        Raises:
-            ImportError: if faster-coco-eval is not installed.
-            ValueError: if a number is none of the classes.
-        """
         self.names = list(names)
         self.thing_ids = sorted(set(thing_ids))
         check_labels(as_array(self.thing_ids, np.int64), self.names, "set of thing_ids")

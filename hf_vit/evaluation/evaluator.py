@@ -1,4 +1,4 @@
-"""What an evaluation needs to know of a task whose images are scored one by one."""
+"""Evaluators: what predicts, scores and draws the images of one task."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -10,14 +10,14 @@ from PIL.Image import Image
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ..data import TargetDataset
-from . import StreamedMetric
+from .base import StreamedMetric
 
 
 Batch = dict[str, Any]
 
 
 class ImageResult(NamedTuple):
-    """What came out for one image.
+    """The prediction for one image.
 
     Args:
         prediction: As the metric takes it.
@@ -43,7 +43,6 @@ class BaseEvaluator(ABC):
     caption = "Image, truth and prediction"  # of what `draw` draws
 
     def __init__(self, processor: BaseImageProcessor, metric: StreamedMetric) -> None:
-        """Begins."""
         self.processor = processor
         self.metric = metric
 
@@ -68,7 +67,7 @@ class BaseEvaluator(ABC):
         """Draws images beside their targets and predictions."""
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Draws what else the scores tell into files of a folder that begin with the name of the split.
+        """Draws further scores into files of a folder that begin with the name of the split.
 
         Returns:
             The file names by their captions.
@@ -77,38 +76,38 @@ class BaseEvaluator(ABC):
 
     @abstractmethod
     def describe_evaluation(self) -> str:
-        """Says how images are scored."""
+        """Returns how images are scored, as a sentence of the card."""
 
     @abstractmethod
     def describe_limits(self) -> str:
-        """Says what a model with these scores is not good for."""
+        """Returns what a model with these scores is not good for, as a sentence of the card."""
 
 
 class Evaluator(BaseEvaluator):
-    """The same, of a task whose truth somebody has written down."""
+    """Evaluator of a task with annotated truth."""
 
     @abstractmethod
     def has_truth(self, target: Any) -> bool:
-        """Whether there is anything in a target to learn from and to be scored on."""
+        """Returns whether a target has any truth to train on and to be scored on."""
 
     @abstractmethod
     def describe_lack(self, targets: Iterable[Any]) -> str:
-        """Says of targets without any truth what they lack, and what to do about it."""
+        """Returns what targets without any truth lack, and what to do about it."""
 
     @abstractmethod
     def naive_baseline(self, targets: Iterable[Any]) -> tuple[str, Callable[[Any], Any]]:
-        """Makes the best predictor that does not look at images.
+        """Returns the best predictor that ignores images.
 
         Args:
             targets: Those of all training images.
 
         Returns:
-            What to call it, and a function to the prediction from the target, of which it takes no more than a user
+            Its name, and a function from the target to the prediction, which reads no more of the target than a user
             gives beside the image: its size or box.
         """
 
 
 def check_truth(evaluator: Evaluator, split: str, examples: TargetDataset) -> None:
-    """Raises `ValueError` if there is nothing to learn from or to be scored on in a whole split."""
+    """Raises `ValueError` if a whole split has no truth."""
     if not any(evaluator.has_truth(target) for target in examples.read_targets()):
         raise ValueError(f"No {split} image has any truth: {evaluator.describe_lack(examples.read_targets())}")

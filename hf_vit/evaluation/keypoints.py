@@ -28,6 +28,19 @@ class KeypointMetric(CocoMetric):
     PCK is the share of the labeled keypoints that are predicted within `pck_threshold` of a length of the object, NME
     the mean distance relative to a length of the object. Objects of which that length is not known or is 0, as that of
     a single point, do not count.
+
+    Args:
+        names: The K keypoint names.
+        oks_sigmas: How exactly each keypoint can be placed, relative to the root of the object's area; by default
+            COCO's where the names are those of its 17 keypoints, else 0.05 each.
+        pck_threshold: Largest error of a keypoint that is right, as a share of the length.
+        normalize: The two keypoints whose distance is the length for PCK and NME, for example the outer corners of
+            the eyes, or a shoulder and the other hip. By default it is for PCK the longer side of the box around
+            the labeled keypoints, for NME the root of the area of the object's box.
+
+    Raises:
+        ImportError: if faster-coco-eval is not installed.
+        ValueError: if the options do not fit the names.
     """
 
     iou_type = "keypoints"
@@ -41,21 +54,6 @@ class KeypointMetric(CocoMetric):
         pck_threshold: float = 0.2,
         normalize: tuple[str, str] | None = None,
     ) -> None:
-        """Starts without objects.
-
-        Args:
-            names: The K keypoint names.
-            oks_sigmas: How exactly each keypoint can be placed, relative to the root of the object's area; by default
-                COCO's where the names are those of its 17 keypoints, else 0.05 each.
-            pck_threshold: Largest error of a keypoint that is right, as a share of the length.
-            normalize: The two keypoints whose distance is the length for PCK and NME, for example the outer corners of
-                the eyes, or a shoulder and the other hip. By default it is for PCK the longer side of the box around
-                the labeled keypoints, for NME the root of the area of the object's box.
-
-        Raises:
-            ImportError: if faster-coco-eval is not installed.
-            ValueError: if the options do not fit the names.
-        """
         if oks_sigmas is None:
             oks_sigmas = default_oks_sigmas(names)
         if len(oks_sigmas) != len(names) or min(oks_sigmas, default=0) <= 0:

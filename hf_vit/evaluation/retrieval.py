@@ -14,17 +14,23 @@ from torch import Tensor
 from .base import StreamedMetric
 
 
+RANKS = (1, 5, 10)
+DIRECTIONS = ("image_to_text", "text_to_image")
+TIE = 1e-6  # of cosine similarities: what is nearer to each other, single precision does not tell apart
+MAX_COMPARED = 2**24  # pairs of image and text at a time
+
+
 def retrieval_average_precision(
     features: Tensor, classes: Tensor, gallery: Tensor, gallery_classes: Tensor, own: Tensor | None = None
 ) -> Tensor:
-    """Looks for images of the class of each query, by cosine similarity.
+    """Returns the average precision (B,) of a search for images of the class of each query, by cosine similarity.
 
     Images that are equally similar count as found at once, as in scikit-learn's `average_precision_score`.
 
     Args:
         features: (B, D) of the queries.
         classes: (B,) class numbers.
-        gallery: (M, D) of the images among which is looked.
+        gallery: (M, D) of the images to search.
         gallery_classes: (M,) class numbers.
         own: (B,) index of each query in the gallery, where it is left out; None if the queries are not there.
 
@@ -44,14 +50,8 @@ def retrieval_average_precision(
     return (right / found * is_right).sum(dim=1) / is_right.sum(dim=1)
 
 
-RANKS = (1, 5, 10)
-DIRECTIONS = ("image_to_text", "text_to_image")
-TIE = 1e-6  # of cosine similarities: what is nearer to each other, single precision does not tell apart
-MAX_COMPARED = 2**24  # pairs of image and text at a time
-
-
 class Compared(Protocol):
-    """What is said of an image and its texts."""
+    """The prediction for an image and its texts."""
 
     @property
     def image_embeds(self) -> Tensor:
@@ -63,7 +63,7 @@ class Compared(Protocol):
 
 
 class ImageRecord(NamedTuple):
-    """An image (E,) and its texts (n, E) in float32, and what these say."""
+    """An image (E,) and its texts (n, E) in float32, and the captions."""
 
     image: Tensor
     texts: Tensor
@@ -81,20 +81,19 @@ class RetrievalMetric(StreamedMetric):
     score_names = ("mean_recall", *(f"{way}_recall_at_{k}" for way in DIRECTIONS for k in RANKS))
 
     def __init__(self) -> None:
-        """Starts without images."""
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         self.records: list[ImageRecord] = []
 
     def record(self, prediction: Compared, target: Mapping[str, Any]) -> ImageRecord:
-        """Returns the image and its texts, to be compared with all others."""
+        """Returns the image and its texts as a record."""
         image, texts = (part.detach().float().cpu() for part in (prediction.image_embeds, prediction.text_embeds))
         return ImageRecord(image, texts, tuple(target["captions"]))
 
     def update(self, records: Iterable[ImageRecord]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         self.records += records
 
     def embeddings(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,12 +111,12 @@ class RetrievalMetric(StreamedMetric):
 
 
 def with_mean(recalls: Sequence[float]) -> dict[str, float]:
-    """Names the six recalls, and adds their mean."""
+    """Returns the six recalls by name, with their mean."""
     return dict(zip(RetrievalMetric.score_names, [math.fsum(recalls) / len(recalls), *recalls], strict=True))
 
 
 def retrieval_ranks(images: Tensor, texts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts what stands before the right one.
+    """Returns the ranks of the right texts and images.
 
     Args:
         images: (N, E) of length 1.

@@ -19,28 +19,26 @@ class SemanticSegmentationMetric(StreamedMetric):
 
     IoU and Dice of a class count where it occurs in targets or predictions (torchmetrics does so too), its accuracy
     where it occurs in targets. Elsewhere they are NaN and left out of the means.
+
+    Args:
+        names: The K class names.
+        ignore_index: Target of the pixels that do not count.
     """
 
     score_names = ("mean_iou", "pixel_accuracy", "mean_accuracy", "mean_dice")
 
     def __init__(self, names: Sequence[str], ignore_index: int = IGNORED_LABEL) -> None:
-        """Starts without images.
-
-        Args:
-            names: The K class names.
-            ignore_index: Target of the pixels that do not count.
-        """
         self.names = list(names)
         self.ignore_index = ignore_index
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         # (K, K) pixels, a row for each right class and a column for each answer
         self.confusion_matrix = np.zeros((len(self.names), len(self.names)), dtype=np.int64)
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> Record:
-        """Counts the pixels of one image.
+        """Returns the pixel counts of one image.
 
         Args:
             prediction: (H, W) class numbers.
@@ -63,7 +61,7 @@ class SemanticSegmentationMetric(StreamedMetric):
         return {"cells": cells, "counts": counts[cells]}
 
     def update(self, records: Iterable[Record]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         for record in records:
             self.confusion_matrix.reshape(-1)[record["cells"]] += record["counts"]
 

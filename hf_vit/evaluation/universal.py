@@ -1,16 +1,177 @@
-"""Scores of universal segmentation: of segments, instances and classes of pixels."""
+"""Scores of universal segmentation: panoptic quality, and with it those of instances and classes of pixels.
 
+Panoptic quality (Kirillov et al., https://arxiv.org/abs/1801.00868) is counted as by the COCO panoptic API.
+"""
+
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..data.targets import without_crowds
 from ..model.image_targets import IGNORED_LABEL
-from . import InstanceMetric, PanopticMetric, SemanticSegmentationMetric, StreamedMetric
+from .base import StreamedMetric, as_array, check_labels, check_same_size, mean_of_known
+from .detection import InstanceMetric
+from .segmentation import SemanticSegmentationMetric
 
 
 PANOPTIC, SEMANTIC, INSTANCE = "panoptic", "semantic", "instance"
+MATCH_IOU = 0.5  # above it no two segments can match the same one
+
+
+class MatchedSegments(NamedTuple):
+    """The segments of a class in an image: the sum of the matches' IoU, and how many match and do not."""
+
+    iou: float
+    true_positives: int
+    false_positives: int
+    false_negatives: int
+
+
+Record = dict[int, MatchedSegments]
+
+
+class PanopticMetric(StreamedMetric):
+    """Panoptic, segmentation and recognition quality: the means over the classes that occur.
+
+    A predicted segment matches a target segment of its class if their IoU is above 0.5. Pixels in no target mask are
+    void: they count in no union, and a segment that is mostly void is no false positive.
+
+    Args:
+        names: The K class names.
+        thing_ids: Numbers of the countable classes; the others are stuff. They only choose which classes are
+            averaged in `pq_things` and `pq_stuff`.
+
+    Raises:
+        ValueError: if a number is none of the classes.
+    """
+
+    score_names = ("pq", "sq", "rq", "pq_things", "pq_stuff")
+
+    def __init__(self, names: Sequence[str], thing_ids: Iterable[int]) -> None:
+        self.names = list(names)
+        self.thing_ids = frozenset(thing_ids)
+        check_labels(as_array(sorted(self.thing_ids), np.int64), self.names, "set of thing_ids")
+        self.reset()
+
+    def reset(self) -> None:
+        """Removes all images."""
+        # For each class its true positives, false positives and false negatives
+        self._counts = np.zeros((len(self.names), 3), dtype=np.int64)
+        # Fractions add without rounding.
+        self._iou = [Fraction(0) for _ in self.names]
+
+    def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
+        """Matches the segments of one image.
+
+        Args:
+            prediction: What `post_process_panoptic_segmentation` returns: `segmentation` (H, W) ids, of which -1 and 0
+                are no segment unless listed, and `segments_info`, a dict with `id` and `label_id` for each segment.
+            target: `masks` (M, H, W) that do not overlap, `class_labels` (M,) and, optionally, `is_crowd` (M,).
+
+        Returns:
+            The matched segments of each class that occurs.
+
+        Raises:
+            ValueError: if sizes differ, masks overlap, or class numbers or ids are not known.
+        """
+        masks = as_array(target["masks"], np.bool_)
+        target_labels = as_array(target["class_labels"], np.int64)
+        crowd = as_array(target.get("is_crowd", np.zeros(len(masks))), np.bool_)
+        segmentation = as_array(prediction["segmentation"], np.int64)
+        labels = as_array([segment["label_id"] for segment in prediction["segments_info"]], np.int64)
+        check_same_size(segmentation, masks)
+        check_labels(labels, self.names, "prediction")
+        check_labels(target_labels, self.names, "target")
+        rows = _target_rows(masks)
+        columns = _predicted_columns(segmentation, [segment["id"] for segment in prediction["segments_info"]])
+        shape = (len(masks) + 1, len(labels) + 1)
+        overlap = np.bincount((rows * shape[1] + columns).reshape(-1), minlength=math.prod(shape)).reshape(shape)
+        return _match(overlap, target_labels, labels, crowd)
+
+    def update(self, records: Iterable[Record]) -> None:
+        """Adds the records of images."""
+        for record in records:
+            for label, sums in record.items():
+                self._iou[label] += Fraction(sums.iou)
+                self._counts[label] += sums[1:]
+
+    def per_class(self) -> dict[str, dict[str, float]]:
+        """Returns `pq`, `sq` and `rq` of each class, NaN where it occurs in no target and no prediction."""
+        return {name: self._class_scores(label) for label, name in enumerate(self.names)}
+
+    def compute(self) -> dict[str, float]:
+        """Returns `pq`, `sq`, `rq`, `pq_things` and `pq_stuff`, all in [0, 1]."""
+        classes = [self._class_scores(label) for label in range(len(self.names))]
+        return {
+            **{name: mean_of_known(scores[name] for scores in classes) for name in ("pq", "sq", "rq")},
+            "pq_things": mean_of_known(classes[label]["pq"] for label in sorted(self.thing_ids)),
+            "pq_stuff": mean_of_known(
+                scores["pq"] for label, scores in enumerate(classes) if label not in self.thing_ids
+            ),
+        }
+
+    def _class_scores(self, label: int) -> dict[str, float]:
+        matches, *errors = self._counts[label].tolist()
+        segments = matches + sum(errors) / 2
+        if not segments:
+            return dict.fromkeys(("pq", "sq", "rq"), math.nan)
+        iou = float(self._iou[label])
+        return {"pq": iou / segments, "sq": iou / matches if matches else 0.0, "rq": matches / segments}
+
+
+def _target_rows(masks: np.ndarray) -> np.ndarray:
+    """Returns for each pixel (H, W) the number of its target segment from 1 on, 0 where it is void."""
+    if doubtful := int((masks.sum(axis=0) > 1).sum()):
+        raise ValueError(
+            f"{doubtful} pixels lie in several target masks. Panoptic targets give each pixel one segment at most; "
+            "score overlapping objects with InstanceMetric."
+        )
+    return np.einsum("mhw,m->hw", masks, np.arange(1, len(masks) + 1))
+
+
+def _predicted_columns(segmentation: np.ndarray, ids: list[int]) -> np.ndarray:
+    """Returns for each pixel (H, W) the number of its predicted segment from 1 on, 0 where it has none."""
+    found, places = np.unique(segmentation, return_inverse=True)
+    columns = {-1: 0, 0: 0} | {number: column for column, number in enumerate(ids, start=1)}
+    if unlisted := [number for number in found.tolist() if number not in columns]:
+        raise ValueError(f"The segmentation holds ids that segments_info does not list: {unlisted[:10]}.")
+    return np.array([columns[number] for number in found.tolist()])[places].reshape(segmentation.shape)
+
+
+def _match(overlap: np.ndarray, target_labels: np.ndarray, labels: np.ndarray, crowd: np.ndarray) -> Record:
+    """Matches segments by the pixels that they share.
+
+    Args:
+        overlap: (M + 1, P + 1) pixels that target segment and predicted segment share; the first row is void, the
+            first column in no segment.
+        target_labels: (M,) class of each target segment.
+        labels: (P,) class of each predicted segment.
+        crowd: (M,) whether a target is a group, which nothing matches and which excuses predictions inside it.
+
+    Returns:
+        The sums of each class.
+    """
+    target_areas, areas = overlap[1:].sum(axis=1), overlap[:, 1:].sum(axis=0)  # (M,), (P,)
+    void, overlap = overlap[0, 1:], overlap[1:, 1:]  # (P,), (M, P)
+    iou = overlap / np.maximum(target_areas[:, None] + areas - overlap - void, 1)
+    same_class = target_labels[:, None] == labels
+    matched = (iou > MATCH_IOU) & same_class & ~crowd[:, None]
+    excused = void + (overlap * (same_class & crowd[:, None])).sum(axis=0)
+    # A listed segment without pixels is none.
+    missed = ~matched.any(axis=1) & ~crowd & (target_areas > 0)
+    invented = ~matched.any(axis=0) & (excused <= areas / 2) & (areas > 0)
+    return {
+        int(label): MatchedSegments(
+            iou=math.fsum(iou[matched & (labels == label)]),
+            true_positives=int(matched[:, labels == label].sum()),
+            false_positives=int(invented[labels == label].sum()),
+            false_negatives=int(missed[target_labels == label].sum()),
+        )
+        for label in np.union1d(target_labels, labels)
+    }
 
 
 class UniversalMetric(StreamedMetric):
@@ -23,7 +184,6 @@ class UniversalMetric(StreamedMetric):
     """
 
     def __init__(self, names: Sequence[str], thing_ids: Sequence[int], can_overlap: bool) -> None:
-        """Starts without images."""
         self.names = list(names)
         self.parts: dict[str, Any] = {}
         if not can_overlap:
@@ -34,7 +194,7 @@ class UniversalMetric(StreamedMetric):
         self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-        """Scores one image.
+        """Returns the records of all parts for one image.
 
         Args:
             prediction: What each of `parts` takes, by name.
@@ -49,7 +209,7 @@ class UniversalMetric(StreamedMetric):
         }
 
     def update(self, records: Iterable[dict[str, Any]]) -> None:
-        """Takes in the records of images."""
+        """Adds the records of images."""
         records = list(records)
         for name, part in self.parts.items():
             part.update([record[name] for record in records])
@@ -73,7 +233,7 @@ class UniversalMetric(StreamedMetric):
         return {name: scores for name, scores in classes.items() if scores}
 
     def reset(self) -> None:
-        """Forgets all images."""
+        """Removes all images."""
         for part in self.parts.values():
             part.reset()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..evaluation import classify_by_neighbors, retrieval_average_precision
-from ..evaluation.linear_probe import probe
+from ..evaluation.features import probe
 from .files import FeatureSplit
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .embeddings import HfViTEmbeddings, resample_position_embeddings, sincos_position_embeddings
+from .embeddings import HfViTEmbeddings, resample_to_grid, sincos_position_embeddings
 
 
 Size = int | list[int] | tuple[int, int]
@@ -24,23 +24,16 @@ class HfViTInputSized(nn.Module):
         """Raises `ValueError`, before anything changes, if the layer cannot follow to another configuration."""
 
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
-        """Brings the weights that this very layer holds from the shapes of one configuration into those of another."""
+        """Resizes the weights that this very layer holds from one configuration to another."""
 
 
 def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
-    """Resizes patch kernels so that they answer to resized patches as the old ones do to the old patches.
+    """Resizes patch kernels (D, C, p, q) so that they respond to resized patches as before to the original ones.
 
     With B the matrix that resizes a patch, the new kernel is the pseudo-inverse of B's transpose times the old one:
-    the answers are equal where patches grow, and as close as can be on white noise where they shrink. B is bicubic and
-    antialiased as in timm, which is how images are resized before they come in; the reference code of the paper has it
-    bilinear. An inverse magnifies rounding, so it is computed in float64, on the CPU, which all machines have.
-
-    Args:
-        kernels: (D, C, p, q).
-        new_size: Height and width in pixels wanted.
-
-    Returns:
-        (D, C, *new_size) in dtype and device of `kernels`; `kernels` itself if they have that size.
+    the responses are equal where patches grow, and as close as can be on white noise where they shrink. B is bicubic
+    and antialiased as in timm; the reference code of the paper has it bilinear. An inverse magnifies rounding, so it
+    is computed in float64 on the CPU.
 
     Source: FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4.
     """
@@ -54,20 +47,12 @@ def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
 
 
 def change_input_channels(kernels: Tensor, num_channels: int, mode: ChannelMode = "repeat") -> Tensor:
-    """Gives patch kernels another number of image channels.
+    """Gives patch kernels (D, C, p, q) another number of image channels.
 
-    Both modes keep the size of the answer, and one channel always gets the sum of the old ones, so that a gray image
-    is answered to as its repetition in all channels was.
-
-    Args:
-        kernels: (D, C, p, q).
-        num_channels: Number of channels wanted.
-        mode: "repeat" takes the old channels in turn, times C / `num_channels`, as timm does: the first three of five
-            can be red, green and blue again. "mean" gives each channel the mean of the old ones, times the same, which
-            is exact on images with equal channels, and blind to color.
-
-    Returns:
-        (D, num_channels, p, q) in dtype and device of `kernels`; `kernels` itself if they have so many channels.
+    Both modes keep the size of the response, and one channel always gets the sum of the old ones, so that a gray image
+    is treated as its repetition in all channels was. "repeat" repeats the old channels in turn, times C /
+    `num_channels`, as timm does. "mean" gives each channel the mean of the old ones, times the same, which is exact on
+    images with equal channels, and blind to color.
 
     Raises:
         ValueError: if there is no such mode.
@@ -99,7 +84,7 @@ def apply_geometry(
 
     All changes are checked before the first one is made. Changed weights are new parameters, which train if the old
     ones did: build the optimizer afterwards. Fixed sin-cos positions turn into learned ones where the grid changes,
-    because their formula would not give what the model has seen; rotary "scaled_index" positions keep their scale in
+    because their formula would not give the trained positions; rotary "scaled_index" positions keep their scale in
     `config.rope_grid_size`.
 
     Args:
@@ -138,7 +123,6 @@ def apply_geometry(
 
 
 def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViTConfig:
-    """A checked copy of `config` with other fields."""
     new = copy.deepcopy(config)
     for name, value in changed.items():
         setattr(new, name, value)
@@ -160,7 +144,6 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
 
 @torch.no_grad()
 def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViTConfig, mode: ChannelMode) -> None:
-    """Brings the weights of `embeddings` from the shapes of one configuration into those of another."""
     kernels = embeddings.patch_embeddings.projection.weight
     resized = change_input_channels(kernels, new.num_channels, mode)
     resized = resize_patch_kernels(resized, to_pair(new.patch_size))
@@ -183,20 +166,8 @@ def _resize_embeddings(embeddings: HfViTEmbeddings, old: HfViTConfig, new: HfViT
     embeddings.position_embeddings = table
 
 
-def resampled(table: Tensor, old: HfViTConfig, new: HfViTConfig, num_prefix: int) -> Tensor:
-    """A position table (K, num_prefix + N, D) at the grid of another configuration."""
-    return resample_position_embeddings(
-        table,
-        old.grid_size,
-        new.grid_size,
-        num_prefix=num_prefix,
-        mode=new.position_interpolation,
-        antialias=new.position_antialias,
-    )
-
-
 def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Tensor]) -> Tensor:
-    """The first `count` of tokens (1, any number, D), completed by drawn ones."""
+    """Returns the first `count` of tokens (1, any number, D), completed by new ones."""
     if tokens is None:
         return draw(count)
     missing = count - tokens.shape[1]
@@ -206,8 +177,8 @@ def _resized_tokens(tokens: Tensor | None, count: int, draw: Callable[[int], Ten
 
 
 def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Callable[[int], Tensor]) -> Tensor:
-    """A position table (1, P + N, D) for another grid, with or without the row of the CLS token, the first one."""
-    table = resampled(table, old, new, num_prefix=old.num_prefix_positions)
+    """Returns a position table (1, P + N, D) for another grid, with or without its first row, of the CLS token."""
+    table = resample_to_grid(table, old, new.grid_size, old.num_prefix_positions)
     more = new.num_prefix_positions - old.num_prefix_positions
     if more > 0:
         return torch.cat((draw(more), table), dim=1)
@@ -215,7 +186,7 @@ def _resized_table(table: Tensor, old: HfViTConfig, new: HfViTConfig, draw: Call
 
 
 def as_parameter(values: Tensor, old: Tensor | None) -> nn.Parameter:
-    """`values` as a parameter that trains unless `old` is a frozen one; `old` itself where it is nothing new."""
+    """Returns `values` as a parameter that trains unless `old` is frozen; `old` itself where nothing has changed."""
     if not isinstance(old, nn.Parameter):
         return nn.Parameter(values.clone())
     return old if values is old else nn.Parameter(values.clone(), requires_grad=old.requires_grad)

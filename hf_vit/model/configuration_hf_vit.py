@@ -60,7 +60,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         image_size: Height and width in pixels of the images that the position table is made for. Other sizes work too.
         patch_size: Height and width in pixels of a patch.
         patch_padding: How many pixels before the image, up and left, the first patch starts; beyond the image is zero,
-            and as many pixels at its end are not seen (ViTPose, https://arxiv.org/abs/2204.12484: 2).
+            and as many pixels at its end are cut off (ViTPose, https://arxiv.org/abs/2204.12484: 2).
         num_channels: Number of image channels.
         qkv_bias: Whether query, key and value have a bias.
         key_bias: Whether the key has one too where `qkv_bias` is set (DINOv3: no).
@@ -89,12 +89,12 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
             stretched so that every image spans `rope_grid_size` (EVA-02, https://arxiv.org/abs/2303.11331).
         rope_grid_size: Rows and columns that "scaled_index" spans; `None` means those of `image_size`. EVA-02 at 336
             pixels keeps the 16 x 16 of its pretraining.
-        window_size: Rows and columns of patches of the windows that attention looks within, see
-            `global_attention_layers`; `None` lets every patch see all others. Tokens that are no patches see all and
-            are seen by all. Where a grid has no whole number of windows, the last ones are smaller.
-        global_attention_layers: Numbers of the blocks, from 0, that look at the whole image all the same (ViTDet,
+        window_size: Rows and columns of patches of the windows that attention is restricted to, see
+            `global_attention_layers`; `None` lets every patch attend to all. Tokens that are no patches attend to
+            all, and all to them. Where a grid has no whole number of windows, the last ones are smaller.
+        global_attention_layers: Numbers of the blocks, from 0, that attend to the whole image all the same (ViTDet,
             https://arxiv.org/abs/2203.16527); none by default.
-        pooling: What an image is summed up by: "cls", "mean" of the patches, "cls_mean", both side by side (the linear
+        pooling: What an image is pooled to: "cls", "mean" of the patches, "cls_mean", both side by side (the linear
             protocol of DINOv2), or "attention" of a learned query over the patches (SigLIP,
             https://arxiv.org/abs/2303.15343). Its projections have a bias and its MLP is the plain one, always.
         norm_after_pooling: Whether the final norm acts on the pooled vector in place of the tokens (timm's `fc_norm`,
@@ -189,7 +189,6 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets a field; options of a task given as a dictionary become an object."""
         if name in TASK_CONFIGS and isinstance(value, dict):
             value = TASK_CONFIGS[name].make(value)
         super().__setattr__(name, value)
@@ -204,7 +203,6 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         return values
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Settles the stages, then hands every key that is no field to the library."""
         kwargs.pop("stage_names", None)  # derived from `num_hidden_layers`, which the caller may have changed
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         if (kwargs.get("num_labels") or 0) < 0:

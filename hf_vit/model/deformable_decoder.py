@@ -1,9 +1,8 @@
-"""Object detection by a deformable decoder: queries that start at the best places and sample around themselves.
+"""Object detection by a deformable decoder: queries that start at the best proposals and sample around themselves.
 
-Shapes: B batch, h w patch grid, D hidden size of the encoder, C of the pyramid, s resolution relative to the grid, V
-levels of the pyramid, S places of all levels, C hidden size of the decoder, G groups (1 outside of training), Q
-queries of a group, K classes, n heads, d head size, T points a head looks at on a level, P prefix tokens, N = h·w, L =
-P + N, Q queries, D hidden size, s how much finer a head's result is than the grid.
+Shapes: B batch, h w patch grid, s resolution of a level relative to the grid, V levels of the pyramid, S places of all
+levels, D hidden size of the encoder, C that of pyramid and decoder, G groups (1 outside of training), Q queries of a
+group, K classes, n heads, d head size, T points a head samples on a level.
 """
 
 import math
@@ -26,6 +25,7 @@ from .layers import (
     HfViTPredictionHead,
     HfViTPredictor,
     check_blocks,
+    upsample_mask,
 )
 from .task_configurations import HfViTDetectionConfig
 
@@ -36,15 +36,21 @@ MAX_UPSAMPLED = 512
 # Maps (B, C, h, w), and (B, h, w) bool, False for padding
 Visible = Tensor | None
 Level = tuple[Tensor, Visible]
+NUM_LAYERS = 3
+MAX_INTERMEDIATE_SIZE = 2048
+FIRST = 1e3  # what is added to a logit for its place to come before all others
+# Width and height of the boxes that queries on the first level start from; twice as much on each that follows
+FIRST_SIZE = 0.05
+# How near the border of an image a query may start
+MARGIN = 0.01
 
 
 class HfViTConvNorm(nn.Module):
-    """A convolution, a norm and an activation."""
+    """A convolution, a norm ("batch" or "layer") and an activation."""
 
     def __init__(
         self, in_size: int, out_size: int, kernel_size: int, norm: str, activation: nn.Module, stride: int = 1
     ) -> None:
-        """Builds the layers; `norm` is "batch" or "layer"."""
         super().__init__()
         self.conv = nn.Conv2d(in_size, out_size, kernel_size, stride, padding=kernel_size // 2, bias=False)
         self.norm = HfViTBatchNorm2d(out_size) if norm == "batch" else HfViTLayerNorm2d(out_size, eps=1e-6)
@@ -62,10 +68,9 @@ class HfViTConvNorm(nn.Module):
 
 
 class HfViTResampling(nn.Module):
-    """Brings one level to another resolution."""
+    """Brings one level to another resolution: 2 doubles, 1 keeps, 0.5 and 0.25 halve once and twice."""
 
     def __init__(self, size: int, scale: float, norm: str) -> None:
-        """Builds the layers for maps of `size` channels: 2 doubles, 1 leaves, 0.5 and 0.25 halve once and twice."""
         super().__init__()
         self.out_size, narrow = size, size > MAX_UPSAMPLED
         self.convs = nn.ModuleList()
@@ -83,9 +88,7 @@ class HfViTResampling(nn.Module):
         for conv in self.convs:
             maps, visible = conv(maps, visible)
         if self.upsample is not None:
-            maps = self.upsample(maps)
-            if visible is not None:
-                visible = visible.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+            maps, visible = self.upsample(maps), upsample_mask(visible)
         return maps, visible
 
 
@@ -93,7 +96,6 @@ class HfViTBottleneck(nn.Module):
     """Two convolutions (RepVGG, https://arxiv.org/abs/2101.03697, in its form for inference)."""
 
     def __init__(self, size: int, norm: str) -> None:
-        """Builds the layers for maps of `size` channels."""
         super().__init__()
         self.conv1 = HfViTConvNorm(size, size, 3, norm, nn.SiLU())
         self.conv2 = HfViTConvNorm(size, size, 3, norm, nn.SiLU())
@@ -107,7 +109,6 @@ class HfViTScaleProjector(nn.Module):
     """One map of the pyramid from all levels: a C2f block (YOLOv8) and a norm."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig, num_levels: int, scale: float) -> None:
-        """Builds the layers for `num_levels` levels and resolution `scale`."""
         super().__init__()
         size, norm = options.hidden_size, options.projector_norm
         resamplings = [HfViTResampling(config.hidden_size, scale, norm) for _ in range(num_levels)]
@@ -131,35 +132,17 @@ class HfViTScaleProjector(nn.Module):
 
 
 class HfViTProjector(nn.Module):
-    """Levels of the encoder as a pyramid."""
+    """Levels of the encoder as a pyramid with one map for each of `options.scale_factors`."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig, num_levels: int) -> None:
-        """Builds one projector for each of `options.scale_factors`."""
         super().__init__()
         self.scales = nn.ModuleList(
             HfViTScaleProjector(config, options, num_levels, scale) for scale in options.scale_factors
         )
 
     def forward(self, levels: Sequence[Tensor], visible: Visible = None) -> list[Level]:
-        """Builds the pyramid.
-
-        Args:
-            levels: Patches of some blocks as maps (B, D, h, w).
-            visible: (B, h, w) bool, False for padding on the right and at the bottom; None if there is none.
-
-        Returns:
-            For each of `options.scale_factors` a map (B, C, s·h, s·w) and what of it is no padding, (B, s·h, s·w).
-        """
+        """Levels (B, D, h, w), and what of them is no padding (B, h, w), to maps (B, C, s·h, s·w) with the same."""
         return [scale(levels, visible) for scale in self.scales]
-
-
-NUM_LAYERS = 3
-MAX_INTERMEDIATE_SIZE = 2048
-FIRST = 1e3  # what is added to a logit for its place to come before all others
-# Width and height of the boxes that queries on the first level start from; twice as much on each that follows
-FIRST_SIZE = 0.05
-# How near the border of an image a query may start
-MARGIN = 0.01
 
 
 class Pyramid(NamedTuple):
@@ -179,7 +162,7 @@ class Pyramid(NamedTuple):
 
     @classmethod
     def of(cls, levels: Sequence[Level]) -> "Pyramid":
-        """Joins maps (B, C, h, w) and what of them, (B, h, w), is no padding."""
+        """Joins maps (B, C, h, w) and the masks (B, h, w) of what is no padding."""
         tokens = torch.cat([maps.flatten(2).transpose(1, 2) for maps, _ in levels], dim=1)
         grids = tuple((maps.shape[2], maps.shape[3]) for maps, _ in levels)
         precision = torch.promote_types(tokens.dtype, torch.float32)
@@ -190,7 +173,7 @@ class Pyramid(NamedTuple):
         return cls(tokens, grids, torch.cat([own.flatten(1) for own in masks], dim=1), sizes.to(precision))
 
 
-def refine(boxes: Tensor, offsets: Tensor) -> Tensor:
+def refine_boxes(boxes: Tensor, offsets: Tensor) -> Tensor:
     """Moves boxes (..., 4), cx, cy, w, h, by offsets: shares of their size, and logarithms of the new size."""
     offsets = offsets.to(boxes.dtype)
     centers = boxes[..., :2] + offsets[..., :2] * boxes[..., 2:]
@@ -198,9 +181,9 @@ def refine(boxes: Tensor, offsets: Tensor) -> Tensor:
 
 
 def sine_positions(boxes: Tensor, size: int) -> Tensor:
-    """Sine and cosine of y, x, width and height of boxes (..., 4), as (..., 4·size) (https://arxiv.org/abs/2201.12329).
+    """Returns sine and cosine of y, x, width and height of boxes (..., 4) as (..., 4·size).
 
-    Frequencies are rounded to float32, as in the weights' own code.
+    Source: https://arxiv.org/abs/2201.12329; frequencies are rounded to float32, as in the weights' own code.
     """
     steps = torch.arange(size, device=boxes.device, dtype=torch.float32)
     periods = 10000 ** (2 * (steps // 2) / size)
@@ -208,23 +191,20 @@ def sine_positions(boxes: Tensor, size: int) -> Tensor:
     return torch.stack((angles[..., 0::2].sin(), angles[..., 1::2].cos()), dim=-1).flatten(-3)
 
 
-def deformable_attention(maps: Sequence[Tensor], places: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of what lies at some places of a pyramid, read bilinearly, with zeros around each map.
+def deformable_attention(maps: Sequence[Tensor], points: Tensor, weights: Tensor) -> Tensor:
+    """Returns weighted sums (B, Q, n·d) of samples of a pyramid, read bilinearly, with zeros around each map.
 
     Args:
         maps: For each of V levels (B, n, d, h, w).
-        places: (B, Q, n, V, T, 2), x and y from 0 to 1 across a map.
+        points: (B, Q, n, V, T, 2), x and y in [0, 1] across a map.
         weights: (B, Q, n, V, T).
-
-    Returns:
-        (B, Q, n·d).
     """
-    batch, num_queries = places.shape[:2]
-    places = 2 * places.permute(3, 0, 2, 1, 4, 5).flatten(1, 2) - 1  # (V, B·n, Q, T, 2)
+    batch, num_queries = points.shape[:2]
+    points = 2 * points.permute(3, 0, 2, 1, 4, 5).flatten(1, 2) - 1  # (V, B·n, Q, T, 2)
     weights = weights.permute(3, 0, 2, 1, 4).flatten(1, 2)  # (V, B·n, Q, T)
     total = torch.zeros((), dtype=maps[0].dtype, device=maps[0].device)
-    for values, own_places, own_weights in zip(maps, places, weights, strict=True):
-        read = F.grid_sample(values.flatten(0, 1), own_places, align_corners=False)  # (B·n, d, Q, T)
+    for values, own_points, own_weights in zip(maps, points, weights, strict=True):
+        read = F.grid_sample(values.flatten(0, 1), own_points, align_corners=False)  # (B·n, d, Q, T)
         total = total + (read * own_weights[:, None]).sum(dim=-1)  # (B·n, d, Q)
     return total.reshape(batch, -1, num_queries).transpose(1, 2)
 
@@ -233,17 +213,16 @@ class HfViTSamplingOffsets(HfViTInitialized, nn.Linear):
     """Offsets of the points of each head on each level, before training on a ring around a query."""
 
     def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
-        """Builds the layer for queries of width `size`."""
         super().__init__(size, 2 * num_heads * num_levels * num_points)
         self.shape = (num_heads, num_levels, num_points)
 
     def initialize(self, std: float) -> None:
-        """Starts on the ring, whatever the query."""
+        """Sets the offsets to the ring, whatever the query."""
         init.zeros_(self.weight)
         init.copy_(self.bias, self.ring())
 
     def ring(self) -> Tensor:
-        """The bias before training: each head has a direction, in which one point is farther away than the other."""
+        """Returns the initial bias: each head has a direction, in which its points are at growing distances."""
         num_heads, num_levels, num_points = self.shape
         angles = torch.arange(num_heads) * (2 * math.pi / num_heads)
         directions = torch.stack((angles.cos(), angles.sin()), dim=-1)  # (n, 2)
@@ -253,10 +232,9 @@ class HfViTSamplingOffsets(HfViTInitialized, nn.Linear):
 
 
 class HfViTDeformableAttention(nn.Module):
-    """Each query reads the pyramid at a few places around its box, which it chooses itself."""
+    """Lets each query sample the pyramid at a few points around its box, which it predicts."""
 
     def __init__(self, size: int, num_heads: int, num_levels: int, num_points: int) -> None:
-        """Builds the layers for queries of width `size`."""
         super().__init__()
         self.shape = (num_heads, num_levels, num_points)
         self.offsets = HfViTSamplingOffsets(size, *self.shape)
@@ -265,16 +243,7 @@ class HfViTDeformableAttention(nn.Module):
         self.projection = HfViTHeadLinear(size, size)
 
     def forward(self, queries: Tensor, boxes: Tensor, pyramid: Pyramid) -> Tensor:
-        """Looks around boxes.
-
-        Args:
-            queries: (B, G·Q, C).
-            boxes: (B, G·Q, 4) as cx, cy, w, h.
-            pyramid: What to look at.
-
-        Returns:
-            (B, G·Q, C).
-        """
+        """Queries (B, G·Q, C) and their boxes (B, G·Q, 4), cx, cy, w, h, to (B, G·Q, C)."""
         num_heads, _, num_points = self.shape
         # Half precision would miss the place: it has no more than 256 steps along a map.
         precision = boxes.dtype
@@ -286,11 +255,11 @@ class HfViTDeformableAttention(nn.Module):
         maps = [part.unflatten(-1, grid) for part, grid in zip(parts, pyramid.grids, strict=True)]
         offsets = self.offsets(queries).to(precision).unflatten(2, (*self.shape, 2))  # (B, G·Q, n, V, T, 2)
         centers, sizes = boxes[:, :, None, None, None].chunk(2, dim=-1)
-        places = centers + offsets / num_points * sizes / 2
+        points = centers + offsets / num_points * sizes / 2
         weights = self.weights(queries).to(precision).unflatten(2, (num_heads, -1)).softmax(dim=-1)
         weights = weights.unflatten(3, self.shape[1:])  # (B, G·Q, n, V, T)
         shares = pyramid.sizes / pyramid.sizes.new_tensor(pyramid.grids)  # (B or 1, V, 2)
-        read = deformable_attention(maps, places * shares.flip(2)[:, None, None, :, None], weights)
+        read = deformable_attention(maps, points * shares.flip(2)[:, None, None, :, None], weights)
         return self.projection(read.to(queries.dtype))
 
 
@@ -298,7 +267,6 @@ class HfViTGroupAttention(nn.Module):
     """Self-attention among the queries of a group."""
 
     def __init__(self, size: int, num_heads: int) -> None:
-        """Builds the layers for queries of width `size`."""
         super().__init__()
         self.num_heads = num_heads
         self.query, self.key, self.value, self.projection = (nn.Linear(size, size) for _ in range(4))
@@ -318,7 +286,6 @@ class HfViTDeformableLayer(nn.Module):
     """A post-norm layer of the decoder."""
 
     def __init__(self, options: HfViTDetectionConfig) -> None:
-        """Builds the layer; see `HfViTDetectionConfig`."""
         super().__init__()
         size, num_heads = options.hidden_size, options.num_attention_heads
         intermediate_size = min(8 * size, MAX_INTERMEDIATE_SIZE)
@@ -331,14 +298,14 @@ class HfViTDeformableLayer(nn.Module):
         self.norm3 = nn.LayerNorm(size)
 
     def forward(self, states: Tensor, positions: Tensor, boxes: Tensor, pyramid: Pyramid, num_groups: int) -> Tensor:
-        """Queries (B, G·Q, C) to the same shape; `positions` (B, G·Q, C) say where their `boxes` (B, G·Q, 4) are."""
+        """Queries (B, G·Q, C) to the same shape; `positions` (B, G·Q, C) encode their `boxes` (B, G·Q, 4)."""
         states = self.norm1(states + self.attention(states, positions, num_groups))
         states = self.norm2(states + self.deformable(states + positions, boxes, pyramid))
         return self.norm3(states + self.fc2(F.relu(self.fc1(states))))
 
 
 class DetectionPrediction(NamedTuple):
-    """What one layer says about the objects of images.
+    """What one layer predicts for the objects of images.
 
     Args:
         logits: (B, Q, K), or (B, Q, K + 1) where the last one stands for no object; in training Q counts all groups.
@@ -350,10 +317,9 @@ class DetectionPrediction(NamedTuple):
 
 
 class HfViTProposalHead(nn.Module):
-    """Chooses the places that the queries of a group start from."""
+    """Selects the proposals that the queries of a group start from."""
 
     def __init__(self, size: int, num_labels: int) -> None:
-        """Builds the layers for places of width `size`."""
         super().__init__()
         self.linear = nn.Linear(size, size)
         self.norm = nn.LayerNorm(size)
@@ -363,17 +329,10 @@ class HfViTProposalHead(nn.Module):
     def forward(
         self, features: Tensor, anchors: Tensor, is_valid: Tensor, num_queries: int, wanted: Tensor | None = None
     ) -> DetectionPrediction:
-        """Takes the places whose best class is the most likely.
+        """Predicts the `num_queries` proposals with the highest class scores, the likeliest first.
 
-        Args:
-            features: (B, S, C).
-            anchors: Boxes (B, S, 4) to start from.
-            is_valid: (B, S) bool, False for places that are taken last.
-            num_queries: Number Q of places to take.
-            wanted: (B, S) bool, True for places that are taken whatever is found there.
-
-        Returns:
-            What is predicted there, the likeliest first: logits (B, Q, K) and boxes (B, Q, 4).
+        Features are (B, S, C), anchors boxes (B, S, 4). Places that are not `is_valid` (B, S) come last, `wanted` ones
+        (B, S) first, whatever their score.
         """
         states = self.norm(self.linear(features))
         logits = self.class_head(states)  # (B, S, K)
@@ -386,19 +345,13 @@ class HfViTProposalHead(nn.Module):
         logits, states, anchors = (
             values.gather(1, best.expand(-1, -1, values.shape[-1])) for values in (logits, states, anchors)
         )
-        return DetectionPrediction(logits, refine(anchors, self.box_head(states)))
+        return DetectionPrediction(logits, refine_boxes(anchors, self.box_head(states)))
 
 
 def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the places of a pyramid that queries may start from.
+    """Returns the places that queries may start from: features (B, S, C), boxes (B, S, 4), and which are valid (B, S).
 
-    Args:
-        pyramid: The pyramid.
-        least: How many places there are at least; those beyond the pyramid have neither features nor size, as those
-            of padding and at the border of an image.
-
-    Returns:
-        Features (B, S, C), boxes (B, S, 4) as cx, cy, w, h, and (B, S) bool, False for places of no use.
+    There are `least` at least; those beyond the pyramid are zeros and invalid, as those of padding and at the border.
     """
     boxes = []
     for level, (grid, sides) in enumerate(zip(pyramid.grids, pyramid.sizes.unbind(1), strict=True)):
@@ -419,13 +372,7 @@ def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tens
 
 
 def proposals_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Returns (B, S) bool, True for the place of each object whose box is the most like its own.
-
-    Args:
-        anchors: Boxes (B, S, 4), cx, cy, w, h.
-        is_valid: (B, S) bool, False for places of no use.
-        labels: For each image `boxes` (M, 4).
-    """
+    """Returns (B, S) bool, True for the valid place of each object whose anchor (B, S, 4) is closest to its box."""
     taken = torch.zeros_like(is_valid)
     for own_taken, own_anchors, own_valid, target in zip(taken, anchors, is_valid, labels, strict=True):
         distances = torch.cdist(own_anchors, target["boxes"].to(anchors), p=1)  # (S, M)
@@ -434,17 +381,12 @@ def proposals_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Map
 
 
 class HfViTDeformableDecoder(nn.Module):
-    """Projector, choice of places, layers of queries, and what they say.
+    """Projector, proposals, layers of queries, and their predictions.
 
-    Every layer looks around the box that its query started with and refines that one, as in LW-DETR.
+    Every layer samples around the box that its query started with and refines that one, as in LW-DETR.
     """
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
-        """Builds the decoder.
-
-        Raises:
-            ValueError: if the encoder has no block of `options.out_indices`.
-        """
         super().__init__()
         size, self.num_queries, self.num_groups = options.hidden_size, options.num_queries, options.num_groups
         self.out_indices = out_indices_of(config, options)
@@ -456,7 +398,7 @@ class HfViTDeformableDecoder(nn.Module):
         self.position_fc2 = nn.Linear(size, size)
         self.blocks = nn.ModuleList(HfViTDeformableLayer(options) for _ in range(options.num_layers or NUM_LAYERS))
         self.norm = nn.LayerNorm(size)
-        # Unlike the choice of places, with neither a bias against classes nor zeros: from scratch, it learns faster.
+        # Unlike the choice of places, with neither a bias against classes nor zeros: from scratch, it trains faster.
         self.class_head = HfViTPredictionHead(size, config.num_labels, num_layers=1)
         self.box_head = HfViTPredictionHead(size, 4)
 
@@ -472,12 +414,12 @@ class HfViTDeformableDecoder(nn.Module):
             levels: Patches of the blocks `out_indices` as maps (B, D, h, w).
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom; None if there is
                 none.
-            labels: In training, see `detection_loss`. The place of each object is then among those that queries start
-                from: what no query comes near to, as small objects among many large ones, would never be learned.
+            labels: In training, see `detection_loss`. The place of each object is then among the proposals: objects
+                that no query comes near, as small ones among many large ones, would never be learned.
 
         Returns:
-            What is predicted at the places that queries start from, and after each layer: logits (B, G·Q, K) and boxes
-            (B, G·Q, 4) in float32 at least, relative to the image without its padding. The last one is the result.
+            The predictions at the proposals and after each layer: logits (B, G·Q, K) and boxes (B, G·Q, 4) in float32
+            at least, relative to the image without its padding. The last one is the result.
         """
         num_groups = self.num_groups if self.training else 1
         visible = None if patch_attention_mask is None else patch_attention_mask.bool()
@@ -490,23 +432,21 @@ class HfViTDeformableDecoder(nn.Module):
         # Not their weights, which may lie on a disk: only a call fetches them.
         numbers = torch.arange(num_groups * self.num_queries, device=pyramid.tokens.device)
         features, offsets = (table(numbers).to(numbers.device) for table in (self.query_features, self.query_boxes))
-        boxes = refine(predictions[0].boxes.detach(), offsets)
+        boxes = refine_boxes(predictions[0].boxes.detach(), offsets)
         states = features.expand(len(boxes), -1, -1)
         positions = sine_positions(boxes, states.shape[-1] // 2).to(states.dtype)
         positions = self.position_fc2(F.relu(self.position_fc1(positions)))
         for block in self.blocks:
             states = block(states, positions, boxes, pyramid, num_groups)
             normed = self.norm(states)
-            predictions.append(DetectionPrediction(self.class_head(normed), refine(boxes, self.box_head(normed))))
+            predictions.append(
+                DetectionPrediction(self.class_head(normed), refine_boxes(boxes, self.box_head(normed)))
+            )
         return predictions
 
 
 def out_indices_of(config: HfViTConfig, options: HfViTDetectionConfig) -> list[int]:
-    """Returns the numbers of the blocks that the projector sees, by default four spread evenly over the encoder.
-
-    Raises:
-        ValueError: if there is no such block.
-    """
+    """Returns the numbers of the blocks that the projector reads, by default four spread evenly over the encoder."""
     if options.out_indices is None:
         count = min(4, config.num_hidden_layers)
         return [config.num_hidden_layers * (number + 1) // count for number in range(count)]

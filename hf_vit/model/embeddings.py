@@ -23,18 +23,9 @@ Rotary = tuple[Tensor, Tensor]
 def resample_position_embeddings(
     table: Tensor, old_grid: Grid, new_grid: Grid, *, num_prefix: int, mode: str, antialias: bool
 ) -> Tensor:
-    """Resamples a table of position embeddings to another patch grid, in float32.
+    """Resamples K position tables (K, P + N, D) to another patch grid, in float32; the first P rows stay as they are.
 
-    Args:
-        table: (K, P + N, D), K tables, the rows of the prefix first; they stay as they are.
-        old_grid: Rows and columns (h, w) of the table.
-        new_grid: Rows and columns wanted.
-        num_prefix: Number P of rows without a place in the grid.
-        mode: "bicubic" or "bilinear".
-        antialias: Whether to antialias where the grid shrinks.
-
-    Returns:
-        (K, P + new N, D) in the dtype of `table`.
+    `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks.
     """
     if old_grid == new_grid:
         return table
@@ -45,18 +36,19 @@ def resample_position_embeddings(
     return torch.cat((prefix, patches), dim=1)
 
 
+def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix: int) -> Tensor:
+    """Resamples a table (K, num_prefix + N, D) at the native grid of `config` to another one, as `config` says."""
+    mode, antialias = config.position_interpolation, config.position_antialias
+    return resample_position_embeddings(
+        table, config.grid_size, grid, num_prefix=num_prefix, mode=mode, antialias=antialias
+    )
+
+
 def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
-    """The fixed position table of MAE: sine and cosine of the column, then of the row; zeros for the prefix.
+    """Returns the fixed position table (1, num_prefix + N, D) of MAE: sine and cosine of the column, then of the row.
 
-    Args:
-        grid: Rows and columns (h, w).
-        hidden_size: Width D, a multiple of 4.
-        num_prefix: Number P of rows of zeros in front.
-
-    Returns:
-        (1, P + h·w, D) float32.
-
-    Source: https://arxiv.org/abs/2111.06377 and its reference code, which computes in float64.
+    The prefix has zeros, and D = `hidden_size` is a multiple of 4. Source: https://arxiv.org/abs/2111.06377 and its
+    reference code, which computes in float64.
     """
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")  # (h, w)
     frequencies = 10000.0 ** -(torch.arange(hidden_size // 4, dtype=torch.float64) / (hidden_size // 4))  # (D/4,)
@@ -66,19 +58,10 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
 
 
 def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.device) -> Tensor:
-    """What the patches of a grid are turned by at frequency 1, row by row.
+    """Returns the row and column (h·w, 2) by which patches of a grid are rotated at frequency 1, in float32.
 
-    Args:
-        grid: Rows and columns (h, w).
-        native_grid: Rows and columns that "scaled_index" spans.
-        kind: "centered": patch centers in [-1, 1] along each side, times 2·pi, so that the angles do not depend on the
-            resolution; "index": numbers of rows and columns; "scaled_index": these times native over own size.
-        device: Where the result lives.
-
-    Returns:
-        (h·w, 2) float32: row, column.
-
-    Source: https://arxiv.org/abs/2508.10104, https://arxiv.org/abs/2403.13298 and https://arxiv.org/abs/2303.11331.
+    `kind` is `rope_coordinates` of `HfViTConfig`; "scaled_index" spans `native_grid`. Source:
+    https://arxiv.org/abs/2508.10104, https://arxiv.org/abs/2403.13298 and https://arxiv.org/abs/2303.11331.
     """
     first = 0.5 if kind == "centered" else 0.0
     axes = [torch.arange(first, n, dtype=torch.float32, device=device) for n in grid]
@@ -92,19 +75,10 @@ def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.d
 def rotary_position_embeddings(
     coordinates: Tensor, head_size: int, theta: float, num_prefix: int, dtype: torch.dtype
 ) -> Tensor:
-    """Cosine and sine of axial rotary positions; the prefix is not turned.
+    """Returns cosine and sine (2, P + N, d) of axial rotary positions; the prefix is not rotated.
 
-    Args:
-        coordinates: (N, 2) float32, row and column of each patch; see `rotary_coordinates`.
-        head_size: Width d of a head, a multiple of 4.
-        theta: Base period.
-        num_prefix: Number P of leading tokens that stay as they are (cosine 1, sine 0).
-        dtype: Dtype of the result; the angles are computed in float32 at least.
-
-    Returns:
-        (2, P + N, d): cosine and sine of the frequencies of the rows, then of the columns, and both once more for the
-        other half of the head.
-
+    They are those of the rows, then of the columns, and both again for the other half of the head. `coordinates` (N,
+    2) float32 are row and column of each patch, `theta` is the base period; angles are computed in float32 at least.
     Source: https://arxiv.org/abs/2508.10104.
     """
     exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=coordinates.device)  # (d/4,)
@@ -118,7 +92,6 @@ class HfViTPatchEmbeddings(nn.Module):
     """Cuts an image into patches and projects each one linearly."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the projection; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.num_channels = config.num_channels
         self.patch_size = to_pair(config.patch_size)
@@ -131,12 +104,7 @@ class HfViTPatchEmbeddings(nn.Module):
         )
 
     def set_kernels(self, kernels: nn.Parameter, padding: int) -> None:
-        """Puts other kernels (D, C, p, q) in place, and with them another number of channels and patch size.
-
-        Args:
-            kernels: (D, C, p, q).
-            padding: As `patch_padding` of `HfViTConfig`, in pixels.
-        """
+        """Replaces kernels by (D, C, p, q), and with them channels, patch size and padding in pixels."""
         self.num_channels, *patch_size = kernels.shape[1:]
         self.patch_size = to_pair(patch_size)
         self.projection.weight, self.projection.in_channels = kernels, self.num_channels
@@ -144,11 +112,7 @@ class HfViTPatchEmbeddings(nn.Module):
         self.projection.padding = (padding, padding)
 
     def grid(self, pixel_values: Tensor) -> Grid:
-        """Returns rows and columns of patches of (B, C, H, W) images.
-
-        Raises:
-            ValueError: if the images do not fit the model, naming the nearest sizes that do.
-        """
+        """Returns rows and columns of patches of (B, C, H, W) images; `ValueError` if they do not fit the model."""
         if pixel_values.ndim != 4:
             raise ValueError(
                 f"pixel_values must be (batch, channels, height, width), not {tuple(pixel_values.shape)}. "
@@ -179,7 +143,6 @@ class HfViTEmbeddings(HfViTInitialized):
     """Prefix tokens, patches and their positions: the sequence that enters the encoder."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the tokens and the position table that `config` asks for."""
         super().__init__()
         self.config = config
         self.patch_embeddings = HfViTPatchEmbeddings(config)
@@ -211,30 +174,21 @@ class HfViTEmbeddings(HfViTInitialized):
             init.copy_(self.position_embeddings, self.sincos_table())
 
     def sincos_table(self) -> Tensor:
-        """The fixed position table at the native grid, (1, P + N, D)."""
+        """Returns the fixed position table at the native grid, (1, P + N, D)."""
         return sincos_position_embeddings(
             self.config.grid_size, self.config.hidden_size, self.config.num_prefix_positions
         )
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        bool_masked_pos: Tensor | None = None,
-        patch_attention_mask: Tensor | None = None,
+        self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None, patch_attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Embeds images.
+        """Embeds images (B, C, H, W) as tokens (B, L, D).
 
         Args:
             pixel_values: (B, C, H, W).
             bool_masked_pos: (B, N) bool, True where the mask token replaces a patch.
-            patch_attention_mask: (B, h, w) bool, True for real patches. They fill the top left corner; the rest is
-                padding. Each image gets the positions of its own grid.
-
-        Returns:
-            (B, L, D).
-
-        Raises:
-            ValueError: if an input does not fit the model or the other inputs.
+            patch_attention_mask: (B, h, w) bool, True for real patches, in the top left corner. Each image gets the
+                positions of its own grid.
         """
         grid = self.check(pixel_values, patch_attention_mask)
         patches = self.patch_embeddings(pixel_values)  # (B, N, D)
@@ -247,11 +201,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return self.dropout(tokens if positions is None else tokens + positions)
 
     def check(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Grid:
-        """Returns rows and columns of patches of (B, C, H, W) images.
-
-        Raises:
-            ValueError: if the images do not fit the model, or the (B, h, w) mask does not fit the images.
-        """
+        """Returns rows and columns of patches of images (B, C, H, W); `ValueError` if they or a mask do not fit."""
         grid = self.patch_embeddings.grid(pixel_values)
         if patch_attention_mask is not None and patch_attention_mask.shape != (len(pixel_values), *grid):
             raise ValueError(
@@ -261,7 +211,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return grid
 
     def replace_masked(self, patches: Tensor, bool_masked_pos: Tensor) -> Tensor:
-        """Puts the mask token in the place of the masked ones among (B, N, D) patches."""
+        """Replaces the masked ones among (B, N, D) patches by the mask token."""
         if self.mask_token is None:
             raise ValueError(
                 "bool_masked_pos needs a mask token, but the model has none. Load it with use_mask_token=True."
@@ -274,7 +224,7 @@ class HfViTEmbeddings(HfViTInitialized):
         return torch.where(bool_masked_pos[..., None].bool(), self.mask_token.to(patches.dtype), patches)
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor | None:
-        """What is added to the tokens: (1, L, D), (B, L, D) with a mask, or None without a position table."""
+        """Returns what is added to the tokens: (1, L, D), (B, L, D) with a mask, or None without a position table."""
         table = self.position_embeddings
         if table is None:
             return None
@@ -282,27 +232,16 @@ class HfViTEmbeddings(HfViTInitialized):
         num_without = self.config.num_prefix_tokens - num_prefix
 
         def resample(own_grid: Grid) -> Tensor:
-            positions = resample_position_embeddings(
-                table,
-                self.config.grid_size,
-                own_grid,
-                num_prefix=num_prefix,
-                mode=self.config.position_interpolation,
-                antialias=self.config.position_antialias,
-            )
+            positions = resample_to_grid(table, self.config, own_grid, num_prefix)
             if not num_without:
                 return positions
             nothing = positions.new_zeros(1, num_without, positions.shape[-1])
             return torch.cat((positions[:, :num_prefix], nothing, positions[:, num_prefix:]), dim=1)
 
-        return lay_out(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
+        return positions_of_batch(resample, grid, patch_attention_mask, self.config.num_prefix_tokens).flatten(0, -3)
 
     def rotary(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Rotary | None:
-        """Cosine and sine of the rotary positions of (B, C, H, W) images; None where the model has none.
-
-        Returns:
-            Each (1, L, d), or (B, 1, L, d) with a `patch_attention_mask`; d is the size of a head.
-        """
+        """Returns cosine and sine of rotary positions, each (1, L, d), or (B, 1, L, d) with a mask; None if absent."""
         if "rotary" not in self.config.position_embedding_type:
             return None
 
@@ -317,28 +256,24 @@ class HfViTEmbeddings(HfViTInitialized):
             )
 
         grid = self.patch_embeddings.grid(pixel_values)
-        turns = lay_out(turn, grid, patch_attention_mask, self.config.num_prefix_tokens)  # (2, L, d) or (B, 2, L, d)
+        turns = positions_of_batch(
+            turn, grid, patch_attention_mask, self.config.num_prefix_tokens
+        )  # (2, L, d) or (B, 2, L, d)
         cosine, sine = turns.unsqueeze(-3).unbind(-4)
         return cosine, sine
 
 
-def lay_out(
+def positions_of_batch(
     table_of: Callable[[Grid], Tensor], grid: Grid, patch_attention_mask: Tensor | None, num_prefix: int
 ) -> Tensor:
-    """Position tables of a batch: one for all images, or with a mask one each, of the image's own grid.
+    """Returns the position tables of a batch: one for all images, or with a mask one each, of the image's own grid.
 
-    Args:
-        table_of: Gives the table (K, P + h·w, D) of a grid.
-        grid: The grid (h, w) of the batch, padding included.
-        patch_attention_mask: (B, h, w) bool or None.
-        num_prefix: Number P of leading rows without a place in the grid.
-
-    Returns:
-        (K, P + N, D), or (B, K, P + N, D) with a mask; zeros in the padding.
+    `table_of` returns the table (K, P + h·w, D) of a grid, `grid` is that of the batch with padding. The result is (K,
+    P + N, D), or (B, K, P + N, D) with a mask, with zeros in the padding.
     """
     if patch_attention_mask is None:
         return table_of(grid)
-    grids = own_grids(patch_attention_mask)
+    grids = image_grids(patch_attention_mask)
     tables = {}
     for rows, columns in set(grids):
         prefix, patches = table_of((rows, columns)).tensor_split((num_prefix,), dim=1)
@@ -348,8 +283,8 @@ def lay_out(
     return torch.stack([tables[own_grid] for own_grid in grids])
 
 
-def own_grids(patch_attention_mask: Tensor) -> list[Grid]:
-    """Rows and columns of real patches of each image of a (B, h, w) bool mask.
+def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
+    """Returns rows and columns of real patches of each image of a (B, h, w) bool mask.
 
     Raises:
         ValueError: if the real patches of an image are not a rectangle in the top left corner.

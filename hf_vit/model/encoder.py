@@ -1,8 +1,7 @@
 """The encoder: attention, also within windows, MLP, block, and the loop over any range of blocks.
 
-Shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O tokens that are no patches (prefix and queries at
-the end), L = N + O, W windows of S patches, n heads, d head size, L tokens (prefix, patches, then queries that a head
-may have added), D hidden size.
+Shapes: B batch, h w patch grid, N = h·w patches, P prefix tokens, O = P + queries at the end: tokens that are no
+patches, L = N + O tokens, D hidden size, n heads, d head size, W windows of S patches.
 """
 
 from collections.abc import Callable
@@ -23,15 +22,15 @@ from .layers import HfViTInitialized
 
 
 class Windows(NamedTuple):
-    """Windows of one batch, in the place of the attention mask of the blocks that look within them.
+    """Windows of one batch; take the place of the attention mask in blocks that attend within them.
 
     Args:
         grid: Rows and columns (h, w) of patches.
-        size: Rows and columns of a window. The last ones are filled up where the grid is no multiple of them.
+        size: Rows and columns of a window. The last ones are padded where the grid is no multiple of them.
         num_prefix: Number P of tokens before the patches.
-        mask: What the patches of a window see, in the form that the attention implementation takes: first the O
+        mask: What the patches of a window attend to, in the form that the attention implementation takes: first the O
             tokens that are no patches, then those of the window. None where there is nothing to hide.
-        others_mask: (B, 1, 1, L) bool, what the other tokens see; None where that is everything.
+        others_mask: (B, 1, 1, L) bool, what the other tokens attend to; None where that is everything.
     """
 
     grid: Grid
@@ -50,18 +49,10 @@ class Windows(NamedTuple):
         scaling: float,
         dropout: float,
     ) -> Tensor:
-        """Patches look within their window and at all tokens that are no patches; those look at everything.
+        """Lets patches attend to their window and to all tokens that are no patches; those attend to everything.
 
-        Args:
-            query: (B, n, L, d), as `key` and `value`.
-            key: See `query`.
-            value: See `query`.
-            attend: Attention of query, key and value under a mask; returns (B, L, n, d) first.
-            scaling: Factor on the scores.
-            dropout: Dropout rate of the weights.
-
-        Returns:
-            (B, L, n, d).
+        `attend` is attention of query, key and value (B, n, L, d) under a mask, with output (B, L, n, d) first, as
+        here.
         """
         (other_query, own_query), (other_key, own_key), (other_value, own_value) = map(
             self._split, (query, key, value)
@@ -83,22 +74,22 @@ class Windows(NamedTuple):
         return torch.cat((before, patches, after), dim=1)
 
     def _split(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, n, L, d) as tokens that are no patches (B, n, O, d) and windows of patches (B, W, n, S, d)."""
+        """Splits (B, n, L, d) into tokens that are no patches (B, n, O, d) and windows of patches (B, W, n, S, d)."""
         num_patches = self.grid[0] * self.grid[1]
         num_queries = states.shape[2] - self.num_prefix - num_patches
         before, patches, after = states.split([self.num_prefix, num_patches, num_queries], dim=2)
-        return torch.cat((before, after), dim=2), cut(patches.unflatten(2, self.grid), self.size)
+        return torch.cat((before, after), dim=2), split_windows(patches.unflatten(2, self.grid), self.size)
 
     def _join(self, windows: Tensor) -> Tensor:
-        """(B, W, S, n, d) as patches (B, N, n, d)."""
+        """Joins windows (B, W, S, n, d) to patches (B, N, n, d)."""
         height, width = self.grid
         windows = windows.unflatten(2, self.size).unflatten(1, (-1, -(width // -self.size[1])))
         maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, filled up h, filled up w, n, d)
         return maps[:, :height, :width].flatten(1, 2)
 
 
-def cut(maps: Tensor, size: Grid) -> Tensor:
-    """Maps (B, n, h, w, d) as windows (B, W, n, S, d), filled up with zeros to whole ones."""
+def split_windows(maps: Tensor, size: Grid) -> Tensor:
+    """Splits maps (B, n, h, w, d) into windows (B, W, n, S, d), padded with zeros to whole ones."""
     missing = [-length % side for length, side in zip(maps.shape[2:4], size, strict=True)]
     if any(missing):
         maps = F.pad(maps, (0, 0, 0, missing[1], 0, missing[0]))
@@ -107,24 +98,15 @@ def cut(maps: Tensor, size: Grid) -> Tensor:
 
 
 def visible_in_windows(visible: Tensor, size: Grid, num_others: int) -> Tensor:
-    """Tells which tokens the patches of each window see.
-
-    Args:
-        visible: (B, h, w) bool, False for padding.
-        size: Rows and columns of a window.
-        num_others: Number O of tokens that are no patches.
-
-    Returns:
-        (B·W, O + S) bool.
-    """
-    windows = cut(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
-    if not num_others:  # a window of padding looks at itself: the mean of nothing is no number
+    """Returns which tokens (B·W, O + S) bool the patches of each window attend to, by a padding mask (B, h, w)."""
+    windows = split_windows(visible[:, None, :, :, None], size).flatten(2).flatten(0, 1)  # (B·W, S)
+    if not num_others:  # a window of padding attends to itself: the mean of nothing is no number
         windows = windows | ~windows.any(dim=1, keepdim=True)
     return F.pad(windows, (num_others, 0), value=True)
 
 
 def dense_window_mask(grid: Grid, size: Grid, num_prefix: int, num_queries: int, device: torch.device) -> Tensor:
-    """The mask (1, 1, L, L) bool under which attention to all tokens is that within windows; see `Windows`."""
+    """Returns the mask (1, 1, L, L) bool under which attention to all tokens is that within windows; see `Windows`."""
     rows, columns = (
         torch.arange(length, device=device) // side for length, side in zip(grid, size, strict=True)
     )  # (h,) and (w,)
@@ -148,7 +130,7 @@ def make_norm(config: HfViTConfig, size: int) -> nn.Module:
 
 
 def apply_rotary(states: Tensor, rotary: Rotary) -> Tensor:
-    """Turns queries or keys (B, n, L, d) by cosine and sine that broadcast over them."""
+    """Rotates queries or keys (B, n, L, d) by cosine and sine that broadcast over them."""
     cosine, sine = (table.to(states.dtype) for table in rotary)
     first, second = states.chunk(2, dim=-1)
     return states * cosine + torch.cat((-second, first), dim=-1) * sine
@@ -165,20 +147,10 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Plain attention, the one implementation that can return its weights.
+    """Returns plain attention (B, L, n, d) and its weights (B, n, L, L), which no other implementation returns.
 
-    Args:
-        module: The attention layer; its training mode switches the dropout.
-        query: (B, n, L, d), as `key` and `value`.
-        key: See `query`.
-        value: See `query`.
-        attention_mask: Broadcasts to (B, n, L, L): bool, True where a query may look, or float, added to the scores.
-        scaling: Factor on the scores.
-        dropout: Dropout rate of the weights.
-        **kwargs: What the interface hands to other implementations.
-
-    Returns:
-        Output (B, L, n, d) and weights (B, n, L, L).
+    Query, key and value are (B, n, L, d). `attention_mask` broadcasts to the weights: bool, True where a query may
+    attend, or float, added to the scores.
     """
     scores = query @ key.transpose(2, 3) * scaling  # (B, n, L, L)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
@@ -195,7 +167,6 @@ class HfViTAttention(HfViTInitialized):
     """Multi-head self-attention with one projection for query, key and value."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the projections; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.config = config
         self.num_heads = config.num_attention_heads
@@ -213,7 +184,7 @@ class HfViTAttention(HfViTInitialized):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def initialize(self, std: float) -> None:
-        """Starts the biases of query and value at zero."""
+        """Sets the biases of query and value to zero."""
         for bias in (self.query_bias, self.value_bias):
             if bias is not None:
                 init.zeros_(bias)
@@ -252,7 +223,6 @@ class HfViTMLP(nn.Module):
     """Two linear layers with an activation between."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the layers; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.activation = ACT2FN[config.hidden_act]
@@ -268,7 +238,6 @@ class HfViTGatedMLP(nn.Module):
     """SwiGLU: one branch is activated and gates the other (https://arxiv.org/abs/2002.05202)."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the layers; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         self.gate = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.activation = ACT2FN[config.hidden_act]
@@ -282,13 +251,12 @@ class HfViTGatedMLP(nn.Module):
 
 
 class HfViTAttentionPooling(HfViTInitialized):
-    """Sums up tokens by a learned query that attends to them, and a residual MLP.
+    """Pools tokens by a learned query that attends to them, and a residual MLP.
 
     Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds the layers; see `HfViTConfig` for the fields it reads."""
         super().__init__()
         width = config.hidden_size
         self.num_heads = config.num_attention_heads
@@ -321,7 +289,6 @@ class HfViTLayerScale(HfViTInitialized):
     """One learned factor per channel on a residual branch (https://arxiv.org/abs/2103.17239)."""
 
     def __init__(self, hidden_size: int, initial_value: float) -> None:
-        """Starts every factor at `initial_value`."""
         super().__init__()
         self.initial_value = initial_value
         self.scale = nn.Parameter(torch.full((hidden_size,), float(initial_value)))
@@ -339,7 +306,6 @@ class HfViTDropPath(nn.Module):
     """Stochastic depth: drops the residual branch of whole images in training (https://arxiv.org/abs/1603.09382)."""
 
     def __init__(self, rate: float) -> None:
-        """Drops with probability `rate`."""
         super().__init__()
         self.rate = rate
 
@@ -359,7 +325,6 @@ class HfViTLayer(GradientCheckpointingLayer):
     """A pre-norm transformer block."""
 
     def __init__(self, config: HfViTConfig, layer_index: int) -> None:
-        """Builds block number `layer_index`, which sets its rate of stochastic depth."""
         super().__init__()
 
         def layer_scale() -> nn.Module:
@@ -395,11 +360,6 @@ class HfViTEncoder(nn.Module):
     """The stack of blocks."""
 
     def __init__(self, config: HfViTConfig, num_layers: int | None = None) -> None:
-        """Builds `num_layers` blocks, `config.num_hidden_layers` by default.
-
-        Raises:
-            ValueError: if `config.global_attention_layers` names a block that the model does not have.
-        """
         super().__init__()
         self.global_layers = frozenset(config.global_attention_layers)
         if not self.global_layers <= set(range(config.num_hidden_layers)):
@@ -425,10 +385,10 @@ class HfViTEncoder(nn.Module):
 
         Args:
             hidden_states: (B, L, D): prefix, patches, then any queries.
-            rotary: Cosine and sine for prefix and patches; queries behind them are not turned.
+            rotary: Cosine and sine for prefix and patches; queries behind them are not rotated.
             attention_mask: In the form that the attention implementation takes.
-            windows: What takes its place in all blocks but `config.global_attention_layers`, from
-                `HfViTModel.windows`; None lets every block look at the whole image.
+            windows: Replaces it in all blocks but `config.global_attention_layers`, from `HfViTModel.windows`; None
+                lets every block attend to the whole image.
             start: First block.
             stop: End of the range, as in a slice; None runs to the last block.
             output_attentions: Runs eager attention, which has weights to record.

@@ -1,4 +1,4 @@
-"""Crops of single objects for keypoints: what of an image they show, and where its points are in them.
+"""Crops of single objects for keypoints: the region of an image that they show, and the points in them.
 
 A coordinate is continuous, with the center of pixel i at i, as in ViTPose and COCO's keypoints. A crop shows a region
 whose ends are the centers of its outermost pixels. So points go to the crop, to heatmaps of any size and back without
@@ -22,14 +22,10 @@ EDGE_TOLERANCE = 1e-3  # pixels, above the rounding of coordinates
 
 
 def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> list[Tensor]:
-    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels.
+    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels, checked.
 
-    Args:
-        boxes: (N, 4) for each image, `None` where the whole image is the one object; `None` for all.
-        sizes: Height and width of each image, in pixels; `None` where it is not known.
-
-    Raises:
-        ValueError: if they are not as many as images, are no boxes, have no area or lie outside of their image.
+    `None` stands for the whole image, of one image or of all. `sizes` are height and width of each image, `None` where
+    it is not known.
     """
     given = [None] * len(sizes) if boxes is None else boxes
     check_count(given, "object_boxes", sizes)
@@ -40,7 +36,6 @@ def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> li
 
 
 def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
-    """Returns the boxes (N, 4) of one image."""
     if boxes is None:
         if size is None:
             raise ValueError(f"{name} is None, the whole image, whose size is not known. Pass target_sizes.")
@@ -58,14 +53,9 @@ def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
 
 
 def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
-    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility.
+    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility, checked.
 
-    Args:
-        keypoints: (N, K, 3) for each image, or (K, 3) for its only object.
-        counts: Number N of objects of each image.
-
-    Raises:
-        ValueError: if they are not as many as images or objects, or hold something else.
+    An image with one object may have (K, 3); `counts` are the numbers N of objects.
     """
     check_count(keypoints, "keypoints", counts)
     read = [
@@ -79,7 +69,6 @@ def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
 
 
 def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
-    """Returns the keypoints (N, K, 3) of one image."""
     values = torch.as_tensor(np.asarray(keypoints) if isinstance(keypoints, list | tuple) else keypoints)
     values = values.detach().float()
     values = values[None] if values.ndim == 2 else values
@@ -99,15 +88,7 @@ def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
 
 
 def crop_regions(boxes: Tensor, size: tuple[int, int], padding: float) -> Tensor:
-    """Returns the regions that crops of boxes show: `padding` times the box, in the aspect ratio of the crops.
-
-    Args:
-        boxes: (N, 4) left, top, right and bottom in pixels of the image.
-        size: Height and width of the crops.
-        padding: How many times as large as the box, of its two sides the one that counts.
-
-    Returns:
-        (N, 4) float64 left, top, right and bottom, which become 0, 0, w - 1 and h - 1.
+    """Returns the regions (N, 4) float64 of crops: boxes (N, 4) times `padding`, in the aspect ratio of `size`.
 
     Source: `box_to_center_and_scale` of https://github.com/ViTAE-Transformer/ViTPose.
     """
@@ -118,27 +99,27 @@ def crop_regions(boxes: Tensor, size: tuple[int, int], padding: float) -> Tensor
     return torch.cat((center - half, center + half), dim=1)
 
 
-def into_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+def points_to_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
     """Returns points (N, K, 2) of images in pixels of crops, or of heatmaps, of `size`, height and width."""
     origin, scale = _origin_and_scale(regions, size)
     return ((points - origin) / scale).to(points.dtype)
 
 
-def out_of_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+def points_from_crops(points: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
     """Returns points (N, K, 2) of crops, or of heatmaps, of `size` in pixels of their images."""
     origin, scale = _origin_and_scale(regions, size)
     return (points * scale + origin).to(points.dtype)
 
 
 def _origin_and_scale(regions: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Returns where regions begin and how many pixels of the image one of the crop is, (N, 1, 2) each."""
+    """Returns where regions start and how many pixels of the image one of the crop is, (N, 1, 2) each."""
     steps = regions.new_tensor([size[1] - 1, size[0] - 1])
     return regions[:, None, :2], ((regions[:, 2:] - regions[:, :2]) / steps)[:, None]
 
 
-def place_keypoints(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
+def keypoints_to_crops(keypoints: Tensor, regions: Tensor, size: tuple[int, int]) -> Tensor:
     """Returns keypoints (N, K, 3) of images in pixels of crops of `size`; see `keep_inside`."""
-    places = into_crops(keypoints[..., :2], regions.to(keypoints.device), size)
+    places = points_to_crops(keypoints[..., :2], regions.to(keypoints.device), size)
     return keep_inside(torch.cat((places, keypoints[..., 2:]), dim=-1), size)
 
 
@@ -149,17 +130,8 @@ def keep_inside(keypoints: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.where(is_left[..., None], keypoints, 0)
 
 
-def cut_out(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns the part of an image that a crop shows, interpolated bilinearly; black outside of the image.
-
-    Args:
-        image: (C, H, W) uint8 or float32.
-        region: (4,) left, top, right and bottom in pixels.
-        size: Height h and width w of the crop.
-
-    Returns:
-        (C, h, w) of the same type; uint8 rounded to the nearest.
-    """
+def crop_region(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns the region (4,) of an image (C, H, W) as a crop (C, h, w) of `size`; see `sample_pixels`."""
     left, top, right, bottom = region.tolist()
     columns, rows = (
         torch.linspace(*ends, dtype=torch.float64) for ends in ((left, right, size[1]), (top, bottom, size[0]))
@@ -168,15 +140,9 @@ def cut_out(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Returns an image at any places, interpolated bilinearly from the pixels around each; black outside of the image.
+    """Samples an image (C, H, W), uint8 or float32, bilinearly at x and y (h, w) in pixels; black outside of it.
 
-    Args:
-        image: (C, H, W) uint8 or float32.
-        x: (h, w) float64 in pixels.
-        y: The same.
-
-    Returns:
-        (C, h, w) of the same type; uint8 rounded to the nearest.
+    The type stays; uint8 is rounded to the nearest.
     """
     columns, across, has_column = _along(x, image.shape[-1])
     rows, down, has_row = _along(y, image.shape[-2])
@@ -188,15 +154,10 @@ def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _along(places: Tensor, side: int) -> tuple[slice, Tensor, Tensor]:
-    """Returns where along a side of an image places are.
+    """Returns where positions (h, w) in pixels are along a side of an image.
 
-    Args:
-        places: (h, w) in pixels.
-        side: Number of pixels of the image.
-
-    Returns:
-        The pixels that are needed; the places (h, w), from -1 for the first of these to 1 for the last; and whether
-        each is in the image (h, w).
+    These are the slice of pixels that are needed, the positions from -1 for the first of these to 1 for the last, and
+    which are in the image.
     """
     start, stop = (min(max(int(end), 0), side - 1) for end in (places.min().floor(), places.max().ceil()))
     relative = (places - start) / max(stop - start, 1) * 2 - 1

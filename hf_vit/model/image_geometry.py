@@ -1,10 +1,8 @@
-"""Sizes of images: resizing, resampling as PIL does, center crop, padding and its mask.
+"""Sizes of images: resizing, center crop, padding and its mask.
 
-Shapes: B batch, C channels, H W pixels, h w patches, K taps of the filter.
+Shapes: B batch, C channels, H W pixels, h w patches.
 """
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils.import_utils import is_vision_available
+
+from .configuration_hf_vit import to_pair
+
+
+if is_vision_available():
+    import PIL.Image
 
 
 # The forms that `size` can take
@@ -70,14 +74,14 @@ def output_size(
     name: str,
     keep_aspect_ratio: bool | None = False,
 ) -> tuple[int, int]:
-    """Returns the height and width in pixels that an image of `height` x `width` is resized to.
+    """Returns the height and width in pixels that an image is resized to.
 
     Args:
         height: Height of the image in pixels.
         width: Width of the image in pixels.
         size: Exact height and width, or a bound within which the aspect ratio is kept.
         multiple: Height and width of which the result is the nearest multiple, at least one.
-        name: What to call the image in errors.
+        name: Name of the image in errors.
         keep_aspect_ratio: Whether of an exact height and width only the one counts that scales the image less.
 
     Raises:
@@ -96,15 +100,23 @@ def output_size(
     return new_height, new_width
 
 
+def resized_size(
+    height: int, width: int, *, size: Any, ensure_multiple_of: Any, keep_aspect_ratio: bool | None, **_: Any
+) -> tuple[int, int]:
+    """Returns the height and width that an image is resized to under the options of an image processor."""
+    multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
+    return output_size(height, width, dict(size), multiple, "the image", keep_aspect_ratio)
+
+
 def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
-    """The size before rounding, in floats as transformers' DPT has it, whose rounding ours must meet."""
+    """Returns the size before rounding, in floats as transformers' DPT has it, whose rounding ours must meet."""
     by_height, by_width = size["height"] / height, size["width"] / width
     scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
     return scale * height, scale * width
 
 
 def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:
-    """The size before rounding to multiples. Whole-number arithmetic, as floats lose a pixel now and then."""
+    """Returns the size before rounding to multiples, by whole-number arithmetic: floats lose a pixel now and then."""
     if "height" in size:
         return size["height"], size["width"]
     if "max_height" in size:
@@ -131,21 +143,16 @@ def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor
 
 
 def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
-    """Cuts the center (..., height, width) out of an image, or surrounds it by `fill` where it is smaller.
+    """Cuts the center (..., height, width) out of an image (..., H, W), or surrounds it by `fill` where it is smaller.
 
-    Args:
-        image: (..., H, W).
-        height: Height to cut out, in pixels.
-        width: Width to cut out, in pixels.
-        rounding: Where the crop starts if an odd number of pixels is left over, one of `CROP_ROUNDINGS`.
-        fill: The value of pixels outside the image.
+    `rounding`, one of `CROP_ROUNDINGS`, decides where the crop starts if an odd number of pixels is left over.
     """
-    left, right = both_ends(width - image.shape[-1], rounding)
-    top, bottom = both_ends(height - image.shape[-2], rounding)
+    left, right = split_between_ends(width - image.shape[-1], rounding)
+    top, bottom = split_between_ends(height - image.shape[-2], rounding)
     return F.pad(image, (left, right, top, bottom), value=fill)  # (..., height, width)
 
 
-def both_ends(missing: int, rounding: str) -> tuple[int, int]:
+def split_between_ends(missing: int, rounding: str) -> tuple[int, int]:
     """Splits missing (or, if negative, surplus) pixels between both ends, the odd one as `rounding` says."""
     if missing > 0:
         return missing // 2, missing - missing // 2
@@ -156,14 +163,7 @@ def both_ends(missing: int, rounding: str) -> tuple[int, int]:
 def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Tensor:
     """Pads an image (C, H, W) on the right and at the bottom with zeros to (C, height, width).
 
-    Args:
-        image: (C, H, W).
-        height: New height in pixels.
-        width: New width in pixels.
-        name: What to call the image in errors.
-
-    Raises:
-        ValueError: if it is larger.
+    `name` is that of the image in the `ValueError` that is raised if it is larger.
     """
     missing = (height - image.shape[-2], width - image.shape[-1])
     if min(missing) < 0:
@@ -177,18 +177,10 @@ def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Ten
 def pad_batch(
     images: list[torch.Tensor], multiple: tuple[int, int], pad_size: tuple[int, int] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pads images on the right and at the bottom with zeros to one size.
+    """Pads images (C, H_i, W_i) on the right and at the bottom with zeros to one size, as a batch (B, C, H, W).
 
-    Args:
-        images: Float tensors (C, H_i, W_i).
-        multiple: Height and width of a patch in pixels.
-        pad_size: Height and width to pad to, whole patches; by default the least that hold every image.
-
-    Returns:
-        The batch (B, C, H, W), and a mask (B, h, w), true at the patches that hold pixels of the image.
-
-    Raises:
-        ValueError: if an image is larger than `pad_size`.
+    With it comes a mask (B, h, w), true at the patches, of `multiple` pixels, that hold pixels of the image.
+    `pad_size` is whole patches, by default the least that hold every image.
     """
     # a patch that an image fills only in part is its own
     patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]
@@ -202,48 +194,6 @@ def pad_batch(
         batch[index, :, : image.shape[-2], : image.shape[-1]] = image
         mask[index, :own_rows, :own_columns] = True
     return batch, mask  # (B, C, H, W), (B, h, w)
-
-
-if is_vision_available():
-    import PIL.Image
-
-
-# PIL's weights of 8-bit pixels are whole numbers of 2 ** -22.
-PRECISION_BITS = 22
-
-
-def _triangle(x: Tensor) -> Tensor:
-    return (1 - x.abs()).clamp_min(0)
-
-
-def _cubic(x: Tensor) -> Tensor:
-    """Catmull-Rom spline: Keys' cubic convolution with a = -1/2."""
-    x = x.abs()
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((x - 5) * x + 8) * x * -0.5 + 2
-    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
-
-
-def _lanczos(x: Tensor) -> Tensor:
-    return torch.where((x >= -3) & (x < 3), torch.sinc(x) * torch.sinc(x / 3), 0.0)
-
-
-def _box(x: Tensor) -> Tensor:
-    return ((x > -0.5) & (x <= 0.5)).to(x.dtype)
-
-
-def _hamming(x: Tensor) -> Tensor:
-    return torch.where(x.abs() < 1, torch.sinc(x) * (0.54 + 0.46 * torch.cos(math.pi * x)), 0.0)
-
-
-# How far a filter reaches, in pixels of the coarser image, and its weights.
-FILTERS: dict[PILImageResampling, tuple[float, Callable[[Tensor], Tensor]]] = {
-    PILImageResampling.BILINEAR: (1.0, _triangle),
-    PILImageResampling.BICUBIC: (2.0, _cubic),
-    PILImageResampling.LANCZOS: (3.0, _lanczos),
-    PILImageResampling.BOX: (0.5, _box),
-    PILImageResampling.HAMMING: (1.0, _hamming),
-}
 
 
 def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageResampling) -> Tensor:
@@ -262,48 +212,3 @@ def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageRe
 def _resize_array(array: np.ndarray, height: int, width: int, resample: PILImageResampling) -> np.ndarray:
     widened = PIL.Image.fromarray(array).resize((width, array.shape[0]), resample)
     return np.array(widened.resize((width, height), resample))
-
-
-def resize_as_pil(images: Tensor, height: int, width: int, resample: PILImageResampling) -> Tensor:
-    """Resizes images on any device as `resize_with_pil` does.
-
-    Args:
-        images: (B, C, H, W), uint8, or floats, which PIL's mode "F" holds.
-        height: New height in pixels.
-        width: New width in pixels.
-        resample: A filter of `FILTERS`.
-
-    Returns:
-        (B, C, height, width) in the dtype of `images`; uint8 to the bit as with PIL.
-
-    Source: the algorithm of Pillow, https://github.com/python-pillow/Pillow (src/libImaging/Resample.c).
-    """
-    images = _resize_last_axis(images, width, resample)  # (B, C, H, width)
-    return _resize_last_axis(images.mT, height, resample).mT  # (B, C, height, width)
-
-
-def _resize_last_axis(images: Tensor, size: int, resample: PILImageResampling) -> Tensor:
-    if images.shape[-1] == size:
-        return images
-    taps, weights = _filter(images.shape[-1], size, resample)
-    if images.is_floating_point():
-        pixels, weights, total = images.float(), weights.float(), torch.zeros((), device=images.device)
-    else:
-        weights = (weights * 2**PRECISION_BITS).round().to(torch.int32)
-        pixels, total = images, torch.full((), 1 << (PRECISION_BITS - 1), dtype=torch.int32, device=images.device)
-    for tap, weight in zip(taps.to(images.device), weights.to(images.device), strict=True):
-        total = total + pixels.index_select(-1, tap) * weight
-    return total.to(images.dtype) if images.is_floating_point() else (total >> PRECISION_BITS).clamp_(0, 255).byte()
-
-
-def _filter(old_size: int, size: int, resample: PILImageResampling) -> tuple[Tensor, Tensor]:
-    """Which pixels make a new one and with what weight, summing to 1: (K, size) int64 and (K, size) float64."""
-    support, weigh = FILTERS[resample]
-    scale = old_size / size
-    stretch = max(scale, 1.0)  # a shrinking image is averaged over a wider reach
-    centers = (torch.arange(size, dtype=torch.float64) + 0.5) * scale  # (size,)
-    first = (centers - support * stretch + 0.5).long().clamp_min(0)
-    stop = (centers + support * stretch + 0.5).long().clamp_max(old_size)
-    taps = first + torch.arange(math.ceil(support * stretch) * 2 + 1)[:, None]  # (K, size)
-    weights = weigh((taps - centers + 0.5) / stretch) * (taps < stop)
-    return taps.clamp_max(old_size - 1), weights / weights.sum(dim=0)

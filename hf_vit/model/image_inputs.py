@@ -1,4 +1,4 @@
-"""From whatever a user gives as an image to a tensor: loading, checks and colors.
+"""Image inputs of any kind as tensors: loading, checks and colors.
 
 Both image processors read their inputs here, so both start from the same pixels: files are decoded by PIL, and all
 arithmetic on pixels is done in torch. Shapes: C channels, H W pixels.
@@ -33,11 +33,7 @@ WIDE_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32
 
 
 def named_images(images: Any, name: str = "images") -> Iterator[tuple[str, Any]]:
-    """Yields every single image of a (nested) list or of a batched array, with a name for error messages.
-
-    Args:
-        images: One image of any kind, an array or tensor (B, ., ., .), or a list or tuple of such.
-        name: What to call `images`.
+    """Yields every single image of a (nested) list or of a batched array (B, ., ., .), with a name for error messages.
 
     Raises:
         ValueError: if a list or a batch is empty.
@@ -70,13 +66,12 @@ def read_image(
     Args:
         image: Path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor. Arrays are (H, W), (C, H, W) or
             (H, W, C). Of animations, the first frame counts.
-        name: What to call the image in errors.
-        num_channels: Number of channels wanted. Gray is repeated into 3, color becomes luma in 1, alpha is put on
-            white.
+        name: Name of the image in errors.
+        num_channels: Number of channels wanted, see `HfViTImageProcessorBase`.
         do_convert_rgb: `False` forbids to change the number of channels and leaves CMYK, HSV, ... as they are.
         input_data_format: "channels_first" or "channels_last" for arrays; by default the axis is inferred.
         do_rescale: Whether float arrays hold 0..255 (they will be rescaled) rather than 0..1.
-        device: Where the tensor shall be; by default where it is.
+        device: Device of the tensor; by default that of the image.
 
     Returns:
         uint8 with values 0..255, or float32 where the input is an array of floats or a PIL image of mode "F".
@@ -245,7 +240,6 @@ def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_con
 
 
 def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: bool | None) -> str:
-    """Returns the PIL mode, of plain 8-bit bands, in which an image shall be read."""
     if image.mode in ("1", "L") and "transparency" not in image.info:
         return "L"
     # a palette is a way to store colors, not a color space: it is always looked up
@@ -266,11 +260,7 @@ def _float_image_to_array(image: "PIL.Image.Image", name: str) -> np.ndarray:
 
 
 def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
-    """Wraps an array without copying, where torch can.
-
-    Raises:
-        TypeError: if it is of a type of number that no image has.
-    """
+    """Wraps an array without copying, where torch can; `TypeError` for numbers that no image has."""
     if array.dtype.kind not in "buif" or array.dtype.itemsize > 8:
         raise TypeError(
             f"{name} is an array of dtype {array.dtype}, which no image has. Convert it to uint8, uint16, bool or "
@@ -283,7 +273,6 @@ def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
 
 
 def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_data_format: str | None) -> torch.Tensor:
-    """Returns a view (C, H, W) of (H, W), (C, H, W) or (H, W, C)."""
     if pixels.ndim == 2:
         return pixels[None]
     if pixels.ndim != 3:
@@ -314,7 +303,7 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
 
 
 def _to_uint8_or_float32(pixels: torch.Tensor, name: str, is_scale_open: bool) -> torch.Tensor:
-    """Brings all types of number to these two; `is_scale_open` where floats might be rescaled a second time."""
+    """Converts all types of number to these two; `is_scale_open` where floats might be rescaled a second time."""
     if pixels.dtype == torch.uint8:
         return pixels
     if pixels.dtype == torch.bool:

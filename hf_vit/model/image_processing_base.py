@@ -1,6 +1,6 @@
 """What the image processors of both backends share: options, the order of the steps, saving.
 
-Shapes: B batch, C channels, H W pixels, h w patches.
+Shapes: B batch, C channels, H W pixels, h w patches, M masks, N objects, K keypoints.
 """
 
 import copy
@@ -21,7 +21,7 @@ from transformers.processing_utils import ImagesKwargs
 from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_hf_vit import to_pair
-from .image_crops import crop_regions, cut_out, place_keypoints, read_keypoints, read_object_boxes
+from .image_crops import crop_region, crop_regions, keypoints_to_crops, read_keypoints, read_object_boxes
 from .image_geometry import (
     CROP_ROUNDINGS,
     EXACT_KEYS,
@@ -34,32 +34,22 @@ from .image_geometry import (
 )
 from .image_inputs import named_images, open_image, read_image
 from .image_targets import encode_objects, encode_targets, place_target, read_objects, read_targets, target_kind
-from .post_processing import HfViTObjectPostProcessing, HfViTPostProcessing
+from .post_processing import HfViTPostProcessing
 from .remote_code import copy_code
 
 
-class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
-    """Options of the image processor, at construction and per call, beyond the library's.
+OBJECTS = ("boxes", "annotations")  # targets of detection
+# Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
+IMAGE_PROCESSOR_AUTO_MAP = {
+    "AutoImageProcessor": {
+        "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
+        "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
+    }
+}
 
-    num_channels (`int`):
-        Number of image channels that the model takes.
-    ensure_multiple_of (`int` or `(height, width)`):
-        Pixels of which height and width become the nearest multiple at resizing; the patch size where `do_pad`.
-    keep_aspect_ratio (`bool`):
-        Whether of the height and width in `size` only the one counts that scales an image less.
-    hide_padding (`bool`):
-        Whether the model does not see padding, by a `patch_attention_mask`.
-    crop_rounding (`str`):
-        Where a crop starts that leaves an odd number of pixels over: "down" or "half_to_even".
-    do_reduce_labels (`bool`):
-        Whether 0 in segmentation maps is the background, to be ignored, and the other numbers are lowered by one.
-    label_ids_to_fuse (`list[int]`):
-        Classes of which panoptic post-processing makes one segment an image.
-    do_affine_crop (`bool`):
-        Whether every box of an object becomes an image of its own, for keypoints.
-    box_padding (`float`):
-        How many times as large as the box that image is.
-    """
+
+class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
+    """Options beyond the library's, at construction and per call; see `HfViTImageProcessorBase`."""
 
     num_channels: int | None
     ensure_multiple_of: int | list[int] | tuple[int, ...] | None
@@ -81,19 +71,10 @@ def standard_options(
     image_std: Any = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Returns the options of an image processor in one form, by name.
+    """Returns the options of an image processor in one form, by name; `ValueError` if they are wrong or contradict.
 
-    Args:
-        size: In any form that `to_size_dict` takes.
-        crop_size: The same, of a height and a width.
-        pad_size: The same.
-        default_to_square: Whether an int `size` is a square rather than the shortest edge.
-        image_mean: One number for all channels, or one for each.
-        image_std: The same.
-        **kwargs: All others, some of which may be `None`.
-
-    Raises:
-        ValueError: if one of them has no meaning, or they contradict each other.
+    Sizes have any form that `to_size_dict` takes, mean and deviation are one number or one for each channel, and an
+    int `size` is the shortest edge if `default_to_square` is False.
     """
     if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
         raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
@@ -120,7 +101,6 @@ def standard_options(
 
 
 def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
-    """Returns one number for each channel, from one for all or from as many."""
     if value is None:
         return None
     try:
@@ -138,7 +118,6 @@ def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] 
 
 
 def _check_together(options: dict[str, Any]) -> None:
-    """Raises `ValueError` where options contradict each other."""
     multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
     factor = options["rescale_factor"]
     if options["do_affine_crop"]:
@@ -178,7 +157,6 @@ def _check_together(options: dict[str, Any]) -> None:
 
 
 def _check_affine_crop(options: dict[str, Any]) -> None:
-    """Raises `ValueError` unless the other options let crops of boxes have one size."""
     size, padding = dict(options["size"] or {}), options["box_padding"]
     if {*size} != {"height", "width"} or min(size.values()) < 2:
         raise ValueError(
@@ -193,17 +171,7 @@ def _check_affine_crop(options: dict[str, Any]) -> None:
         raise ValueError(f"box_padding={padding} must be positive; 1.25 shows a quarter more than the box.")
 
 
-OBJECTS = ("boxes", "annotations")  # targets of detection
-# Which class a saved folder opens with under each backend. The library would write the class that was saved, for both.
-IMAGE_PROCESSOR_AUTO_MAP = {
-    "AutoImageProcessor": {
-        "torchvision": "image_processing_hf_vit.HfViTImageProcessor",
-        "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
-    }
-}
-
-
-class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, BaseImageProcessor):
+class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     """Turns images of any kind, size and color into the input of a Vision Transformer.
 
     Use it through `HfViTImageProcessor` or `HfViTImageProcessorPil`. Every option can also be given per call.
@@ -233,7 +201,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
             the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
             size, and `patch_attention_mask` is returned.
         hide_padding: `False` pads with black to `pad_size` before normalization, as transformers' EoMT, without a
-            `patch_attention_mask`: for models that have learned to see the padding.
+            `patch_attention_mask`: for models that were trained to see the padding.
         pad_size: {"height", "width"} to pad to.
         do_reduce_labels: Whether 0 in segmentation maps is the background, which becomes 255 and is ignored, and the
             other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.
@@ -404,11 +372,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
 
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:
-        """Brings options to one form and checks that they fit together; called at construction and per call."""
         return standard_options(**kwargs)
 
     def _preprocess_image_like_inputs(self, images: Any, targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
-        """The images, and beside them the targets that were given."""
         tensors, kind = self._prepare_image_like_inputs(images, **kwargs), target_kind(targets)
         if kwargs["do_affine_crop"]:
             return self._crops(tensors, targets, **kwargs)
@@ -450,7 +416,6 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         return features
 
     def _with_keypoints(self, tensors: list[torch.Tensor], keypoints: Any, **kwargs: Any) -> BatchFeature:
-        """Images that are crops already."""
         if kwargs["do_resize"] or kwargs["do_center_crop"]:
             raise ValueError(
                 "keypoints are given, which follow their image only with do_affine_crop=True. Set it; for images that "
@@ -462,7 +427,6 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         return features
 
     def _crops(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
-        """A crop of every box."""
         others = sorted(targets.keys() - {"object_boxes", "keypoints"})
         if others:
             raise ValueError(
@@ -475,9 +439,11 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         labels = {}
         if "keypoints" in targets:
             keypoints = read_keypoints(targets["keypoints"], list(map(len, boxes)))
-            placed = [place_keypoints(*pair, size) for pair in zip(keypoints, regions, strict=True)]
+            placed = [keypoints_to_crops(*pair, size) for pair in zip(keypoints, regions, strict=True)]
             labels["labels"] = torch.cat(placed).to(tensors[0].device)  # (sum of N, K, 3)
-        crops = [cut_out(image, region, size) for image, own in zip(tensors, regions, strict=True) for region in own]
+        crops = [
+            crop_region(image, region, size) for image, own in zip(tensors, regions, strict=True) for region in own
+        ]
         # where no image has an object, one in its place keeps the form of the result
         inputs = crops or [tensors[0].new_zeros(len(tensors[0]), *size)]
         features = self._preprocess(inputs, **kwargs | {"do_resize": False})
@@ -493,7 +459,6 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
         return [self._to_batch_feature({name: value}, return_tensors)[name] for value in values]
 
     def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        """Returns every single image as a tensor (C, H, W), uint8 or float32, all on one device."""
         names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "device")
         options = {name: kwargs[name] for name in names if name in kwargs}
         tensors = [read_image(image, name, **options) for name, image in named_images(images)]
@@ -576,7 +541,6 @@ class HfViTImageProcessorBase(HfViTPostProcessing, HfViTObjectPostProcessing, Ba
 
 
 def _sizes(images: list[torch.Tensor]) -> list[tuple[int, int]]:
-    """Returns height and width of each image."""
     return [(image.shape[-2], image.shape[-1]) for image in images]
 
 

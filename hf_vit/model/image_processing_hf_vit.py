@@ -7,17 +7,20 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils.import_utils import is_torchvision_available
 
-from .image_geometry import resize_as_pil, resize_with_pil
+from .image_geometry import resize_with_pil
 from .image_processing_base import HfViTImageProcessorBase, HfViTImageProcessorKwargs
 
 
 class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
-    """Image processor on torchvision. `HfViTImageProcessorBase` describes the options."""
+    """Image processor on torchvision. `HfViTImageProcessorBase` describes the options.
+
+    Resized 8-bit pixels are within one gray level of the PIL processor's. The exception is bicubic resizing on a GPU,
+    where about 4 in 10,000 pixels of a photo, at sharp edges, differ by more: PIL clips between its two passes.
+    """
 
     valid_kwargs = HfViTImageProcessorKwargs
 
     def __init__(self, **kwargs: Any) -> None:
-        """Sets the options that differ from the defaults."""
         if not is_torchvision_available():
             raise ImportError(
                 "HfViTImageProcessor needs torchvision. Install it with `pip install torchvision`, or use "
@@ -50,10 +53,10 @@ class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):
     def _resize_batch(
         self, images: torch.Tensor, height: int, width: int, resample: PILImageResampling
     ) -> torch.Tensor:
-        """Resizes (B, C, H, W) by the fastest way that stays within one gray level of the PIL processor."""
-        is_enlarged = height > images.shape[-2] or width > images.shape[-1]
-        if resample == PILImageResampling.BILINEAR and not is_enlarged:
+        """Resizes (B, C, H, W) by torchvision; by PIL on a CPU where that is closer, and for filters of PIL alone."""
+        is_shrunk = height <= images.shape[-2] and width <= images.shape[-1]
+        is_exact = resample == PILImageResampling.BILINEAR and is_shrunk
+        is_on_gpu = images.device.type != "cpu"
+        if is_exact or (is_on_gpu and resample in (PILImageResampling.BILINEAR, PILImageResampling.BICUBIC)):
             return self.resize(images, SizeDict(height=height, width=width), resample)
-        if images.device.type != "cpu":
-            return resize_as_pil(images, height, width, resample)
-        return torch.stack([resize_with_pil(image, height, width, resample) for image in images])
+        return torch.stack([resize_with_pil(image, height, width, resample) for image in images.cpu()]).to(images)

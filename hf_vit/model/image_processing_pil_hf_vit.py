@@ -19,7 +19,6 @@ class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):
     def _prepare_image_like_inputs(
         self, images: Any, *args: Any, device: Any = None, **kwargs: Any
     ) -> list[torch.Tensor]:
-        """The same on the CPU, whatever the device of the images."""
         if device not in (None, "cpu"):
             raise ValueError(
                 f"device={device!r} needs torchvision, which is not installed or not chosen: PIL works on the CPU. "

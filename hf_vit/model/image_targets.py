@@ -1,6 +1,6 @@
-"""From whatever a user gives as the target of an image (maps, masks, boxes) to tensors.
+"""Targets of images of any kind (maps, masks, boxes) as tensors.
 
-Shapes: H W pixels before, h w after; M masks, N objects; H W pixels of an image.
+Shapes: H W pixels of an image, h w of what the model gets; M masks, N objects.
 """
 
 import os
@@ -12,10 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.image_utils import SizeDict
 
 from .configuration_hf_vit import to_pair
-from .image_geometry import both_ends, center_crop, output_size, resize_nearest
+from .image_geometry import center_crop, resize_nearest, resized_size, split_between_ends
 from .image_inputs import array_to_tensor, is_pil, open_image, upright
 
 
@@ -32,23 +31,14 @@ DIMENSIONS = {
 }
 # PIL's modes of one number a pixel that is an index; palettes ("P") keep their indices
 INDEX_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L")
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[str, list[Any]]:
-    """Returns each image's own targets as tensors.
+    """Returns each image's own targets as tensors, by name with one entry an image.
 
-    Args:
-        targets: By the names of `HfViTImageProcessor.preprocess`, those that were given.
-        sizes: Height and width of each image, in pixels.
-
-    Returns:
-        By name, one entry an image: int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they
-        are invalid, bool `mask_labels` (M, H, W) with int64 `class_labels` (M,), `instance_id_to_semantic_id`.
-
-    Raises:
-        OSError: if a file cannot be opened or decoded.
-        TypeError: if a target is of another type, or its numbers are.
-        ValueError: if targets do not fit together, or not to the images.
+    These are int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they are invalid, bool
+    `mask_labels` (M, H, W) with int64 `class_labels` (M,), and `instance_id_to_semantic_id`.
     """
     kind = target_kind(targets)
     values = _listed(targets[kind], kind)
@@ -76,44 +66,15 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
     return read
 
 
-def place_target(
-    target: Tensor,
-    fill: float,
-    *,
-    canvas: tuple[int, int] | None,
-    do_resize: bool,
-    size: SizeDict,
-    ensure_multiple_of: int | tuple[int, int] | None,
-    keep_aspect_ratio: bool | None,
-    do_center_crop: bool | None,
-    crop_size: SizeDict,
-    crop_rounding: str,
-    **_: Any,
-) -> Tensor:
-    """Brings a target (..., H, W) to where its image is brought under the options of the image processor.
+def place_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None, **options: Any) -> Tensor:
+    """Resizes, crops and pads a target (..., H, W) as its image is, under the options of the image processor.
 
-    Args:
-        target: (..., H, W).
-        fill: The value of pixels outside the image.
-        canvas: Height and width in pixels that the batch is padded to, if it is.
-        do_resize: This and the rest are the options of the image processor.
-        size: See there.
-        ensure_multiple_of: See there.
-        keep_aspect_ratio: See there.
-        do_center_crop: See there.
-        crop_size: See there.
-        crop_rounding: See there.
-
-    Returns:
-        (..., h, w), every pixel one of `target` or `fill`.
+    `fill` is the value of pixels outside the image, `canvas` the size in pixels that the batch is padded to, if it is.
     """
-    if do_resize:
-        multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
-        height, width = target.shape[-2:]
-        new_size = output_size(height, width, dict(size), multiple, "the target", keep_aspect_ratio)
-        target = resize_nearest(target, *new_size)
-    if do_center_crop:
-        target = center_crop(target, **dict(crop_size), rounding=crop_rounding, fill=fill)
+    if options["do_resize"]:
+        target = resize_nearest(target, *resized_size(target.shape[-2], target.shape[-1], **options))
+    if options["do_center_crop"]:
+        target = center_crop(target, **dict(options["crop_size"]), rounding=options["crop_rounding"], fill=fill)
     if canvas is not None:
         missing = (canvas[0] - target.shape[-2], canvas[1] - target.shape[-1])
         target = F.pad(target, (0, missing[1], 0, missing[0]), value=fill)
@@ -123,19 +84,10 @@ def place_target(
 def encode_targets(
     targets: dict[str, list[Any]], place: Callable[[Tensor, float], Tensor], do_reduce_labels: bool
 ) -> dict[str, list[Tensor]]:
-    """Returns what a model is trained on, one entry an image.
+    """Returns the labels of a training, one entry an image.
 
-    Args:
-        targets: As `read_targets` returns them.
-        place: Brings one target to its place, outside of the image filled by the second argument.
-        do_reduce_labels: Whether 0 in segmentation maps is to be ignored, and the rest lowered by one.
-
-    Returns:
-        `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have
-        pixels left.
-
-    Raises:
-        ValueError: if a segment has no class.
+    These are `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have
+    pixels left. `place` brings one target to its place, outside of the image filled by the second argument.
     """
     if "depth_maps" in targets:
         return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
@@ -156,11 +108,7 @@ def encode_targets(
 
 
 def target_kind(targets: dict[str, Any]) -> str:
-    """Returns which of `KINDS` is given, "" where none is.
-
-    Raises:
-        ValueError: if several are, or one without what belongs to it.
-    """
+    """Returns which of `KINDS` is given, "" where none is; `ValueError` if several are, or one lacks its partner."""
     kinds = [name for name in KINDS if name in targets]
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} are given, but a model is trained on one. Give one of them.")
@@ -217,7 +165,6 @@ def _check_shape(target: Tensor, size: tuple[int, int], kind: str, index: int) -
 
 
 def _to_tensor(target: Any, name: str) -> Tensor:
-    """Returns the numbers of a file, PIL image, array or tensor as they are."""
     if isinstance(target, str | os.PathLike):
         target = open_image(target, name)
     elif is_pil(target):
@@ -249,7 +196,6 @@ def _read_segmentation_map(numbers: Tensor, name: str) -> Tensor:
 
 
 def _read_depth_map(numbers: Tensor, name: str) -> Tensor:
-    """Returns float32 depth, 0 where it is invalid."""
     if not numbers.is_floating_point():
         raise TypeError(
             f"{name} holds {numbers.dtype}, whose unit is unknown. Divide it by its units per meter (1000 for "
@@ -273,17 +219,9 @@ READERS: dict[str, Callable[[Tensor, str], Tensor]] = {
 
 
 def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
-    """Returns class numbers (N,) int64.
+    """Returns `count` class numbers, whole and from 0, as (N,) int64.
 
-    Args:
-        classes: N whole numbers from 0.
-        count: How many there must be.
-        name: What to call them in errors.
-        of: What to call what has these classes.
-
-    Raises:
-        TypeError: if they are no whole numbers.
-        ValueError: if they are not as many, or negative.
+    Errors call them `name`, and `of` what has these classes.
     """
     try:
         numbers = torch.as_tensor(classes)
@@ -333,19 +271,13 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
     return ids == torch.tensor(numbers, dtype=torch.int64, device=ids.device)[:, None, None], classes  # (M, h, w)
 
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom
-
-
 def read_boxes(boxes: Any, name: str, corners: str = "left, top, right, bottom") -> Tensor:
-    """Returns boxes as a tensor.
+    """Returns boxes as (N, 4) float32.
 
     Args:
         boxes: (N, 4) left, top, right and bottom: an array, a tensor, or nested lists, empty where there is none.
-        name: What to call them in errors.
-        corners: What to call the four numbers in errors.
-
-    Returns:
-        (N, 4) float32.
+        name: Their name in errors.
+        corners: The name of the four numbers in errors.
 
     Raises:
         ValueError: if they have another shape, hold anything but finite numbers, or end before they begin.
@@ -377,10 +309,6 @@ def read_objects(targets: Mapping[str, Any], sizes: list[tuple[int, int]]) -> li
     Args:
         targets: By the names of `HfViTImageProcessor.preprocess`: "annotations", or "boxes" with "class_labels".
         sizes: Height and width of each image, in pixels.
-
-    Raises:
-        TypeError: if class numbers are no whole numbers.
-        ValueError: if there are not as many as images, or what they hold is no box or no class.
     """
     if "annotations" in targets:
         given = targets["annotations"]
@@ -398,7 +326,6 @@ def read_objects(targets: Mapping[str, Any], sizes: list[tuple[int, int]]) -> li
 
 
 def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
-    """Returns boxes and classes of an image in the form of COCO, without crowds."""
     if not isinstance(image, Mapping) or "annotations" not in image:
         raise ValueError(f"{name} is {image!r}, but must be a dictionary with a list of 'annotations', as in COCO.")
     boxes, classes = [], []
@@ -430,23 +357,8 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
     )
 
 
-def seen_window(
-    height: int,
-    width: int,
-    *,
-    do_resize: bool | None,
-    size: SizeDict | dict[str, int],
-    ensure_multiple_of: Any,
-    keep_aspect_ratio: bool | None,
-    do_center_crop: bool | None,
-    crop_size: SizeDict | dict[str, int] | None,
-    crop_rounding: str,
-    do_pad: bool | None,
-    hide_padding: bool | None,
-    pad_size: SizeDict | dict[str, int] | None,
-    **_: Any,
-) -> Box:
-    """Returns what a model sees of an image, under the options of the image processor, in units of the image.
+def visible_window(height: int, width: int, **options: Any) -> Box:
+    """Returns the part of an image that a model sees, in units of the image: left, top, right and bottom.
 
     (0, 0, 1, 1) is all of it. A center crop is less, or more where it is larger than the image. Padding does not count
     unless the model sees it; whole patches, of which the image fills the last ones in part, do.
@@ -454,47 +366,30 @@ def seen_window(
     Args:
         height: Of the image in pixels.
         width: Of the image in pixels.
-        do_resize: This and the rest are the options of the image processor.
-        size: See there.
-        ensure_multiple_of: See there.
-        keep_aspect_ratio: See there.
-        do_center_crop: See there.
-        crop_size: See there.
-        crop_rounding: See there.
-        do_pad: See there.
-        hide_padding: See there.
-        pad_size: See there.
-
-    Returns:
-        Left, top, right and bottom.
+        **options: Of the image processor.
     """
-    patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
-    if do_resize:
-        height, width = output_size(height, width, dict(size), patch, "the image", keep_aspect_ratio)
+    multiple, crop_size, pad_size = (options[name] for name in ("ensure_multiple_of", "crop_size", "pad_size"))
+    if options["do_resize"]:
+        height, width = resized_size(height, width, **options)
     left, top, right, bottom = 0, 0, width, height
-    if do_center_crop and crop_size is not None:
-        before, after = both_ends(crop_size["width"] - width, crop_rounding)
+    if options["do_center_crop"] and crop_size is not None:
+        before, after = split_between_ends(crop_size["width"] - width, options["crop_rounding"])
         left, right = -before, width + after
-        before, after = both_ends(crop_size["height"] - height, crop_rounding)
+        before, after = split_between_ends(crop_size["height"] - height, options["crop_rounding"])
         top, bottom = -before, height + after
-    if do_pad and hide_padding and patch is not None:
+    if options["do_pad"] and options["hide_padding"] and multiple is not None:
+        patch = to_pair(multiple)
         right, bottom = left - (left - right) // patch[1] * patch[1], top - (top - bottom) // patch[0] * patch[0]
-    elif do_pad and pad_size is not None:
+    elif options["do_pad"] and pad_size is not None:
         right, bottom = left + pad_size["width"], top + pad_size["height"]
     return left / width, top / height, right / width, bottom / height
 
 
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Tensor, Tensor]:
-    """Returns boxes as a model is trained on them.
+    """Returns what is left of boxes (N, 4), left, top, right and bottom in pixels, in the window that a model sees.
 
-    Args:
-        boxes: (N, 4) left, top, right and bottom in pixels.
-        size: Height and width of the image in pixels.
-        window: What the model sees of it, as `seen_window` says.
-
-    Returns:
-        Center x, center y, width and height (M, 4) of what is left of the boxes in image and window, in units of the
-        window; and which have something left (N,) bool, M of them.
+    These are center x, center y, width and height (M, 4) in units of the window; with them comes which have something
+    left, (N,) bool. `size` is height and width of the image in pixels, `window` from `visible_window`.
     """
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
     origin, extent = _origin_and_extent(window, boxes)
@@ -505,16 +400,7 @@ def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Ten
 
 
 def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
-    """Returns boxes in pixels: the inverse of `encode_boxes`, except for what that cuts away.
-
-    Args:
-        boxes: (..., 4) center x, center y, width and height in units of the window.
-        size: Height and width of the image in pixels.
-        window: What the model saw of it, as `seen_window` says.
-
-    Returns:
-        (..., 4) left, top, right and bottom.
-    """
+    """Returns boxes (..., 4) left, top, right and bottom in pixels: the inverse of `encode_boxes`."""
     center, half = boxes[..., :2], boxes[..., 2:] / 2
     origin, extent = _origin_and_extent(window, boxes)
     relative = torch.cat((center - half, center + half), dim=-1) * extent + origin  # (..., 4)
@@ -522,7 +408,6 @@ def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
 
 
 def _origin_and_extent(window: Box, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns where a window begins and how far it goes, x, y, x, y each."""
     left, top, right, bottom = window
     return like.new_tensor([left, top]).repeat(2), like.new_tensor([right - left, bottom - top]).repeat(2)
 
@@ -532,13 +417,10 @@ def encode_objects(
 ) -> list[tuple[Tensor, Tensor]]:
     """Returns the labels of each image: classes (M,) and boxes (M, 4), without objects of which nothing is left.
 
-    Args:
-        objects: Boxes and classes of each image, as `read_objects` returns them.
-        sizes: Height and width of each image, in pixels.
-        **options: Of the image processor.
+    `objects` are those of `read_objects`, `options` those of the image processor.
     """
     labels = []
     for (boxes, classes), size in zip(objects, sizes, strict=True):
-        encoded, is_left = encode_boxes(boxes, size, seen_window(*size, **options))
+        encoded, is_left = encode_boxes(boxes, size, visible_window(*size, **options))
         labels.append((classes.to(boxes.device)[is_left], encoded))
     return labels

@@ -1,6 +1,7 @@
-"""Layers that several heads share, and how they start.
+"""Layers that several heads share, and their initialization.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L = P + N tokens, D hidden size.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, D hidden size, K
+classes, s how much finer the output of a head is than the grid.
 """
 
 import math
@@ -18,14 +19,21 @@ from transformers import initialization as init
 from .configuration_hf_vit import HfViTConfig
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+# Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
+PRIOR_BIAS = math.log(0.01 / 0.99)
+Head = Callable[[list[Tensor], list[Tensor]], Tensor]
+
+
 # The library initializes no module of remote code that has no weights of its own, so only such modules belong here.
 class HfViTInitialized(nn.Module):
-    """A layer that says itself which weights it has before training; those of all others follow from their kind."""
+    """A layer that initializes its own weights; those of all others follow from their kind."""
 
     def initialize(self, std: float) -> None:
         """Sets the weights that this very layer holds, not those of layers within it.
 
-        It has to go through `transformers.initialization`, which leaves alone what a checkpoint has filled.
+        Use the functions of `transformers.initialization`, which skip weights that a checkpoint has filled.
 
         Args:
             std: `config.initializer_range`.
@@ -33,45 +41,39 @@ class HfViTInitialized(nn.Module):
         raise NotImplementedError
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-# Logit of a class where most queries have none (https://arxiv.org/abs/1708.02002)
-PRIOR_BIAS = math.log(0.01 / 0.99)
-
-
-def in_full_precision(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
-    """Switches autocast off in a function of predictions, which would bring its matrix products to half precision."""
+def without_autocast(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """Switches autocast off in a loss function, as it would compute matrix products in half precision."""
 
     @wraps(loss)
-    def without_autocast(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run_without_autocast(predictions: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with torch.autocast(predictions.device.type, enabled=False):
             return loss(predictions, *args, **kwargs)
 
-    return without_autocast
+    return run_without_autocast
 
 
 class HfViTHeadConv2d(HfViTInitialized, nn.Conv2d):
-    """A convolution of a head, which starts at the scale of its inputs (He, https://arxiv.org/abs/1502.01852)."""
+    """A convolution of a head, initialized by its fan-in (He, https://arxiv.org/abs/1502.01852)."""
 
     initial_bias = 0.0
 
     @property
     def initial_limit(self) -> float:
-        """How far from zero a weight may start."""
+        """The largest initial weight."""
         return math.sqrt(6 / (self.in_channels // self.groups * math.prod(self.kernel_size)))
 
     def initialize(self, std: float) -> None:
-        """Draws evenly up to the limit."""
+        """Draws weights uniformly up to the limit."""
         init.uniform_(self.weight, -self.initial_limit, self.initial_limit)
         if self.bias is not None:
             init.constant_(self.bias, self.initial_bias)
 
 
 class HfViTHeadConvTranspose2d(HfViTInitialized, nn.ConvTranspose2d):
-    """A transposed convolution of a head, which starts in the same way."""
+    """A transposed convolution of a head, initialized in the same way."""
 
     def initialize(self, std: float) -> None:
-        """Draws evenly; only each stride-th row and column of the kernel meets a result."""
+        """Draws weights uniformly; only each stride-th row and column of the kernel meets a result."""
         limit = math.sqrt(6 * math.prod(self.stride) / (self.in_channels // self.groups * math.prod(self.kernel_size)))
         init.uniform_(self.weight, -limit, limit)
         if self.bias is not None:
@@ -79,24 +81,23 @@ class HfViTHeadConvTranspose2d(HfViTInitialized, nn.ConvTranspose2d):
 
 
 class HfViTHeadLinear(HfViTInitialized, nn.Linear):
-    """A linear layer of a decoder, which starts at the scale of its inputs whatever their width (Glorot)."""
+    """A linear layer of a decoder, initialized by fan-in and fan-out (Glorot)."""
 
     def initialize(self, std: float) -> None:
-        """Draws evenly, by fan-in and fan-out."""
+        """Draws weights uniformly."""
         init.xavier_uniform_(self.weight)
         init.zeros_(self.bias)
 
 
 class HfViTPredictor(HfViTInitialized, nn.Linear):
-    """The last layer of a head."""
+    """The last layer of a head, with an initial bias and, if `starts_at_zero`, initial weights of zero."""
 
     def __init__(self, size: int, out_size: int, initial_bias: float = 0.0, starts_at_zero: bool = False) -> None:
-        """Builds the layer, which before training has this bias, and with `starts_at_zero` no weights."""
         super().__init__(size, out_size)
         self.initial_bias, self.starts_at_zero = initial_bias, starts_at_zero
 
     def initialize(self, std: float) -> None:
-        """As a linear layer, or at zero, with its own bias."""
+        """Draws weights as of a linear layer, or sets them to zero, and sets the bias."""
         init.trunc_normal_(self.weight, mean=0.0, std=std)
         if self.starts_at_zero:
             init.zeros_(self.weight)
@@ -104,33 +105,34 @@ class HfViTPredictor(HfViTInitialized, nn.Linear):
 
 
 class HfViTQueries(HfViTInitialized, nn.Embedding):
-    """What queries that join the patches start from."""
+    """Learned queries that join the patches."""
 
     def initialize(self, std: float) -> None:
         """Draws with a deviation of 1, so that no two of them are alike."""
         init.normal_(self.weight, mean=0.0, std=1.0)
 
+    def append_to(self, hidden_states: Tensor) -> Tensor:
+        """Returns tokens (B, P + N, D) with the queries behind them, (B, P + N + Q, D)."""
+        # Not `weight`, which may lie on a disk: only a call fetches it.
+        queries = self(torch.arange(self.num_embeddings, device=hidden_states.device))
+        queries = queries.to(hidden_states.device).expand(len(hidden_states), -1, -1)
+        return torch.cat((hidden_states, queries), dim=1)
+
 
 class HfViTPredictionHead(nn.Module):
-    """Linear layers with ReLU between, from what stands for an object to what is said of it."""
+    """Linear layers of width `size` with ReLU between, from queries to `out_size` predictions.
+
+    Args:
+        size: Width of the inputs.
+        out_size: Number of outputs.
+        num_layers: Number of layers.
+        initial_bias: Bias of the last layer before training.
+        starts_at_zero: Whether its weights are zero then.
+    """
 
     def __init__(
-        self,
-        size: int,
-        out_size: int,
-        num_layers: int = 3,
-        initial_bias: float = 0.0,
-        starts_at_zero: bool = False,
+        self, size: int, out_size: int, num_layers: int = 3, initial_bias: float = 0.0, starts_at_zero: bool = False
     ) -> None:
-        """Builds `num_layers` layers of width `size`, the last one of `out_size`.
-
-        Args:
-            size: Width of the inputs.
-            out_size: Number of outputs.
-            num_layers: Number of layers.
-            initial_bias: Bias of the last layer before training.
-            starts_at_zero: Whether its weights are zero then.
-        """
         super().__init__()
         inner = [nn.Linear(size, size) for _ in range(num_layers - 1)]
         self.layers = nn.ModuleList([*inner, HfViTPredictor(size, out_size, initial_bias, starts_at_zero)])
@@ -172,15 +174,15 @@ class HfViTBatchNorm2d(nn.BatchNorm2d):
         total = torch.cat(((values * counted).sum((0, 2, 3)), counted.sum()[None]))  # (C + 1,)
         total = sum_over_processes(total)
         mean, count = total[:-1] / total[-1], total[-1]
-        centerd = values - mean[:, None, None]
-        variance = sum_over_processes((centerd.square() * counted).sum((0, 2, 3))) / count
+        centered = values - mean[:, None, None]
+        variance = sum_over_processes((centered.square() * counted).sum((0, 2, 3))) / count
         with torch.no_grad():
             unbiased = variance * count / (count - 1).clamp_min(1)
             for running, value in ((self.running_mean, mean), (self.running_var, unbiased)):
                 running.lerp_(value.to(running.dtype), self.momentum)
             self.num_batches_tracked.add_(1)
         scale = self.weight * (variance + self.eps).rsqrt()
-        return (centerd * scale[:, None, None] + self.bias[:, None, None]).to(maps.dtype)
+        return (centered * scale[:, None, None] + self.bias[:, None, None]).to(maps.dtype)
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
@@ -190,8 +192,8 @@ def sum_over_processes(values: Tensor) -> Tensor:
     return values
 
 
-def last_or(indices: Sequence[int] | None, config: HfViTConfig) -> list[int]:
-    """Returns the numbers of blocks that a head sees, the last one by default.
+def blocks_or_last(indices: Sequence[int] | None, config: HfViTConfig) -> list[int]:
+    """Returns the numbers of blocks that a head reads, the last one by default.
 
     Raises:
         ValueError: if there is no such block.
@@ -211,15 +213,17 @@ def check_blocks(name: str, chosen: list[int], config: HfViTConfig) -> None:
 
 
 def to_maps(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Patch tokens (B, N, D) as maps (B, D, h, w)."""
+    """Returns patch tokens (B, N, D) as maps (B, D, h, w)."""
     return tokens.transpose(1, 2).unflatten(2, grid).contiguous()
 
 
-Head = Callable[[list[Tensor], list[Tensor]], Tensor]
+def upsample_mask(mask: Tensor | None, scale: tuple[int, int] = (2, 2)) -> Tensor | None:
+    """Repeats the rows and columns of a mask (B, h, w) by `scale`."""
+    return None if mask is None else mask.repeat_interleave(scale[0], dim=1).repeat_interleave(scale[1], dim=2)
 
 
-def each_image_alone(head: Head, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None) -> Tensor:
-    """Runs a head so that no image sees the padding around it.
+def run_unpadded(head: Head, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None) -> Tensor:
+    """Runs a head on each image without the padding around it.
 
     Args:
         head: Takes maps (B, D, h, w) and prefix tokens (B, P, D) of each level, and returns (B, K, s·h, s·w).
@@ -243,94 +247,15 @@ def each_image_alone(head: Head, levels: list[Tensor], prefixes: list[Tensor], m
     return torch.cat(outputs)
 
 
-class HfViTUpscale(nn.Module):
-    """Doubles the resolution of a map (EoMT, https://arxiv.org/abs/2503.19108)."""
+class HfViTNamedHead(nn.Module):
+    """A head under the name of its kind, so that the weights of one kind are never loaded into another."""
 
-    def __init__(self, size: int) -> None:
-        """Builds the layers for maps of `size` channels."""
+    def __init__(self, name: str, decoder: nn.Module) -> None:
         super().__init__()
-        self.upsample = HfViTHeadConvTranspose2d(size, size, kernel_size=2, stride=2)
-        self.activation = nn.GELU()
-        self.depthwise = HfViTHeadConv2d(size, size, kernel_size=3, padding=1, groups=size, bias=False)
-        self.norm = HfViTLayerNorm2d(size, eps=1e-6)
+        self.name = name
+        self.add_module(name, decoder)
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, C, 2·h, 2·w)."""
-        return self.norm(self.depthwise(self.activation(self.upsample(maps))))
-
-
-class HfViTReassemble(nn.Module):
-    """The tokens of one level as a map of its own width and resolution (https://arxiv.org/abs/2103.13413)."""
-
-    def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
-        """Builds the layers.
-
-        Args:
-            config: Of the backbone.
-            size: Width C of the map.
-            factor: Its resolution relative to the patch grid.
-            readout_type: "ignore", "add" or "project", see `HfViTDepthConfig`.
-
-        Raises:
-            ValueError: if the CLS token is to be read out and there is none.
-        """
-        super().__init__()
-        if readout_type != "ignore" and not config.use_cls_token:
-            raise ValueError(
-                f"readout_type={readout_type!r} reads the CLS token, but use_cls_token=False. Set "
-                "readout_type='ignore' in depth_config."
-            )
-        width = config.hidden_size
-        self.readout_type = readout_type
-        self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
-        self.activation = nn.GELU()
-        self.projection = HfViTHeadConv2d(width, size, kernel_size=1)
-        self.resize: nn.Module = nn.Identity()
-        if factor > 1:
-            self.resize = HfViTHeadConvTranspose2d(size, size, kernel_size=round(factor), stride=round(factor))
-        elif factor < 1:
-            self.resize = HfViTHeadConv2d(size, size, kernel_size=3, stride=round(1 / factor), padding=1)
-
-    def forward(self, maps: Tensor, prefix: Tensor) -> Tensor:
-        """(B, D, h, w) and (B, P, D) to (B, C, factor·h, factor·w)."""
-        if self.readout is not None:
-            patches = maps.movedim(1, -1)  # (B, h, w, D)
-            token = prefix[:, 0, None, None].expand_as(patches)
-            maps = self.activation(self.readout(torch.cat((patches, token), dim=-1))).movedim(-1, 1)
-        elif self.readout_type == "add":
-            maps = maps + prefix[:, 0, :, None, None]
-        return self.resize(self.projection(maps))
-
-
-class HfViTResidualConv(nn.Module):
-    """Two convolutions around which the input goes unchanged."""
-
-    def __init__(self, size: int) -> None:
-        """Builds the layers for maps of `size` channels."""
-        super().__init__()
-        self.conv1 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
-        self.conv2 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to the same shape."""
-        return maps + self.conv2(self.conv1(maps.relu()).relu())
-
-
-class HfViTFusion(nn.Module):
-    """Joins what the coarser levels gave with the next finer one (RefineNet, https://arxiv.org/abs/1611.06612)."""
-
-    def __init__(self, size: int, is_first: bool) -> None:
-        """Builds the layers for maps of `size` channels; the first one has no coarser level to join with."""
-        super().__init__()
-        self.residual1 = None if is_first else HfViTResidualConv(size)
-        self.residual2 = HfViTResidualConv(size)
-        self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
-
-    def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
-        """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""
-        if finer is not None and self.residual1 is not None:
-            if finer.shape != maps.shape:
-                finer = F.interpolate(finer, size=maps.shape[-2:], mode="bilinear", align_corners=False)
-            maps = maps + self.residual1(finer)
-        maps = F.interpolate(self.residual2(maps), size=size, mode="bilinear", align_corners=True)
-        return self.projection(maps)
+    @property
+    def decoder(self) -> nn.Module:
+        """The head itself."""
+        return self.get_submodule(self.name)

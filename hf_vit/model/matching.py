@@ -17,10 +17,10 @@ if is_scipy_available():
 
 @torch.no_grad()
 def match(cost: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs queries with targets one to one so that the sum of their costs is least (Hungarian algorithm).
+    """Matches queries with targets one to one so that the sum of their costs is least (Hungarian algorithm).
 
     Args:
-        cost: (Q, M). What is NaN or infinite is only paired if nothing else is left.
+        cost: (Q, M). What is NaN or infinite is only matched if nothing else is left.
 
     Returns:
         Numbers of the queries and of their targets, each (min(Q, M),) int64.
@@ -38,12 +38,12 @@ def match(cost: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sample_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Reads maps (R, H, W) at points (R, T, 2), x and y from 0 to 1, bilinearly, zeros lying around them: (R, T)."""
+    """Samples maps (R, H, W) at points (R, T, 2), x and y in [0, 1], bilinearly with zeros around them: (R, T)."""
     return F.grid_sample(maps[:, None], 2 * points[:, None] - 1, align_corners=False)[:, 0, 0]
 
 
-def lattice(num_points: int, like: Tensor) -> Tensor:
-    """About `num_points` points spread evenly, (T, 2), x and y from 0 to 1."""
+def grid_points(num_points: int, like: Tensor) -> Tensor:
+    """Returns about `num_points` points of a regular grid, (T, 2), x and y in [0, 1]."""
     side = max(1, math.isqrt(num_points))
     centers = (torch.arange(side, device=like.device, dtype=like.dtype) + 0.5) / side
     return torch.cartesian_prod(centers, centers)
@@ -51,7 +51,7 @@ def lattice(num_points: int, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, importance_ratio: float) -> Tensor:
-    """Draws points where a mask is least decided (PointRend, https://arxiv.org/abs/1912.08193).
+    """Draws points where a mask is most uncertain (PointRend, https://arxiv.org/abs/1912.08193).
 
     Args:
         logits: (R, H, W) of masks.
@@ -60,26 +60,23 @@ def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, i
         importance_ratio: Share of the points that are chosen; the rest are anywhere.
 
     Returns:
-        (R, T, 2), x and y from 0 to 1.
+        (R, T, 2), x and y in [0, 1].
     """
     num_chosen = int(importance_ratio * num_points)
     candidates = torch.rand(len(logits), int(num_points * oversample_ratio), 2, device=logits.device)
     candidates = candidates.to(logits.dtype)
-    decided = sample_points(logits, candidates).abs()  # (R, oversample_ratio·T)
-    chosen = decided.topk(num_chosen, dim=1, largest=False).indices
+    certainty = sample_points(logits, candidates).abs()  # (R, oversample_ratio·T)
+    chosen = certainty.topk(num_chosen, dim=1, largest=False).indices
     anywhere = torch.rand(len(logits), num_points - num_chosen, 2, device=logits.device).to(logits.dtype)
     return torch.cat((candidates.gather(1, chosen[..., None].expand(-1, -1, 2)), anywhere), dim=1)
 
 
 def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and Dice loss of every mask with every target.
+    """Returns cross-entropy and Dice loss of every mask with every target, each (Q, M).
 
     Args:
         logits: (Q, T) at points.
         targets: (M, T) at the same points, in [0, 1].
-
-    Returns:
-        Two times (Q, M).
     """
     # -log p(1) · t - log p(0) · (1 - t) = softplus(logit) - logit · t, summed over the points by a matrix product
     cross_entropy = (F.softplus(logits).sum(dim=1)[:, None] - logits @ targets.T) / logits.shape[1]  # (Q, M)
@@ -90,7 +87,7 @@ def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor
 
 
 def mask_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy and Dice loss of each mask with its own target, both (R, T): two times (R,)."""
+    """Returns cross-entropy and Dice loss, each (R,), of each mask with its own target, both (R, T)."""
     cross_entropy = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
     probabilities = logits.sigmoid()
     overlap = 2 * (probabilities * targets).sum(dim=1)

@@ -1,4 +1,9 @@
-"""The Vision Transformer and its backbone."""
+"""The Vision Transformer and its backbone.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
+registers), L = P + N tokens, D hidden size, K kept patches, W windows of S patches, O tokens that are no patches, d
+head size.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import (
-    BackboneOutput,
-    BaseModelOutputWithPooling,
-)
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
@@ -52,10 +54,9 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
 
 
 class HfViTPooler(nn.Module):
-    """The original's extra layer after the pooling."""
+    """The original's extra tanh layer after the pooling."""
 
     def __init__(self, in_size: int, out_size: int) -> None:
-        """Maps width `in_size` to `out_size`."""
         super().__init__()
         self.dense = nn.Linear(in_size, out_size)
 
@@ -65,16 +66,15 @@ class HfViTPooler(nn.Module):
 
 
 class HfViTModel(HfViTPreTrainedModel):
-    """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image."""
+    """The plain Vision Transformer (https://arxiv.org/abs/2010.11929): images to tokens and one vector per image.
+
+    Args:
+        config: The configuration.
+        add_pooling_layer: Without it the model has none of the weights that only the pooled output needs, whatever
+            `config` says, and returns no `pooler_output`.
+    """
 
     def __init__(self, config: HfViTConfig, add_pooling_layer: bool = True) -> None:
-        """Builds a model with fresh weights.
-
-        Args:
-            config: The configuration.
-            add_pooling_layer: Without it the model has none of the weights that only the pooled output needs, whatever
-                `config` says, and returns no `pooler_output`.
-        """
         super().__init__(config)
         self.embeddings = HfViTEmbeddings(config)
         self.pre_norm = make_norm(config, config.hidden_size) if config.use_pre_layernorm else nn.Identity()
@@ -156,18 +156,10 @@ class HfViTModel(HfViTPreTrainedModel):
     def select_patches(
         self, hidden_states: Tensor, rotary: Rotary | None, kept_patches: Tensor
     ) -> tuple[Tensor, Rotary | None]:
-        """Leaves the prefix and some of the patches, each with its position.
-
-        Args:
-            hidden_states: (B, P + N, D).
-            rotary: Their rotary positions, if there are any.
-            kept_patches: (B, K) int64, see `forward`.
-
-        Returns:
-            (B, P + K, D), and the rotary positions of these.
+        """Keeps the prefix and the patches `kept_patches` (B, K) of tokens (B, P + N, D), each with its position.
 
         Raises:
-            ValueError: if the numbers are not of this batch, or blocks look within windows.
+            ValueError: if the numbers are not of this batch, or blocks attend within windows.
         """
         if self.config.window_size is not None:
             raise ValueError(
@@ -193,12 +185,10 @@ class HfViTModel(HfViTPreTrainedModel):
     def attention_mask(
         self, hidden_states: Tensor, patch_attention_mask: Tensor | None, output_attentions: bool = False
     ) -> Any:
-        """Hides padded patches, in the form that the attention implementation takes; None if there are none.
+        """Returns the mask of padded patches as the attention implementation takes it; None if there is no padding.
 
-        Args:
-            hidden_states: (B, L, D), L counting queries at the end too.
-            patch_attention_mask: (B, h, w) bool or None.
-            output_attentions: Whether eager attention will run, whatever the configuration says.
+        The number of tokens (B, L, D) counts queries at the end too. With `output_attentions` eager attention will
+        run, whatever the configuration says.
         """
         if patch_attention_mask is None:
             return None
@@ -217,14 +207,16 @@ class HfViTModel(HfViTPreTrainedModel):
         patch_attention_mask: Tensor | None = None,
         output_attentions: bool = False,
     ) -> Windows | Tensor | None:
-        """What the blocks that look within windows take in the place of the mask; None where none does.
+        """Returns what replaces the mask in blocks that attend within windows; None where none does.
+
+        Attention weights (B, heads, L, L) need attention under a mask (B, 1, L, L), which takes longer than windows
+        do.
 
         Args:
             hidden_states: (B, L, D), L counting queries at the end too.
             grid: Rows and columns (h, w) of patches.
             patch_attention_mask: (B, h, w) bool or None.
-            output_attentions: Whether the weights (B, heads, L, L) are wanted, which attention under a mask (B, 1, L,
-                L) gives; it takes longer than windows do.
+            output_attentions: Whether the weights are wanted.
         """
         size = window_size(self.config, grid)
         if size is None:
@@ -250,7 +242,7 @@ class HfViTModel(HfViTPreTrainedModel):
         return Windows(grid, size, num_prefix, mask, others_mask)
 
     def pool(self, hidden_states: Tensor, patch_attention_mask: Tensor | None = None) -> Tensor:
-        """Sums up tokens (B, L, D) as one vector per image, (B, D) or (B, 2·D)."""
+        """Pools tokens (B, L, D) to one vector per image, (B, D) or (B, 2·D)."""
         parts = []
         if self.config.pooling in ("cls", "cls_mean"):
             parts.append(hidden_states[:, 0])
@@ -276,15 +268,9 @@ class HfViTModel(HfViTPreTrainedModel):
     def start_blockwise(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None = None, **kwargs: Any
     ) -> tuple[Tensor, "HfViTBlockRunner"]:
-        """Begins a run range by range, for heads that need what is between blocks, or change it.
+        """Returns the input (B, P + N, D) of the first block, and a runner for heads that need tokens between blocks.
 
-        Args:
-            pixel_values: (B, C, H, W).
-            patch_attention_mask: (B, h, w) bool or None.
-            **kwargs: `output_attentions`, as in `forward`.
-
-        Returns:
-            What goes into the first block, (B, P + N, D), and what runs the blocks.
+        `kwargs` may have `output_attentions`, as in `forward`.
         """
         hidden_states, rotary = self.embed(pixel_values, None, patch_attention_mask)
         assert pixel_values is not None  # refused above
@@ -296,15 +282,7 @@ class HfViTModel(HfViTPreTrainedModel):
 
 @dataclass(frozen=True)
 class HfViTBlockRunner:
-    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.begin`.
-
-    Args:
-        model: The model.
-        grid: Rows and columns (h, w) of patches.
-        rotary: Rotary positions of prefix and patches.
-        patch_attention_mask: (B, h, w) bool or None.
-        output_attentions: Whether attention weights are recorded.
-    """
+    """Runs blocks of a model on the tokens of one batch; see `HfViTModel.start_blockwise`."""
 
     model: HfViTModel
     grid: Grid
@@ -313,7 +291,7 @@ class HfViTBlockRunner:
     output_attentions: bool
 
     def attention_mask(self, hidden_states: Tensor) -> Any:
-        """Hides padded patches from tokens (B, L, D), L counting queries at the end too."""
+        """Returns the mask of padded patches for tokens (B, L, D), L counting queries at the end too."""
         return self.model.attention_mask(hidden_states, self.patch_attention_mask, self.output_attentions)
 
     def masks(self, hidden_states: Tensor) -> dict[str, Any]:
@@ -332,27 +310,13 @@ class HfViTBlockRunner:
         encoder: HfViTEncoder | None = None,
         **masks: Any,
     ) -> Tensor:
-        """Runs the blocks from `start` up to but without `stop` of the model, or of another `encoder` behind it.
+        """Runs the blocks from `start` up to but without `stop` on tokens (B, L, D) and returns these.
 
-        Args:
-            hidden_states: (B, L, D).
-            start: First block.
-            stop: End of the range, as in a slice.
-            encoder: Other blocks.
-            **masks: What `masks` returns.
-
-        Returns:
-            (B, L, D).
+        `encoder` has other blocks than the model's, behind it; `masks` are what `masks` returns.
         """
         encoder = self.model.encoder if encoder is None else encoder
-        tokens: Tensor = encoder(
-            hidden_states,
-            rotary=self.rotary,
-            start=start,
-            stop=stop,
-            output_attentions=self.output_attentions,
-            **masks,
-        )
+        options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
+        tokens: Tensor = encoder(hidden_states, start=start, stop=stop, **options, **masks)
         return tokens
 
 
@@ -360,7 +324,6 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
     """Feature maps of chosen stages, for models that are built on a backbone."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a backbone with fresh weights."""
         super().__init__(config)
         self.model = HfViTModel(config, add_pooling_layer=False)
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
@@ -409,8 +372,7 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
             if self.config.apply_layernorm:
                 features = self.model.norm(features)
             if self.config.reshape_hidden_states:
-                patches = features[:, self.config.num_prefix_tokens :]  # (B, N, D)
-                features = patches.transpose(1, 2).unflatten(2, grid).contiguous()  # (B, D, h, w)
+                features = to_maps(features[:, self.config.num_prefix_tokens :], grid)  # (B, D, h, w)
             feature_maps.append(features)
         return BackboneOutput(
             feature_maps=tuple(feature_maps), hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -418,21 +380,15 @@ class HfViTBackbone(BackboneMixin, HfViTPreTrainedModel):
 
 
 class HfViTForDensePrediction(HfViTPreTrainedModel):
-    """What models with a head on the patches of chosen blocks share."""
+    """Base class of models with a head on the patches of chosen blocks."""
 
     def run_encoder(
         self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
-        """Runs the model and takes the tokens of some blocks apart.
+        """Runs the model and returns its outputs with the tokens of the blocks `out_indices`, 0 for the input.
 
-        Args:
-            pixel_values: (B, C, H, W).
-            out_indices: Numbers of the blocks, 0 for the tokens before the first.
-            **kwargs: What `HfViTModel` takes.
-
-        Returns:
-            The model's outputs; of each block the patches as maps (B, D, h, w), normalized by the final norm if
-            `config.apply_layernorm` says so; and its prefix tokens (B, P, D).
+        Of each block these are the patches as maps (B, D, h, w) and the prefix tokens (B, P, D), normalized by the
+        final norm if `config.apply_layernorm` says so. `kwargs` are those of `HfViTModel`.
         """
         wants_states = kwargs.pop("output_hidden_states", None)
         wants_states = self.config.output_hidden_states if wants_states is None else wants_states

@@ -39,10 +39,10 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
             inputs: An image (PIL, path, http(s) URL, base64 data URL, array or tensor), or many: a list, a dataset
                 such as transformers' `KeyDataset`, or a generator. In their place `{"image": ..., "boxes": ...}`.
             boxes: The boxes of an image's objects, each left, top, right and bottom in pixels or `{"xmin", "ymin",
-                "xmax", "ymax"}` as the pipeline of object detection says them; of many images a list of these. `None`
-                means the whole image.
+                "xmax", "ymax"}` as the pipeline of object detection returns them; of many images a list of these.
+                `None` means the whole image.
             **kwargs: `threshold`, the score above which a keypoint is returned, by default all are; `flip_test=True`
-                looks at the mirror image too, which takes twice as long; `batch_size` and `num_workers`.
+                averages over the mirror image, which takes twice as long; `batch_size` and `num_workers`.
 
         Returns:
             For each image a list with an entry a box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
@@ -82,8 +82,8 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
             }
 
     def _forward(self, model_inputs: dict[str, Any], flip_test: bool = False) -> dict[str, Any]:
-        look = self.model.predict_flipped if flip_test else self.model
-        heatmaps = look(model_inputs["pixel_values"]).heatmaps  # (B, K, h', w')
+        predict = self.model.predict_flipped if flip_test else self.model
+        heatmaps = predict(model_inputs["pixel_values"]).heatmaps  # (B, K, h', w')
         return {"heatmaps": heatmaps, **{name: model_inputs[name] for name in ("box", "is_object", "is_last")}}
 
     def postprocess(self, model_outputs: list[dict[str, Any]], threshold: float | None = None) -> list[dict[str, Any]]:
@@ -95,10 +95,9 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
         (objects,) = self.image_processor.post_process_keypoint_detection(
             {"heatmaps": heatmaps}, [boxes], threshold=threshold
         )
-        return [self._in_words(found) for found in objects]
+        return [self._describe_object(found) for found in objects]
 
-    def _in_words(self, found: dict[str, Tensor]) -> dict[str, Any]:
-        """Returns an object in plain numbers and names."""
+    def _describe_object(self, found: dict[str, Tensor]) -> dict[str, Any]:
         return {
             "keypoints": found["keypoints"].tolist(),
             "scores": found["scores"].tolist(),

@@ -1,7 +1,7 @@
-"""From the outputs of models to maps, segments, boxes and keypoints in the pixels of each image.
+"""Outputs of models as maps, segments, boxes and keypoints in the pixels of each image.
 
-Shapes: B batch, K classes, Q queries, C either of them, h w the model's output, H W the result, r rows of a band, K
-classes or keypoints, N objects, h w heatmaps.
+Shapes: B batch, K classes or keypoints, Q queries, C either of them, N objects, h w the model's output, H W the
+result, r rows of a band.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -14,16 +14,26 @@ from torch import Tensor
 from transformers.image_processing_outputs import SemanticSegmentationPostProcessorOutput
 
 from .configuration_hf_vit import to_pair
-from .image_crops import crop_regions, out_of_crops, read_object_boxes
-from .image_geometry import output_size
-from .image_targets import NO_SEGMENT, Box, decode_boxes, seen_window
+from .image_crops import crop_regions, points_from_crops, read_object_boxes
+from .image_geometry import resized_size
+from .image_targets import NO_SEGMENT, Box, decode_boxes, visible_window
 from .task_keypoints import decode_heatmaps
 
 
 Sizes = Any  # list of (height, width), or a tensor (B, 2)
+# Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
+BAND_NUMEL = 2**20
+SEMANTIC = {"logits": 4}
+UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
+DEPTH = {"predicted_depth": 3}
+MODELS = {
+    "logits": "HfViTForSemanticSegmentation or HfViTForUniversalSegmentation",
+    "masks_queries_logits": "HfViTForUniversalSegmentation",
+    "predicted_depth": "HfViTForDepthEstimation",
+}
 
 
-def by_name(outputs: Any) -> Mapping[str, Any]:
+def named_outputs(outputs: Any) -> Mapping[str, Any]:
     """Returns the outputs of a model if they have names."""
     if not isinstance(outputs, Mapping):
         raise ValueError(
@@ -52,11 +62,7 @@ def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
 
 
 def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
-    """Returns the height and width of each of `count` images, in pixels.
-
-    Raises:
-        ValueError: if there are not as many, or one is no size.
-    """
+    """Returns the height and width in pixels of each of `count` images, checked."""
     sizes = _plain(target_sizes)
     if not isinstance(sizes, list | tuple) or len(sizes) != count:
         given = f"{len(sizes)} entries" if isinstance(sizes, list | tuple) else f"the type {type(sizes).__name__}"
@@ -67,7 +73,6 @@ def read_sizes(target_sizes: Sizes, count: int) -> list[tuple[int, int]]:
 
 
 def _pixels(size: Any, index: int) -> tuple[int, int]:
-    """Returns height and width as ints, at least 1."""
     sides = [_plain(side) for side in size] if isinstance(size, list | tuple) else []
     if len(sides) != 2 or not all(isinstance(side, int | float) and side > 0 and side % 1 == 0 for side in sides):
         raise ValueError(
@@ -78,36 +83,26 @@ def _pixels(size: Any, index: int) -> tuple[int, int]:
 
 
 def _plain(numbers: Any) -> Any:
-    """Returns arrays and tensors as numbers or (nested) lists."""
     return numbers.tolist() if isinstance(numbers, np.ndarray | np.generic | Tensor) else numbers
 
 
-# Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
-BAND_NUMEL = 2**20
-SEMANTIC = {"logits": 4}
-UNIVERSAL = {"class_queries_logits": 3, "masks_queries_logits": 4}
-DEPTH = {"predicted_depth": 3}
-MODELS = {
-    "logits": "HfViTForSemanticSegmentation or HfViTForUniversalSegmentation",
-    "masks_queries_logits": "HfViTForUniversalSegmentation",
-    "predicted_depth": "HfViTForDepthEstimation",
-}
-
-
 class HfViTPostProcessing:
-    """What the image processors of both backends make of outputs."""
+    """The `post_process_*` methods of the image processors of both backends."""
 
     label_ids_to_fuse: Collection[int] | None = None
-    # What of the image processor says where in a padded image the image is
+    # The options that tell which part of an image a model sees, and where the image is in a padded one
     do_resize: bool | None = True
     size: ClassVar[dict[str, int]]
     do_center_crop: bool | None = None
     crop_size: Any = None
+    crop_rounding: str
     ensure_multiple_of: Any = None
     keep_aspect_ratio: bool | None = False
     do_pad: bool | None = False
     hide_padding: bool | None = True
     pad_size: Any = None
+    do_affine_crop: bool | None
+    box_padding: float
 
     def post_process_semantic_segmentation(
         self,
@@ -134,7 +129,7 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in by_name(outputs)
+        is_universal = "masks_queries_logits" in named_outputs(outputs)
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         results: list[Any] = []
         for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
@@ -241,7 +236,7 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in by_name(outputs)
+        is_universal = "masks_queries_logits" in named_outputs(outputs)
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
         results = []
@@ -251,7 +246,7 @@ class HfViTPostProcessing:
                 continue
             scores, labels = _query_classes(outputs, index).max(dim=-1)  # (Q,)
             kept = (labels < outputs["class_queries_logits"].shape[-1] - 1) & (scores > threshold)
-            owners, shares = _contest(logits[kept], scores[kept], size, mask_threshold)
+            owners, shares = _assign_pixels(logits[kept], scores[kept], size, mask_threshold)
             is_valid = shares > overlap_mask_area_threshold
             results.append(_number_segments(owners, is_valid, scores[kept], labels[kept], fused or ()))
         return results
@@ -285,10 +280,106 @@ class HfViTPostProcessing:
             results.append({"predicted_depth": resized.clamp(low, high)})
         return results
 
+    def post_process_object_detection(
+        self, outputs: Any, threshold: float = 0.5, target_sizes: Sizes = None
+    ) -> list[dict[str, Tensor]]:
+        """Returns the objects in every image, the surest first.
+
+        Of all pairs of a query and a class, as many as there are queries count, those of the highest probability.
+
+        Args:
+            outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4).
+            threshold: Probability above which a pair is an object.
+            target_sizes: Height and width of each image in pixels, as it was before the image processor.
+
+        Returns:
+            For each image `{"scores" (N,) float32, "labels" (N,) int64, "boxes" (N, 4) float32}`. Boxes are left, top,
+            right and bottom in pixels; without `target_sizes` relative to what the model sees of the image.
+
+        Raises:
+            ValueError: if the outputs are of another model, or sizes do not fit them.
+        """
+        outputs = named_outputs(outputs)
+        check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
+        probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
+        queries, classes = probabilities.shape[1:]
+        scores, pairs = probabilities.flatten(1).topk(queries)  # (B, Q), of Q * K
+        sizes = [None] * len(scores) if target_sizes is None else read_sizes(target_sizes, len(scores))
+        results = []
+        for own_scores, own_pairs, own_boxes, size in zip(scores, pairs, boxes, sizes, strict=True):
+            is_object = own_scores > threshold  # (Q,)
+            chosen = own_pairs[is_object]  # (N,)
+            whole: Box = (0.0, 0.0, 1.0, 1.0)
+            window = whole if size is None else self._window(*size)
+            placed = decode_boxes(own_boxes[chosen // classes], (1, 1) if size is None else size, window)  # (N, 4)
+            results.append({"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed})
+        return results
+
+    def post_process_keypoint_detection(
+        self, outputs: Any, object_boxes: Any = None, target_sizes: Sizes = None, threshold: float | None = None
+    ) -> list[list[dict[str, Tensor]]]:
+        """Returns the keypoints of every object in every image.
+
+        Args:
+            outputs: Of a model of keypoints, `heatmaps` (sum of N, K, h, w), those of one image after another.
+            object_boxes: The boxes (N, 4) of each image that the image processor was given, `None` where it was none.
+            target_sizes: Height and width of each image in pixels, as it was before the image processor. Only images
+                without boxes need it.
+            threshold: Score above which a keypoint is returned; by default all are.
+
+        Returns:
+            For each image a list with one entry a box, or one of the whole image: `{"keypoints" (K, 2) float32,
+            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x, y in pixels, the center
+            of pixel i being at i; labels are their numbers; boxes left, top, right and bottom.
+
+        Raises:
+            ValueError: if the outputs are of another model, boxes or sizes do not fit them, or the image processor
+                makes no crops.
+        """
+        outputs = named_outputs(outputs)
+        check_fields(outputs, {"heatmaps": 4}, "HfViTForKeypointDetection")
+        if not self.do_affine_crop:
+            raise ValueError(
+                "This image processor makes no crops of objects, so it is not known where in an image a heatmap is. "
+                "Set do_affine_crop=True, as in the one that belongs to the model."
+            )
+        heatmaps: Tensor = outputs["heatmaps"]
+        boxes = _boxes_of(object_boxes, target_sizes, len(heatmaps))
+        crop_size = (self.size["height"], self.size["width"])
+        regions = crop_regions(torch.cat(boxes).to(heatmaps.device), crop_size, self.box_padding)  # (sum of N, 4)
+        coordinates, scores = decode_heatmaps(heatmaps)  # (sum of N, K, 2), (sum of N, K)
+        points = points_from_crops(coordinates.float(), regions, (heatmaps.shape[-2], heatmaps.shape[-1]))
+        labels = torch.arange(heatmaps.shape[1], device=heatmaps.device)  # (K,)
+        kept = torch.ones_like(scores, dtype=torch.bool) if threshold is None else scores > threshold
+        objects = iter(zip(points, scores.float(), kept, strict=True))
+        return [
+            [
+                {"keypoints": own[is_kept], "scores": sure[is_kept], "labels": labels[is_kept], "box": box}
+                for box, (own, sure, is_kept) in zip(image, objects, strict=False)
+            ]
+            for image in boxes
+        ]
+
+    def _window(self, height: int, width: int) -> Box:
+        return visible_window(
+            height,
+            width,
+            do_resize=self.do_resize,
+            size=self.size,
+            ensure_multiple_of=self.ensure_multiple_of,
+            keep_aspect_ratio=self.keep_aspect_ratio,
+            do_center_crop=self.do_center_crop,
+            crop_size=self.crop_size,
+            crop_rounding=self.crop_rounding,
+            do_pad=self.do_pad,
+            hide_padding=self.hide_padding,
+            pad_size=self.pad_size,
+        )
+
     def _own_maps(
         self, outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None, target_sizes: Sizes
     ) -> list[Tensor]:
-        """Returns the last of `fields` for each image without its padding, which sizes tell too if no mask does."""
+        """Returns the last of `fields` for each image without its padding, by the mask or else by the target sizes."""
         maps = _masked_maps(outputs, fields, patch_attention_mask)
         if not self.do_pad or patch_attention_mask is not None or target_sizes is None:
             return maps
@@ -305,17 +396,17 @@ class HfViTPostProcessing:
         return [_corner(values, part, canvas) for values, part in zip(maps, parts, strict=True)]
 
     def _extent(self, height: int, width: int, unit: tuple[int, int]) -> tuple[int, int]:
-        """Returns how much of a batch an image of so many pixels takes, down and across, in units of pixels."""
+        """Returns which extent of a batch an image of so many pixels takes, down and across, in units of pixels."""
         if self.do_resize:
-            multiple = None if self.ensure_multiple_of is None else to_pair(self.ensure_multiple_of)
-            height, width = output_size(height, width, dict(self.size), multiple, "the image", self.keep_aspect_ratio)
+            sizes = {"size": self.size, "ensure_multiple_of": self.ensure_multiple_of}
+            height, width = resized_size(height, width, **sizes, keep_aspect_ratio=self.keep_aspect_ratio)
         if self.do_center_crop:
             height, width = self.crop_size["height"], self.crop_size["width"]
         return -(-height // unit[0]), -(-width // unit[1])
 
 
 def _corner(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Tensor:
-    """Cuts maps (..., h, w) of a padded image to the part of the whole that is the image's, to the nearest row."""
+    """Crops maps (..., h, w) of a padded image to the part of the whole that is the image's, to the nearest row."""
     rows, columns = (
         max(1, round(side * own / total)) for side, own, total in zip(values.shape[-2:], part, whole, strict=True)
     )
@@ -325,7 +416,7 @@ def _corner(values: Tensor, part: tuple[int, int], whole: tuple[int, int]) -> Te
 def _check_canvas(
     values: Tensor, canvas: tuple[int, int], patch_size: tuple[int, int], parts: list[tuple[int, int]]
 ) -> None:
-    """Raises `ValueError` unless maps (..., h, w) are of so many patches, among which the images have their parts."""
+    """Raises `ValueError` unless maps (..., h, w) are of so many patches, of which the images are parts."""
     (down, odd_rows), (across, odd_columns) = (
         divmod(side, patches) for side, patches in zip(values.shape[-2:], canvas, strict=True)
     )
@@ -340,14 +431,8 @@ def _check_canvas(
 
 
 def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Tensor | None) -> list[Tensor]:
-    """Returns the last of `fields` for each image, without padding, after checking that the outputs have them all.
-
-    Args:
-        outputs: Of a model.
-        fields: Names, and how many dimensions each has.
-        patch_attention_mask: (B, rows, columns), or `None` where nothing is padded.
-    """
-    outputs = by_name(outputs)
+    """Returns the last of `fields` (names and numbers of dimensions) for each image without padding, after checks."""
+    outputs = named_outputs(outputs)
     check_fields(outputs, fields, MODELS[[*fields][-1]])
     maps: Tensor = outputs[[*fields][-1]]
     if patch_attention_mask is None:
@@ -363,7 +448,7 @@ def _masked_maps(outputs: Any, fields: dict[str, int], patch_attention_mask: Ten
 
 
 def _query_classes(outputs: Any, index: int) -> Tensor:
-    """Probabilities (Q, K + 1) of one image's queries; the last class stands for none."""
+    """Returns probabilities (Q, K + 1) of one image's queries; the last class stands for none."""
     logits: Tensor = outputs["class_queries_logits"][index]
     return logits.float().softmax(dim=-1)
 
@@ -371,15 +456,7 @@ def _query_classes(outputs: Any, index: int) -> Tensor:
 def _instances(
     logits: Tensor, classes: Tensor, size: tuple[int, int], threshold: float, mask_threshold: float
 ) -> tuple[list[Tensor], list[dict[str, Any]]]:
-    """Returns the masks (H, W) of one image's instances, and what each is.
-
-    Args:
-        logits: (Q, h, w) of masks.
-        classes: Probabilities (Q, K).
-        size: Height and width of the masks in pixels.
-        threshold: Least score of an instance.
-        mask_threshold: Probability above which a pixel belongs to a mask.
-    """
+    """Returns the masks (H, W) and segments of one image, from logits (Q, h, w) and classes: probabilities (Q, K)."""
     scores, labels = classes.max(dim=-1)  # (Q,)
     least = torch.tensor(mask_threshold).logit().item()
     masks: list[Tensor] = []
@@ -401,8 +478,10 @@ def _runs(mask: Tensor) -> list[int]:
     return torch.stack((starts + 1, stops - starts), dim=1).flatten().tolist()
 
 
-def _contest(logits: Tensor, scores: Tensor, size: tuple[int, int], mask_threshold: float) -> tuple[Tensor, Tensor]:
-    """Gives each pixel to the query whose mask, weighted by its score, is the most probable there.
+def _assign_pixels(
+    logits: Tensor, scores: Tensor, size: tuple[int, int], mask_threshold: float
+) -> tuple[Tensor, Tensor]:
+    """Assigns each pixel to the query whose mask, weighted by its score, is the most probable there.
 
     Args:
         logits: (Q, h, w) of masks.
@@ -479,123 +558,7 @@ def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
         yield F.interpolate(mixed[None], size=(len(band), width), mode="bilinear")[0]  # (C, r, W)
 
 
-class HfViTObjectPostProcessing:
-    """What the image processors of both backends make of objects."""
-
-    # What of the image processor says which part of an image a model sees
-    do_resize: bool | None = True
-    size: ClassVar[dict[str, int]]
-    do_center_crop: bool | None = None
-    crop_size: Any = None
-    crop_rounding: str
-    ensure_multiple_of: Any = None
-    keep_aspect_ratio: bool | None = False
-    do_pad: bool | None = False
-    hide_padding: bool | None = True
-    pad_size: Any = None
-    do_affine_crop: bool | None
-    box_padding: float
-
-    def post_process_object_detection(
-        self, outputs: Any, threshold: float = 0.5, target_sizes: Sizes = None
-    ) -> list[dict[str, Tensor]]:
-        """Returns the objects in every image, the surest first.
-
-        Of all pairs of a query and a class, as many as there are queries count, those of the highest probability.
-
-        Args:
-            outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4).
-            threshold: Probability above which a pair is an object.
-            target_sizes: Height and width of each image in pixels, as it was before the image processor.
-
-        Returns:
-            For each image `{"scores" (N,) float32, "labels" (N,) int64, "boxes" (N, 4) float32}`. Boxes are left, top,
-            right and bottom in pixels; without `target_sizes` relative to what the model sees of the image.
-
-        Raises:
-            ValueError: if the outputs are of another model, or sizes do not fit them.
-        """
-        outputs = by_name(outputs)
-        check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
-        probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
-        queries, classes = probabilities.shape[1:]
-        scores, pairs = probabilities.flatten(1).topk(queries)  # (B, Q), of Q * K
-        sizes = [None] * len(scores) if target_sizes is None else read_sizes(target_sizes, len(scores))
-        results = []
-        for own_scores, own_pairs, own_boxes, size in zip(scores, pairs, boxes, sizes, strict=True):
-            is_object = own_scores > threshold  # (Q,)
-            chosen = own_pairs[is_object]  # (N,)
-            whole: Box = (0.0, 0.0, 1.0, 1.0)
-            window = whole if size is None else self._window(*size)
-            placed = decode_boxes(own_boxes[chosen // classes], (1, 1) if size is None else size, window)  # (N, 4)
-            results.append({"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed})
-        return results
-
-    def post_process_keypoint_detection(
-        self, outputs: Any, object_boxes: Any = None, target_sizes: Sizes = None, threshold: float | None = None
-    ) -> list[list[dict[str, Tensor]]]:
-        """Returns the keypoints of every object in every image.
-
-        Args:
-            outputs: Of a model of keypoints, `heatmaps` (sum of N, K, h, w), those of one image after another.
-            object_boxes: The boxes (N, 4) of each image that the image processor was given, `None` where it was none.
-            target_sizes: Height and width of each image in pixels, as it was before the image processor. Only images
-                without boxes need it.
-            threshold: Score above which a keypoint is returned; by default all are.
-
-        Returns:
-            For each image a list with one entry a box, or one of the whole image: `{"keypoints" (K, 2) float32,
-            "scores" (K,) float32, "labels" (K,) int64, "box" (4,) float32}`. Keypoints are x, y in pixels, the center
-            of pixel i being at i; labels are their numbers; boxes left, top, right and bottom.
-
-        Raises:
-            ValueError: if the outputs are of another model, boxes or sizes do not fit them, or the image processor
-                makes no crops.
-        """
-        outputs = by_name(outputs)
-        check_fields(outputs, {"heatmaps": 4}, "HfViTForKeypointDetection")
-        if not self.do_affine_crop:
-            raise ValueError(
-                "This image processor makes no crops of objects, so it is not known where in an image a heatmap is. "
-                "Set do_affine_crop=True, as in the one that belongs to the model."
-            )
-        heatmaps: Tensor = outputs["heatmaps"]
-        boxes = _boxes_of(object_boxes, target_sizes, len(heatmaps))
-        crop_size = (self.size["height"], self.size["width"])
-        regions = crop_regions(torch.cat(boxes).to(heatmaps.device), crop_size, self.box_padding)  # (sum of N, 4)
-        coordinates, scores = decode_heatmaps(heatmaps)  # (sum of N, K, 2), (sum of N, K)
-        points = out_of_crops(coordinates.float(), regions, (heatmaps.shape[-2], heatmaps.shape[-1]))
-        labels = torch.arange(heatmaps.shape[1], device=heatmaps.device)  # (K,)
-        kept = torch.ones_like(scores, dtype=torch.bool) if threshold is None else scores > threshold
-        objects = iter(zip(points, scores.float(), kept, strict=True))
-        return [
-            [
-                {"keypoints": own[is_kept], "scores": sure[is_kept], "labels": labels[is_kept], "box": box}
-                for box, (own, sure, is_kept) in zip(image, objects, strict=False)
-            ]
-            for image in boxes
-        ]
-
-    def _window(self, height: int, width: int) -> Box:
-        """Returns what a model sees of an image, in units of the image."""
-        return seen_window(
-            height,
-            width,
-            do_resize=self.do_resize,
-            size=self.size,
-            ensure_multiple_of=self.ensure_multiple_of,
-            keep_aspect_ratio=self.keep_aspect_ratio,
-            do_center_crop=self.do_center_crop,
-            crop_size=self.crop_size,
-            crop_rounding=self.crop_rounding,
-            do_pad=self.do_pad,
-            hide_padding=self.hide_padding,
-            pad_size=self.pad_size,
-        )
-
-
 def _boxes_of(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor]:
-    """Returns the boxes (N, 4) of each image, `count` together."""
     if object_boxes is None:
         object_boxes = [None] * count
     images = len(object_boxes)

@@ -1,4 +1,4 @@
-"""What all models share: initialization, loading, saving and changes of the inputs."""
+"""Base class of all models: initialization, loading, saving and changes of the inputs."""
 
 import copy
 import gc
@@ -23,18 +23,20 @@ from .layers import HfViTInitialized
 
 
 GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_register_tokens")
-# Parts that carry what a model has learned. Others (heads, poolers) may start fresh, and the mask token too.
+# Parts that hold the trained features. Others (heads, poolers) may be initialized afresh, and the mask token too.
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
+logger = logging.get_logger(__name__)
+# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
+MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
+    "HfViTForSemanticSegmentation",
+    "HfViTForUniversalSegmentation",
+)
 
 
 @contextmanager
 def without_collecting() -> Iterator[None]:
-    """Pauses the search for reference cycles.
-
-    The thousands of objects of a new model set it off, it finds nothing, and going through all modules that have been
-    imported takes longer than loading does.
-    """
+    """Pauses the search for reference cycles, which takes longer than loading a new model does and finds nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -45,11 +47,7 @@ def without_collecting() -> Iterator[None]:
 
 
 def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
-    """Returns the config.json of a folder or repository; empty for a file.
-
-    Raises:
-        OSError: if there is no such folder or repository.
-    """
+    """Returns the config.json of a folder or repository, empty for a file; `OSError` if there is none."""
     path = Path(name_or_path)
     if path.is_file():
         return {}
@@ -62,10 +60,8 @@ def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str
 def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
     """Takes out of the arguments of `from_pretrained` what `apply_geometry` changes once the model is loaded.
 
-    Args:
-        kwargs: The arguments. Fields in them, or in the `config` that the Auto classes make of them, are put back to
-            those of the checkpoint.
-        saved: The checkpoint's config.json.
+    Fields in `kwargs`, or in the `config` that the Auto classes make of them, are set back to those of `saved`, the
+    checkpoint's config.json.
     """
     config = kwargs.pop("config", None)
     if config is not None:
@@ -84,7 +80,7 @@ def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str,
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether two values of a field say the same; sizes do as a number and as a pair."""
+    """Returns whether two values of a field are equal; sizes may be a number or a pair."""
     sizes = [to_pair(size) if isinstance(size, int | list | tuple) else size for size in (value, other)]
     return bool(sizes[0] == sizes[1])
 
@@ -92,24 +88,22 @@ def is_same(value: Any, other: Any) -> bool:
 def check_weights(
     model: PreTrainedModel, info: Mapping[str, Any], name_or_path: str | os.PathLike[str], has_new_labels: bool
 ) -> None:
-    """Refuses a model whose backbone is not the checkpoint's.
+    """Raises `ValueError` if part of the backbone would be drawn at random or left out, or has another shape.
 
     Args:
         model: As the library loaded it.
-        info: What it reports: missing, unexpected and mismatched keys.
+        info: The library's report: missing, unexpected and mismatched keys.
         name_or_path: The checkpoint, for errors.
         has_new_labels: Whether heads may have another shape.
-
-    Raises:
-        ValueError: if part of the backbone would be drawn at random, left out, or has another shape.
     """
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
     if encoder <= set(info["missing_keys"]):
+        held = first_names(info["unexpected_keys"], 3)
         raise ValueError(
             f"Nothing in {str(name_or_path)!r} fits the encoder of {type(model).__name__}: it would have been drawn "
-            f"at random. The checkpoint holds {some(info['unexpected_keys'], 3)}. Open it with the transformers class "
-            f"it was saved from, or build a new model with {type(model).__name__}(config)."
+            f"at random. The checkpoint holds {held}. Open it with the transformers class it was saved from, or build "
+            f"a new model with {type(model).__name__}(config)."
         )
     of_backbone_first = sorted(info["mismatched_keys"], key=lambda entry: (not entry[0].startswith(prefix), entry))
     shapes = [
@@ -121,8 +115,8 @@ def check_weights(
     left_out = [name for name in info["unexpected_keys"] if is_left_out(name, model.config)]
     problems = {
         "": "; ".join(shapes[:6]) + ("; …" if shapes[6:] else ""),
-        "drawn at random: ": some(missing),
-        "left out: ": some(left_out),
+        "drawn at random: ": first_names(missing),
+        "left out: ": first_names(left_out),
     }
     if found := [problem + names for problem, names in problems.items() if names]:
         raise ValueError(
@@ -132,33 +126,26 @@ def check_weights(
 
 
 def is_backbone(name: str, config: HfViTConfig) -> bool:
-    """Whether a tensor of the base model carries what it has learned."""
+    """Returns whether a tensor of the base model holds trained features."""
     is_of_pooling = config.norm_after_pooling and name.startswith("norm.")
     return name.startswith(BACKBONE) and name != MASK_TOKEN and not is_of_pooling
 
 
 def is_left_out(name: str, config: HfViTConfig) -> bool:
-    """Whether a tensor of a checkpoint is missed in a model that has no place for it; blocks at the end are not."""
+    """Returns whether a tensor of a checkpoint is missed in a model without a place for it."""
     name = name.removeprefix("model.")
     number = name.removeprefix("encoder.layers.").partition(".")[0]
+    # blocks at the end may be left out
     return is_backbone(name, config) and not (number.isdigit() and int(number) >= config.num_hidden_layers)
 
 
-def some(names: Any, limit: int = 6) -> str:
+def first_names(names: Any, limit: int = 6) -> str:
     """Lists the first names."""
     return ", ".join(sorted(names)[:limit]) + (", …" if len(names) > limit else "")
 
 
-# The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
-MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
-    "HfViTForSemanticSegmentation",
-    "HfViTForUniversalSegmentation",
-)
-logger = logging.get_logger(__name__)
-
-
 class HfViTPreTrainedModel(PreTrainedModel):
-    """What all models share: initialization, loading and saving."""
+    """Base class of all models: initialization, loading and saving."""
 
     config: HfViTConfig
     base_model_prefix = "model"
@@ -182,8 +169,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _convert_pretrained: ClassVar[Callable[..., dict[str, Any]] | None] = None
 
     def __init__(self, config: HfViTConfig, *args: Any, **kwargs: Any) -> None:
-        """Checks the configuration once more: fields may have been set after it was built."""
-        config.check()
+        config.check()  # once more: fields may have been set after it was built
         super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
@@ -220,7 +206,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Loads a model as `transformers` does, our own from safetensors only.
 
         Where the `hf_vit` package is installed, published checkpoints of other libraries open in the same way: a name
-        on the Hub, a folder or a file of weights. The table in the README says which. A file of timm's alone needs its
+        on the Hub, a folder or a file of weights. The table in the README lists them. A file of timm's alone needs its
         name too: `architecture="vit_base_patch16_224"`.
 
         Fields of the configuration can be given as arguments. Labels that differ (`num_labels=37`, `id2label={…}`) get
@@ -243,7 +229,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             except OSError:
                 if cls._convert_pretrained is None:
                     raise
-                saved = {}  # of another library, or nothing at all: what opens those tells
+                saved = {}  # of another library, or nothing at all: the converter raises
             geometry = take_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with without_collecting():
@@ -301,9 +287,6 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Makes `new_image_size`, in pixels, the native size, and resamples the position table to its grid.
 
         Other sizes than the native one work without it, by resampling at each call. See `apply_geometry` for more.
-
-        Raises:
-            ValueError: if the size is not a multiple of the patch.
         """
         apply_geometry(self, image_size=new_image_size)
 
@@ -311,21 +294,13 @@ class HfViTPreTrainedModel(PreTrainedModel):
         """Resizes the patches, so that the model sees an image enlarged by the same factor much as it saw the image.
 
         The image size stays, so the grid and its position table change. `apply_geometry` changes both sizes at once.
-
-        Raises:
-            ValueError: if the image size is not a multiple of `new_patch_size`, in pixels.
         """
         apply_geometry(self, patch_size=new_patch_size)
 
     def resize_input_channels(self, num_channels: int, mode: ChannelMode = "repeat") -> None:
         """Changes the number of image channels; the image processor's channels, mean and deviation have to follow.
 
-        Args:
-            num_channels: Number of channels wanted.
-            mode: "repeat" or "mean", see `change_input_channels`.
-
-        Raises:
-            ValueError: if there is no such mode or number.
+        `mode` is "repeat" or "mean", see `change_input_channels`.
         """
         apply_geometry(self, num_channels=num_channels, channel_mode=mode)
 

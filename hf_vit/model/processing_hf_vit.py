@@ -10,12 +10,12 @@ from transformers.processing_utils import ProcessingKwargs, ProcessorMixin
 from .remote_code import copy_code
 
 
-# What tokenizers say whose texts may have any length is larger
+# The length of tokenizers without a limit is larger
 LONGEST = 10**6
 
 
 def text_options_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Returns what a tokenizer tells of the text tower that reads its tokens, options of `HfViTTextConfig`."""
+    """Returns the options of `HfViTTextConfig` for a text tower that reads the tokens of a tokenizer."""
     has_end, longest = tokenizer.eos_token_id is not None, tokenizer.model_max_length
     return {
         "vocab_size": len(tokenizer),
@@ -26,7 +26,7 @@ def text_options_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 class HfViTProcessorKwargs(ProcessingKwargs, total=False):  # type: ignore[call-arg]
-    """What the processor is called with. Texts of one call are brought to one length, and cut off where too long."""
+    """Options of a call. Texts of one call are padded to one length, and truncated where too long."""
 
     _defaults = {"text_kwargs": {"padding": True, "truncation": True}}  # noqa: RUF012 - as the library reads it
 
@@ -41,11 +41,10 @@ class HfViTProcessor(ProcessorMixin):
     valid_processor_kwargs = HfViTProcessorKwargs
 
     def __init__(self, image_processor: BaseImageProcessor, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Joins an image processor and a tokenizer."""
         super().__init__(image_processor, tokenizer)
 
     def text_options(self) -> dict[str, Any]:
-        """Returns what the tokenizer tells of the text tower, options of `HfViTTextConfig`."""
+        """Returns the options of `HfViTTextConfig` that fit the tokenizer."""
         return text_options_of(self.tokenizer)
 
     def to_dict(self) -> dict[str, Any]:

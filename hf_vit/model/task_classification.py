@@ -1,8 +1,6 @@
 """Image classification: head, targets, loss and model.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
-registers), L = P + N, D hidden size, K labels, P prefix tokens, N = h·w, Q queries, s how much finer a head's result
-is than the grid.
+Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K labels.
 """
 
 from dataclasses import dataclass
@@ -11,9 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.modeling_outputs import (
-    ImageClassifierOutput,
-)
+from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
@@ -24,25 +20,21 @@ from .pretrained import HfViTPreTrainedModel
 
 
 class HfViTClassifier(HfViTInitialized, nn.Linear):
-    """A linear layer that starts at zero, as in the code of the ViT paper: at first all classes are equally likely."""
+    """A linear layer that is initialized with zeros, as in the code of the ViT paper."""
 
     def initialize(self, std: float) -> None:
-        """Starts at zero."""
+        """Sets weight and bias to zero."""
         init.zeros_(self.weight)
         init.zeros_(self.bias)
 
 
 def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0) -> Tensor:
-    """Class numbers as the soft labels that mixup mixes and `problem_type="single_label_classification"` takes.
+    """Returns class numbers as soft labels (B, K) float32, as mixup mixes them; each row sums to 1.
 
     Args:
         labels: (B,) int64, in [0, num_labels).
         num_labels: Number K of labels.
-        label_smoothing: Probability mass spread evenly over all labels, in [0, 1)
-            (https://arxiv.org/abs/1512.00567).
-
-    Returns:
-        (B, K) float32, each row summing to 1.
+        label_smoothing: Probability mass spread evenly over all labels, in [0, 1) (https://arxiv.org/abs/1512.00567).
 
     Raises:
         ValueError: if a class number or `label_smoothing` is out of range.
@@ -54,7 +46,7 @@ def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0)
 
 
 def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tensor:
-    """Mean loss over a batch.
+    """Returns the mean loss over a batch: cross-entropy, binary cross-entropy or mean squared error.
 
     Args:
         logits: (B, K).
@@ -63,9 +55,6 @@ def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None
             "regression"; a regression of one value also takes (B,).
         problem_type: The three names above, as in `transformers`. None stands for regression where K is 1, else for
             single-label classification.
-
-    Returns:
-        Scalar: cross-entropy, binary cross-entropy or mean squared error.
 
     Raises:
         ValueError: if the labels do not fit the problem.
@@ -153,10 +142,9 @@ class HfViTImageClassifierOutput(ImageClassifierOutput):
 
 
 class HfViTForImageClassification(HfViTPreTrainedModel):
-    """Names what is on an image: one label, several, or values."""
+    """Predicts one label of an image, several, or values."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
             raise ValueError(

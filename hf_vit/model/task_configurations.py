@@ -8,9 +8,32 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 
 
+# What of detection has a part in one decoder only
+DECODER_OPTIONS = {
+    "queries": ("num_blocks", "use_mid_position_embeddings"),
+    "deformable": (
+        "hidden_size",
+        "num_attention_heads",
+        "num_points",
+        "scale_factors",
+        "out_indices",
+        "projector_norm",
+        "num_groups",
+    ),
+}
+# What of masked image modeling has a part in MAE only
+MAE_OPTIONS = (
+    "norm_pix_loss",
+    "decoder_hidden_size",
+    "decoder_num_hidden_layers",
+    "decoder_num_attention_heads",
+    "decoder_intermediate_size",
+)
+
+
 @dataclass
 class HfViTTaskConfig:
-    """What the options of all tasks share."""
+    """Base class of the options of a task."""
 
     @classmethod
     def make(cls, options: dict[str, Any]) -> Self:
@@ -42,11 +65,13 @@ class HfViTTaskConfig:
         return {name: value for name, value in given.items() if value != defaults[name]}
 
     def __post_init__(self) -> None:
-        """Checks the values."""
         self.check()
 
     def check(self) -> None:
         """Raises `ValueError` where the values do not fit together."""
+        self._check()
+
+    def _check(self) -> None: ...
 
 
 def with_lists(value: Any) -> Any:
@@ -72,13 +97,9 @@ def check_weights(values: dict[str, Any]) -> None:
 
 
 def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:
-    """Raises `ValueError` if options differ from their defaults that do nothing for what is chosen.
+    """Raises `ValueError` if options `names` have no effect for what is chosen and differ from their defaults.
 
-    Args:
-        options: All options.
-        names: Names of those that do nothing.
-        choice: Name of the option that makes them so, such as "decoder".
-        other: Its value for which they do something.
+    `choice` is the option that makes them so, such as "decoder", `other` its value for which they have an effect.
     """
     defaults = {field.name: with_lists(field.default) for field in fields(options)}
     for name in names:
@@ -90,21 +111,6 @@ def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str
             )
 
 
-# What of detection has a part in one decoder only
-DECODER_OPTIONS = {
-    "queries": ("num_blocks", "use_mid_position_embeddings"),
-    "deformable": (
-        "hidden_size",
-        "num_attention_heads",
-        "num_points",
-        "scale_factors",
-        "out_indices",
-        "projector_norm",
-        "num_groups",
-    ),
-}
-
-
 @strict
 @dataclass
 class HfViTDetectionConfig(HfViTTaskConfig):
@@ -113,7 +119,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
     Args:
         decoder: "queries": learned queries join the patches in blocks of the encoder (YOLOS,
             https://arxiv.org/abs/2106.00666) or in blocks behind it; "deformable": a projector makes a small pyramid
-            of several levels of the encoder, whose best places start queries that look around themselves (LW-DETR,
+            of several levels of the encoder, whose best places start queries that sample around themselves (LW-DETR,
             https://arxiv.org/abs/2406.03459).
         num_queries: Number Q of objects that an image can have.
         num_layers: Number of layers of the decoder, 3 by default for "deformable"; for "queries" of blocks behind the
@@ -124,13 +130,13 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             some of YOLOS; for "queries".
         hidden_size: Width of the decoder; for "deformable", as all that follow but the losses.
         num_attention_heads: Its heads of self-attention; the deformable attention has twice as many.
-        num_points: Number of points that a head looks at on each level.
+        num_points: Number of points that a head samples on each level.
         scale_factors: Resolution of each level of the pyramid relative to the patches: 2, 1, 0.5 or 0.25.
-        out_indices: Numbers of the blocks whose tokens the projector sees, spread evenly over the encoder by default.
-            Blocks behind the last of them neither run nor learn.
+        out_indices: Numbers of the blocks whose tokens the projector reads, spread evenly over the encoder by default.
+            Blocks behind the last of them neither run nor train.
         projector_norm: Norm of the projector: "batch" (LW-DETR) or "layer" (RF-DETR,
-            https://github.com/roboflow/rf-detr), which does not look at other images.
-        num_groups: How many sets of queries learn side by side in training (Group DETR,
+            https://github.com/roboflow/rf-detr), which is independent of other images.
+        num_groups: How many sets of queries are trained side by side (Group DETR,
             https://arxiv.org/abs/2207.13085).
         class_loss: "cross_entropy" (DETR; one class more, for no object), "focal" or "iou_aware" (IA-BCE of
             https://arxiv.org/abs/2406.03459: how sure a class is follows how well the box fits); by default
@@ -161,8 +167,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         decoder = saved.get("decoder", cls.decoder)
         return super().merge(saved if given.get("decoder", decoder) == decoder else {}, given)
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         other = "queries" if self.decoder == "deformable" else "deformable"
         check_defaults(self, DECODER_OPTIONS[other], "decoder", other)
         counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
@@ -214,8 +219,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
     skeleton: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
     oks_sigmas: list[float | int] | tuple[float | int, ...] | None = None
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         check_positive({name: vars(self)[name] for name in ("hidden_size", "scale_factor", "sigma")})
         for name in ("flip_pairs", "skeleton"):
             wrong = [pair for pair in vars(self)[name] if len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0]
@@ -248,14 +252,14 @@ class HfViTTextConfig(HfViTTaskConfig):
         hidden_act: Activation of the MLP, a name of `transformers.activations.ACT2FN`.
         layer_norm_eps: Epsilon of the norms.
         max_position_embeddings: Number of tokens that a text can have.
-        is_causal: Whether a token sees only those before it (CLIP, https://arxiv.org/abs/2103.00020), or all (SigLIP,
-            https://arxiv.org/abs/2303.15343).
-        pooling: The token that sums up a text: "eos", the first `eos_token_id`, or the last token where there is none;
-            "last", the last one that is not hidden by the attention mask; "first"; or the "mean" of those that are not
-            hidden. By default "eos", and "first" for an encoder of the library, whose own pooler is left out.
+        is_causal: Whether a token attends only to those before it (CLIP, https://arxiv.org/abs/2103.00020), or all
+            (SigLIP, https://arxiv.org/abs/2303.15343).
+        pooling: The token that represents a text: "eos", the first `eos_token_id`, or the last token where there is
+            none; "last", the last one that is not hidden by the attention mask; "first"; or the "mean" of those that
+            are not hidden. By default "eos", and "first" for an encoder of the library, whose own pooler is left out.
         eos_token_id: Number of the token that ends a text.
-        pad_token_id: Token that fills texts up to `max_position_embeddings`, and is seen like all others, whatever the
-            attention mask says (SigLIP). `None` leaves texts as they are.
+        pad_token_id: Token that fills texts up to `max_position_embeddings`, and is attended to like all others,
+            whatever the attention mask says (SigLIP). `None` leaves texts as they are.
     """
 
     encoder_config: dict[str, Any] | None = None
@@ -274,7 +278,7 @@ class HfViTTextConfig(HfViTTaskConfig):
 
     @property
     def pooled_by(self) -> str:
-        """What sums up a text: `pooling`, or the default of the tower."""
+        """The pooling of a text: `pooling`, or the default of the tower."""
         return self.pooling or ("eos" if self.encoder_config is None else "first")
 
     @classmethod
@@ -282,8 +286,7 @@ class HfViTTextConfig(HfViTTaskConfig):
         """Returns saved options with given ones in their places; those of another tower are left behind."""
         return super().merge({} if "encoder_config" in given else saved, given)
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         if self.encoder_config is not None:
             self._check_encoder(self.encoder_config)
             return
@@ -363,8 +366,7 @@ class HfViTContrastiveConfig(HfViTTaskConfig):
             saved = {name: value for name, value in saved.items() if not name.endswith("_init_value")}
         return super().merge(saved, given)
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         if self.projection_dim is not None:
             check_positive({"projection_dim": self.projection_dim})
         if self.loss == "softmax" and self.logit_bias_init_value is not None:
@@ -389,7 +391,7 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
             https://arxiv.org/abs/2105.05633).
         hidden_size: Width of the head "conv".
         num_layers: Number of its stages, each doubling the resolution, or of the transformer blocks of "mask".
-        out_indices: Numbers of the blocks whose tokens the head sees side by side, the last one by default.
+        out_indices: Numbers of the blocks whose tokens the head reads side by side, the last one by default.
         dropout_prob: Dropout of whole channels before the last layer, in [0, 1).
         cross_entropy_weight: Weight of the cross-entropy in the loss.
         dice_weight: Weight of the Dice loss (https://arxiv.org/abs/1606.04797) in the loss.
@@ -399,7 +401,7 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
         semantic_loss_ignore_index: Number of the pixels that do not count.
         use_auxiliary_head: Whether a "simple" head on an earlier block is trained too; it plays no part in the result.
         auxiliary_loss_weight: Weight of its cross-entropy.
-        auxiliary_layer: Number of the block that it sees; two thirds of all by default.
+        auxiliary_layer: Number of the block that it reads; two thirds of all by default.
     """
 
     head: Literal["simple", "linear", "conv", "mask"] = "conv"
@@ -417,8 +419,7 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
     auxiliary_loss_weight: float | int = 0.4
     auxiliary_layer: int | None = None
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         check_positive({"hidden_size": self.hidden_size, "num_layers": self.num_layers})
         if not 0 <= self.dropout_prob < 1:
             raise ValueError(f"dropout_prob={self.dropout_prob} must lie in [0, 1); 0 switches it off.")
@@ -461,8 +462,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
     oversample_ratio: float | int = 3.0
     importance_sample_ratio: float | int = 0.75
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         counts = ("num_queries", "num_blocks", "train_num_points", "no_object_weight")
         check_positive({name: vars(self)[name] for name in counts})
         if self.num_upscale_blocks < 0:
@@ -485,7 +485,7 @@ class HfViTDepthConfig(HfViTTaskConfig):
             https://arxiv.org/abs/2011.14141, the linear protocol of DINOv2, https://arxiv.org/abs/2304.07193);
             "conv": transposed convolutions over the patch grid, D, D/2, D/4, 1; "dpt": levels of the encoder,
             reassembled at four resolutions and fused (https://arxiv.org/abs/2103.13413).
-        out_indices: Numbers of the blocks that the head sees. By default the last one, for "dpt" as many as
+        out_indices: Numbers of the blocks that the head reads. By default the last one, for "dpt" as many as
             `neck_hidden_sizes`, evenly spaced.
         neck_hidden_sizes: Widths of the levels of "dpt", the finest first.
         reassemble_factors: Their resolutions relative to the patch grid: 1, 2, 3, … times as fine, or a half, a third,
@@ -524,8 +524,7 @@ class HfViTDepthConfig(HfViTTaskConfig):
     silog_lambda: float | int = 0.5
     gradient_loss_weight: float | int = 0.5
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         names = ("neck_hidden_sizes", "reassemble_factors", "fusion_hidden_size", "head_hidden_size", "min_depth")
         check_positive({name: vars(self)[name] for name in (*names, "num_bins")})
         if len(self.neck_hidden_sizes) != len(self.reassemble_factors):
@@ -555,25 +554,15 @@ class HfViTDepthConfig(HfViTTaskConfig):
             raise ValueError(f"gradient_loss_weight={self.gradient_loss_weight} must not be negative.")
 
 
-# What of masked image modeling has a part in MAE only
-MAE_OPTIONS = (
-    "norm_pix_loss",
-    "decoder_hidden_size",
-    "decoder_num_hidden_layers",
-    "decoder_num_attention_heads",
-    "decoder_intermediate_size",
-)
-
-
 @strict
 @dataclass
 class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
     """Masks, decoder and loss of masked image modeling.
 
     Args:
-        objective: "mae": the encoder sees the patches that are not masked, a decoder says the others (MAE,
+        objective: "mae": the encoder sees the patches that are not masked, a decoder predicts the others (MAE,
             https://arxiv.org/abs/2111.06377); "simmim": a mask token takes the place of masked patches, and one linear
-            layer says their pixels (SimMIM, https://arxiv.org/abs/2111.09886). It needs `use_mask_token`.
+            layer predicts their pixels (SimMIM, https://arxiv.org/abs/2111.09886). It needs `use_mask_token`.
         mask_ratio: Share of the patches that is masked, in (0, 1); by default 0.75 for "mae" and 0.6 for "simmim".
         mask_type: "random", or "blockwise": rectangles (BEiT, https://arxiv.org/abs/2106.08254).
         mask_unit: How many patches a side the squares have that "random" masks as one; SimMIM takes 2 of 16 pixels.
@@ -614,8 +603,7 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
             saved = {name: value for name, value in saved.items() if name not in MAE_OPTIONS}
         return super().merge(saved, given)
 
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
+    def _check(self) -> None:
         if self.objective != "mae":
             check_defaults(self, MAE_OPTIONS, "objective", "mae")
         if self.mask_ratio is not None and not 0 < self.mask_ratio < 1:

@@ -1,7 +1,7 @@
-"""Images beside texts: how both are compared, the losses over the batch of all processes, and the model.
+"""Image-text models: comparison of both, losses over the batch of all processes, and the model.
 
-Shapes: B images or texts of a process, N of all processes, S tokens, D hidden size, E width of what is compared, B
-images, T texts, S tokens of a text, C channels, H W pixels, h w patch grid.
+Shapes: B images or texts of a process, N of all processes, b those of some rows, T texts, S tokens of a text, C
+channels, H W pixels, h w patch grid, D hidden size, E width of the compared vectors.
 """
 
 import os
@@ -22,7 +22,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig
-from .layers import HfViTInitialized, in_full_precision, sum_over_processes
+from .layers import HfViTInitialized, sum_over_processes, without_autocast
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
@@ -34,16 +34,9 @@ MAX_LOGITS = 2**22
 
 
 class HfViTContrastiveHead(HfViTInitialized):
-    """Brings what sums up images and texts to one width, and says how alike they are."""
+    """Projects pooled images and texts to one width, and compares them."""
 
     def __init__(self, config: HfViTConfig, options: HfViTContrastiveConfig, text_size: int) -> None:
-        """Builds the layers.
-
-        Args:
-            config: The configuration, which tells the width of pooled images.
-            options: Those of the comparison.
-            text_size: Width D of pooled texts.
-        """
         super().__init__()
         self.options = options
         size = options.projection_dim
@@ -55,7 +48,7 @@ class HfViTContrastiveHead(HfViTInitialized):
         self.logit_bias = nn.Parameter(torch.full((1,), options.initial_bias)) if has_bias else None
 
     def initialize(self, std: float) -> None:
-        """Sets the numbers that the comparison starts from."""
+        """Sets the initial scale and bias of the comparison."""
         init.constant_(self.logit_scale, self.options.initial_scale)
         if self.logit_bias is not None:
             init.constant_(self.logit_bias, self.options.initial_bias)
@@ -66,7 +59,7 @@ class HfViTContrastiveHead(HfViTInitialized):
         return logits if self.logit_bias is None else logits + self.logit_bias
 
 
-@in_full_precision
+@without_autocast
 def contrastive_loss(
     image_embeds: Tensor,
     text_embeds: Tensor,
@@ -74,7 +67,7 @@ def contrastive_loss(
     logit_bias: Tensor | None = None,
     max_logits: int = MAX_LOGITS,
 ) -> Tensor:
-    """How wrong it is which images and texts are alike, of the pairs of all processes.
+    """Returns the loss of the similarities of images and texts, of the pairs of all processes.
 
     With a bias it is the loss of SigLIP: the cross-entropy of each of the N·N pairs, summed and divided by N. Without,
     it is that of CLIP: the mean cross-entropy of the text of an image among all texts, and of the image of a text
@@ -88,9 +81,6 @@ def contrastive_loss(
         logit_scale: (1,), the logarithm of the factor.
         logit_bias: (1,) or None.
         max_logits: The most logits at once.
-
-    Returns:
-        Scalar in float32 at least.
 
     Raises:
         ValueError: if there are not as many images as texts, or a process has none.
@@ -109,7 +99,7 @@ def contrastive_loss(
     return sum_over_processes(total) / len(everything[0])
 
 
-@in_full_precision
+@without_autocast
 def loss_of_pairs(
     image_embeds: Tensor,
     text_embeds: Tensor,
@@ -117,7 +107,7 @@ def loss_of_pairs(
     logit_bias: Tensor | None = None,
     max_logits: int = MAX_LOGITS,
 ) -> Tensor:
-    """The loss of pairs that this process has all of, whatever others have; otherwise as `contrastive_loss`."""
+    """Returns the loss of pairs that this process alone has; otherwise as `contrastive_loss`."""
     pairs = image_embeds, text_embeds
     return share_of_loss(*pairs, *pairs, 0, logit_scale, logit_bias, max_logits) / len(image_embeds)
 
@@ -132,7 +122,7 @@ def share_of_loss(
     logit_bias: Tensor | None,
     max_logits: int,
 ) -> Tensor:
-    """Returns what images and texts (B, E), of which the first is number `start` of all (N, E), add to the loss."""
+    """Returns the share in the loss of images and texts (B, E), of which the first is number `start` of all (N, E)."""
     scale = logit_scale.to(images.dtype).exp()
     if logit_bias is None:
         rows = partial(sum_over_rows, softmax_rows, start=start, max_logits=max_logits)
@@ -159,7 +149,7 @@ def gather_pairs(images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 def check_counts(shares: list[int]) -> None:
-    """Raises `ValueError` if a process has nothing; `shares` is how many pairs each has, the same for all of them."""
+    """Raises `ValueError` if one of the processes, which have `shares` pairs each, has nothing."""
     if min(shares) == 0:
         raise ValueError(f"The processes have {shares} pairs of image and text. Give each of them one at least.")
 
@@ -167,15 +157,10 @@ def check_counts(shares: list[int]) -> None:
 def sum_over_rows(
     loss_of: Callable[..., Tensor], own: Tensor, others: Tensor, *args: Tensor, start: int, max_logits: int
 ) -> Tensor:
-    """Adds up the losses of rows, a few at a time, of which nothing is kept for the backward pass.
+    """Sums the losses of rows (B, E), a few at a time, of which nothing is kept for the backward pass.
 
-    Args:
-        loss_of: Takes rows of `own`, `others`, where its partner is among them for each row, and `args`.
-        own: (B, E).
-        others: (N, E), of which number `start` belongs to the first row, and so on.
-        *args: What it takes beside.
-        start: See `others`.
-        max_logits: The most logits at once.
+    `loss_of` takes rows of `own`, `others` (N, E), the number among these that belongs to each row, counted from
+    `start`, and `args`.
     """
     partners = torch.arange(start, start + len(own), device=own.device)
     size = max(1, max_logits // len(others))
@@ -187,21 +172,21 @@ def sum_over_rows(
 
 
 def softmax_rows(own: Tensor, others: Tensor, partners: Tensor) -> Tensor:
-    """Sum over rows (b, E) of the cross-entropy of their partner, a number (b,), among the others (N, E)."""
+    """Returns the sum over rows (b, E) of the cross-entropy of their partner, a number (b,), among others (N, E)."""
     return F.cross_entropy(own @ others.T, partners, reduction="sum")
 
 
 def sigmoid_rows(own: Tensor, others: Tensor, partners: Tensor, bias: Tensor) -> Tensor:
-    """Sum over all pairs of rows (b, E) and others (N, E) of their cross-entropy; `partners` (b,) are right."""
+    """Returns the cross-entropy of all pairs of rows (b, E) and others (N, E), summed; `partners` (b,) match."""
     logits = own @ others.T + bias  # (b, N)
     signs = torch.full_like(logits, -1).scatter_(1, partners[:, None], 1)
     return -F.logsigmoid(signs * logits).sum()
 
 
 class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
-    """Says how alike images and texts are: it finds texts for images, images for texts, and classes by their names.
+    """Compares images with texts: it finds texts for images, images for texts, and classes by their names.
 
-    It learns from pairs of an image and a text, with `return_loss=True`, by the loss of SigLIP
+    It trains on pairs of an image and a text, with `return_loss=True`, by the loss of SigLIP
     (https://arxiv.org/abs/2303.15343) or CLIP (https://arxiv.org/abs/2103.00020).
     """
 
@@ -209,7 +194,6 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
     _no_split_modules: ClassVar[list[str]] = ["HfViTEmbeddings", "HfViTLayer", "HfViTContrastiveHead"]
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         self.text_options = HfViTTextConfig.of(config.text_config)
         self.options = HfViTContrastiveConfig.of(config.contrastive_config)
@@ -227,7 +211,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         text_model_name_or_path: str | os.PathLike[str],
         **kwargs: Any,
     ) -> Self:
-        """Joins an image tower and a text encoder that have been trained apart; what compares them starts fresh.
+        """Joins an image tower and a text encoder that have been trained apart; the comparison is initialized afresh.
 
         Args:
             vision_model_name_or_path: What `from_pretrained` opens.
@@ -245,7 +229,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         return model
 
     def load_text_weights(self, name_or_path: str | os.PathLike[str]) -> None:
-        """Gives the text tower the weights of a text encoder of the library whose configuration it has.
+        """Loads the weights of a text encoder of the library, which has the same configuration, into the text tower.
 
         Args:
             name_or_path: What `AutoModel` opens.
@@ -257,9 +241,9 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         self.text_model.load_state_dict(without_pooler(trained).state_dict())
 
     def freeze_vision(self) -> None:
-        """Keeps the image tower as it is, so that only the text learns to fit it (https://arxiv.org/abs/2111.07991).
+        """Freezes the image tower, so that only the text is trained to fit it (https://arxiv.org/abs/2111.07991).
 
-        Its projection, if there is one, still learns. Call it before the optimizer is built; it is not saved.
+        Its projection, if there is one, still trains. Call it before the optimizer is built; it is not saved.
         """
         self.model.requires_grad_(False)
 
@@ -307,7 +291,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokens of the texts that the tokenizer returns.")
         options = self.text_options
-        if options.pad_token_id is not None:  # padding is seen
+        if options.pad_token_id is not None:  # padding is attended to
             missing = options.max_position_embeddings - input_ids.shape[1]
             input_ids, attention_mask = F.pad(input_ids, (0, max(missing, 0)), value=options.pad_token_id), None
         given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}

@@ -1,15 +1,13 @@
 """Monocular depth: heads, losses and model.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
-registers), L = P + N, D hidden size, P prefix tokens, s how much finer a head's result is than the grid, K bins.
+Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K bins, s how much
+finer the output of a head is than the grid.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_outputs import (
-    DepthEstimatorOutput,
-)
+from transformers.modeling_outputs import DepthEstimatorOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
@@ -17,13 +15,12 @@ from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .layers import (
     Head,
-    HfViTFusion,
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
-    HfViTReassemble,
-    each_image_alone,
-    in_full_precision,
-    last_or,
+    HfViTNamedHead,
+    blocks_or_last,
+    run_unpadded,
+    without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .task_configurations import HfViTDepthConfig
@@ -35,19 +32,18 @@ LEAST_PREDICTION = 1e-6  # meters, for the logarithm
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
-    """The last layer of a head, which starts where the activation behind it passes a gradient.
+    """The last layer of a head, initialized where the activation behind it passes a gradient.
 
     At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
     """
 
     def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
-        """Builds the layer."""
         super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
         self.initial_bias = 1.0 if options.depth_estimation_type == "relative" else 0.0
 
     @property
     def initial_limit(self) -> float:
-        """How far from zero a weight may start."""
+        """The largest initial weight."""
         return 0.1 * super().initial_limit
 
 
@@ -55,7 +51,6 @@ class HfViTLinearDepthHead(nn.Module):
     """A linear layer on each patch and the CLS token, to the probabilities of bins of depth."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
-        """Builds the layer for `num_levels` levels of the encoder."""
         super().__init__()
         width = config.hidden_size * (2 if config.use_cls_token else 1)
         is_metric = options.depth_estimation_type == "metric"
@@ -89,7 +84,6 @@ class HfViTConvDepthHead(nn.Module):
     """Transposed convolutions over the patch grid: D, D/2, D/4, 1, four times as fine."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
-        """Builds the layers for `num_levels` levels of the encoder side by side."""
         super().__init__()
         width = config.hidden_size
         self.up1 = HfViTHeadConvTranspose2d(width * num_levels, width // 2, kernel_size=4, stride=2, padding=1)
@@ -103,11 +97,77 @@ class HfViTConvDepthHead(nn.Module):
         return self.activation(self.predictor(self.up2(maps).relu()))
 
 
+class HfViTReassemble(nn.Module):
+    """The tokens of one level as a map of `size` channels, `factor` times as fine as the grid (DPT).
+
+    Source: https://arxiv.org/abs/2103.13413.
+    """
+
+    def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
+        super().__init__()
+        if readout_type != "ignore" and not config.use_cls_token:
+            raise ValueError(
+                f"readout_type={readout_type!r} reads the CLS token, but use_cls_token=False. Set "
+                "readout_type='ignore' in depth_config."
+            )
+        width = config.hidden_size
+        self.readout_type = readout_type
+        self.readout = nn.Linear(2 * width, width) if readout_type == "project" else None
+        self.activation = nn.GELU()
+        self.projection = HfViTHeadConv2d(width, size, kernel_size=1)
+        self.resize: nn.Module = nn.Identity()
+        if factor > 1:
+            self.resize = HfViTHeadConvTranspose2d(size, size, kernel_size=round(factor), stride=round(factor))
+        elif factor < 1:
+            self.resize = HfViTHeadConv2d(size, size, kernel_size=3, stride=round(1 / factor), padding=1)
+
+    def forward(self, maps: Tensor, prefix: Tensor) -> Tensor:
+        """(B, D, h, w) and (B, P, D) to (B, C, factor·h, factor·w)."""
+        if self.readout is not None:
+            patches = maps.movedim(1, -1)  # (B, h, w, D)
+            token = prefix[:, 0, None, None].expand_as(patches)
+            maps = self.activation(self.readout(torch.cat((patches, token), dim=-1))).movedim(-1, 1)
+        elif self.readout_type == "add":
+            maps = maps + prefix[:, 0, :, None, None]
+        return self.resize(self.projection(maps))
+
+
+class HfViTResidualConv(nn.Module):
+    """Two convolutions with a residual connection."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.conv1 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+        self.conv2 = HfViTHeadConv2d(size, size, kernel_size=3, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to the same shape."""
+        return maps + self.conv2(self.conv1(maps.relu()).relu())
+
+
+class HfViTFusion(nn.Module):
+    """Fuses the output of the coarser levels with the next finer one (RefineNet, https://arxiv.org/abs/1611.06612)."""
+
+    def __init__(self, size: int, is_first: bool) -> None:
+        super().__init__()
+        self.residual1 = None if is_first else HfViTResidualConv(size)
+        self.residual2 = HfViTResidualConv(size)
+        self.projection = HfViTHeadConv2d(size, size, kernel_size=1)
+
+    def forward(self, maps: Tensor, finer: Tensor | None, size: tuple[int, int]) -> Tensor:
+        """(B, C, h, w), and for all but the first the level (B, C, about h, about w), to (B, C, *size)."""
+        if finer is not None and self.residual1 is not None:
+            if finer.shape != maps.shape:
+                finer = F.interpolate(finer, size=maps.shape[-2:], mode="bilinear", align_corners=False)
+            maps = maps + self.residual1(finer)
+        maps = F.interpolate(self.residual2(maps), size=size, mode="bilinear", align_corners=True)
+        return self.projection(maps)
+
+
 class HfViTDPTDepthHead(nn.Module):
     """Levels of the encoder, reassembled at several resolutions and fused (https://arxiv.org/abs/2103.13413)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig, num_levels: int) -> None:
-        """Builds the layers for `num_levels` levels of the encoder."""
         super().__init__()
         sizes, fused = options.neck_hidden_sizes, options.fusion_hidden_size
         if num_levels != len(sizes):
@@ -151,21 +211,20 @@ class HfViTDPTDepthHead(nn.Module):
         return self.activation(self.predictor(self.conv2(fused).relu()))
 
     def in_scale(self, levels: list[Tensor], prefixes: list[Tensor]) -> Tensor:
-        """The same, as many times as fine as the grid whatever that is: the images of a batch must go together."""
+        """Returns the same at a fixed multiple of the grid, as the images of a batch must go together."""
         height, width = (side * self.scale for side in levels[0].shape[-2:])
         return F.interpolate(self(levels, prefixes), size=(height, width), mode="bilinear", align_corners=True)
 
 
 def double_size(maps: Tensor) -> tuple[int, int]:
-    """Twice the height and width of maps (B, C, h, w)."""
+    """Returns twice the height and width of maps (B, C, h, w)."""
     return 2 * maps.shape[-2], 2 * maps.shape[-1]
 
 
 class HfViTBoundedDepth(nn.Module):
-    """Any number to a depth in meters between 0 and a largest one."""
+    """Maps any number to a depth in meters between 0 and `max_depth`."""
 
     def __init__(self, max_depth: float) -> None:
-        """`max_depth` is in meters."""
         super().__init__()
         self.max_depth = max_depth
 
@@ -175,7 +234,7 @@ class HfViTBoundedDepth(nn.Module):
 
 
 def make_activation(options: HfViTDepthConfig) -> nn.Module:
-    """Returns what makes depths of the last layer's numbers."""
+    """Returns the activation that makes depths of the last layer's numbers."""
     if options.depth_estimation_type == "relative":
         return nn.ReLU()
     return nn.Softplus() if options.max_depth is None else HfViTBoundedDepth(options.max_depth)
@@ -184,25 +243,18 @@ def make_activation(options: HfViTDepthConfig) -> nn.Module:
 HEADS = {"linear": HfViTLinearDepthHead, "conv": HfViTConvDepthHead, "dpt": HfViTDPTDepthHead}
 
 
-class HfViTDepthHead(HfViTInputSized):
+class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
     """The head that the options name, on the blocks that they name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTDepthConfig) -> None:
-        """Builds the head.
-
-        Raises:
-            ValueError: if there is no such block, or the options do not fit the backbone.
-        """
-        super().__init__()
         indices = options.out_indices
         if indices is None and options.head == "dpt":
             num_levels = len(options.neck_hidden_sizes)
             indices = [max(1, config.num_hidden_layers * (i + 1) // num_levels) for i in range(num_levels)]
-        self.out_indices = last_or(indices, config)
+        indices = blocks_or_last(indices, config)
+        super().__init__(options.head, HEADS[options.head](config, options, len(indices)))
+        self.out_indices = indices
         self.reads_cls_token = options.head == "linear" or (options.head == "dpt" and options.readout_type != "ignore")
-        # By its name, so that the weights of one head are never taken for those of another.
-        self.name = options.head
-        self.add_module(self.name, HEADS[self.name](config, options, len(self.out_indices)))
 
     def check_inputs(self, old: HfViTConfig, new: HfViTConfig) -> None:
         """Refuses to lose or gain a CLS token that the head has weights for."""
@@ -213,41 +265,27 @@ class HfViTDepthHead(HfViTInputSized):
                 "Estimation: it gets a new head."
             )
 
-    @property
-    def decoder(self) -> nn.Module:
-        """The head itself."""
-        return self.get_submodule(self.name)
-
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Runs the head.
+        """Predicts depth (B, s·h, s·w), meters or relative inverse depth, from maps and prefix tokens of blocks.
 
-        Args:
-            levels: Maps of the blocks, each (B, D, h, w).
-            prefixes: Their prefix tokens, each (B, P, D).
-            mask: (B, h, w) bool, False for padding; None if there is none.
-
-        Returns:
-            (B, s·h, s·w): depth in meters, or relative inverse depth.
+        Each map is (B, D, h, w), its tokens (B, P, D); `mask` (B, h, w) bool is False for padding.
         """
         decoder = self.decoder
         head: Head = decoder
         if mask is not None and isinstance(decoder, HfViTDPTDepthHead) and decoder.doubles_resolution:
             head = decoder.in_scale
-        return each_image_alone(head, levels, prefixes, mask).squeeze(1)
+        return run_unpadded(head, levels, prefixes, mask).squeeze(1)
 
 
-@in_full_precision
+@without_autocast
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
-    """Mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
+    """Returns the mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
 
     Args:
         predicted: (B, h, w), meters or relative inverse depth, resized to the labels.
         labels: (B, H, W) meters; 0, negative, NaN and infinite mean that a pixel is not valid, and so does more than
             the `max_depth` of metric depth.
         options: Which loss.
-
-    Returns:
-        Scalar.
 
     Raises:
         ValueError: if the labels have another shape or hold whole numbers.
@@ -270,7 +308,7 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     if options.depth_estimation_type == "relative":
         return torch.stack(
             [
-                ssi_loss(*image, options.gradient_loss_weight)
+                scale_shift_invariant_loss(*image, options.gradient_loss_weight)
                 for image in zip(predicted, 1 / labels, valid, strict=True)
             ]
         ).mean()
@@ -290,20 +328,12 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
     return squares.where(counts, 1).sqrt().where(counts, 0).mean()
 
 
-def ssi_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
-    """Scale- and shift-invariant loss of one image, with gradient matching (https://arxiv.org/abs/1907.01341).
+def scale_shift_invariant_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
+    """Returns the scale- and shift-invariant loss of one image (https://arxiv.org/abs/1907.01341).
 
-    Both maps are brought to median 0 and mean absolute deviation 1; the loss is their mean absolute difference, and
-    that of its slopes at four resolutions.
-
-    Args:
-        predicted: (H, W) relative inverse depth.
-        target: (H, W) inverse depth.
-        valid: (H, W) bool.
-        gradient_weight: Weight of the slopes.
-
-    Returns:
-        Scalar, exactly 0 where nothing is valid.
+    `predicted` and `target` are (H, W) inverse depth. Both are brought to median 0 and mean absolute deviation 1 over
+    the `valid` pixels; the loss is their mean absolute difference, and that of its slopes at four resolutions. It is
+    exactly 0 where nothing is valid.
     """
     if not valid.any():
         return (predicted * 0).sum()
@@ -316,7 +346,7 @@ def ssi_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: 
 
 
 def normalized(values: Tensor, valid: Tensor) -> Tensor:
-    """Values (H, W) with median 0 and mean absolute deviation 1 over the valid pixels."""
+    """Returns values (H, W) with median 0 and mean absolute deviation 1 over the valid pixels."""
     chosen = values[valid]
     median = chosen.median()
     deviation = (chosen - median).abs().mean()
@@ -324,17 +354,16 @@ def normalized(values: Tensor, valid: Tensor) -> Tensor:
 
 
 def slope(difference: Tensor, valid: Tensor) -> Tensor:
-    """Sum of the mean absolute slopes down and across between valid pixels."""
+    """Returns the sum of the mean absolute slopes down and across between valid pixels."""
     down = (difference[1:] - difference[:-1]).abs() * (valid[1:] & valid[:-1])
     across = (difference[:, 1:] - difference[:, :-1]).abs() * (valid[:, 1:] & valid[:, :-1])
     return (down.sum() + across.sum()) / valid.sum().clamp_min(1)
 
 
 class HfViTForDepthEstimation(HfViTForDensePrediction):
-    """Says how far away every pixel is."""
+    """Predicts the depth of every pixel."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         self.options = HfViTDepthConfig.of(config.depth_config)
         self.model = HfViTModel(config, add_pooling_layer=False)

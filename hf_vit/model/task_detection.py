@@ -1,12 +1,12 @@
-"""Object detection: queries in the encoder that become boxes with a class, the losses of every decoder, and the model.
+"""Object detection: a decoder of queries in the encoder, matching and losses of every decoder, and the model.
 
-Shapes: B batch, h w patch grid, N = h·w, P prefix tokens, Q queries, L = P + N + Q, D hidden size, K classes, M
-objects of an image, G groups of queries, C channels, H W pixels, L tokens, L = P + N, s how much finer a head's result
-is than the grid.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P + N + Q
+tokens, D hidden size, K classes, M objects of an image, G groups of queries.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
-from .adapt_inputs import ChannelMode, HfViTInputSized, as_parameter, resampled
+from .adapt_inputs import ChannelMode, HfViTInputSized, as_parameter
 from .configuration_hf_vit import HfViTConfig
 from .deformable_decoder import DetectionPrediction, HfViTDeformableDecoder
-from .embeddings import Grid, lay_out, resample_position_embeddings
+from .embeddings import Grid, positions_of_batch, resample_to_grid
 from .encoder import HfViTEncoder
-from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries, in_full_precision, to_maps
+from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries, to_maps, without_autocast
 from .matching import match
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
@@ -45,17 +45,12 @@ def class_loss_of(options: HfViTDetectionConfig) -> str:
 
 
 class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
-    """Learned queries that join the patches, and what makes boxes and classes of them.
+    """Learned queries that join the patches, and the layers that predict boxes and classes from them.
 
     Sources: YOLOS (https://arxiv.org/abs/2106.00666), DETR (https://arxiv.org/abs/2005.12872).
     """
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
-        """Builds the decoder.
-
-        Raises:
-            ValueError: if the encoder has fewer blocks than the queries shall pass through.
-        """
         super().__init__()
         self.config = config
         self.num_blocks = config.num_hidden_layers if options.num_blocks is None else options.num_blocks
@@ -97,42 +92,21 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
         """Resamples the positions that queries and patches get between blocks to another grid."""
         table = self.mid_position_embeddings
         if table is not None:
-            table = as_parameter(resampled(table, old, new, num_prefix=old.num_prefix_tokens), table)
+            table = as_parameter(resample_to_grid(table, old, new.grid_size, old.num_prefix_tokens), table)
             self.mid_position_embeddings = table
 
-    def join_queries(self, hidden_states: Tensor) -> Tensor:
-        """(B, P + N, D) to (B, L, D), with the queries at the end."""
-        # Not `queries.weight`, which may lie on a disk: only a call fetches it.
-        queries = self.queries(torch.arange(self.queries.num_embeddings, device=hidden_states.device))
-        queries = queries.to(hidden_states.device).expand(len(hidden_states), -1, -1)
-        return torch.cat((hidden_states, queries), dim=1)
-
     def mid_positions(self, grid: Grid, patch_attention_mask: Tensor | None) -> list[Tensor | None]:
-        """What is added to all tokens after each block that queries pass through: (1 or B, L, D) or nothing.
-
-        Args:
-            grid: Rows h and columns w of patches.
-            patch_attention_mask: (B, h, w) bool, False for padding; None if there is none.
-        """
+        """Returns what is added to all tokens after each block that queries pass through: (1 or B, L, D) or None."""
         table, queries = self.mid_position_embeddings, self.mid_query_embeddings
         if table is None or queries is None:
             return [None] * self.num_blocks
 
-        def resample(own_grid: Grid) -> Tensor:
-            config = self.config
-            return resample_position_embeddings(
-                table,
-                config.grid_size,
-                own_grid,
-                num_prefix=config.num_prefix_tokens,
-                mode=config.position_interpolation,
-                antialias=config.position_antialias,
-            )
-
-        places = lay_out(resample, grid, patch_attention_mask, self.config.num_prefix_tokens)
-        places = places.reshape(-1, *places.shape[-3:])  # (1 or B, blocks, P + N, D)
-        places = torch.cat((places, queries.expand(len(places), -1, -1, -1)), dim=2)  # (1 or B, blocks, L, D)
-        return [*places.unbind(1), None]
+        num_prefix = self.config.num_prefix_tokens
+        resample = partial(resample_to_grid, table, self.config, num_prefix=num_prefix)
+        positions = positions_of_batch(resample, grid, patch_attention_mask, num_prefix)
+        positions = positions.reshape(-1, *positions.shape[-3:])  # (1 or B, blocks, P + N, D)
+        positions = torch.cat((positions, queries.expand(len(positions), -1, -1, -1)), dim=2)  # (1 or B, blocks, L, D)
+        return [*positions.unbind(1), None]
 
     def forward(self, tokens: Tensor) -> DetectionPrediction:
         """Tokens (B, L, D) after the final norm to logits (B, Q, K or K + 1) and boxes (B, Q, 4) in [0, 1]."""
@@ -141,19 +115,14 @@ class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
 
 
 def class_probabilities(logits: Tensor, class_loss: str) -> Tensor:
-    """Returns how likely each query is an object of each class, (B, Q, K), from logits as they were trained."""
+    """Returns the probability (B, Q, K) of each query to be an object of each class, by the loss of the training."""
     return logits.softmax(dim=-1)[..., :-1] if class_loss == "cross_entropy" else logits.sigmoid()
 
 
 def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Intersection over union of boxes, and the generalized one (https://arxiv.org/abs/1902.09630).
+    """Returns intersection over union (...) of boxes (..., 4), x1, y1, x2, y2, and the generalized one.
 
-    Args:
-        boxes: (..., 4) as x1, y1, x2, y2.
-        others: The same; both are broadcast.
-
-    Returns:
-        Two times (...). Boxes without area overlap nothing.
+    The boxes are broadcast; those without area overlap nothing. Source: https://arxiv.org/abs/1902.09630.
     """
     tiny = torch.finfo(boxes.dtype).tiny
 
@@ -172,7 +141,7 @@ def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_boxes(labels: Sequence[Mapping[str, Tensor]], is_training: bool) -> float:
-    """Returns by what the losses of a batch are divided: its number of boxes, at least 1.
+    """Returns the divisor of the losses of a batch: its number of boxes, at least 1.
 
     In training it is the mean over processes, whose gradients are averaged: their sum is then divided by all boxes.
     """
@@ -191,7 +160,7 @@ def detection_loss(
     num_boxes: float | Tensor,
     num_groups: int = 1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of the result and of all that was predicted on the way to it.
+    """Returns the loss of the result and of all predictions before it.
 
     Each is a sum over images, so with `num_boxes` of a global batch the sum over its parts does not depend on how it
     is split.
@@ -200,7 +169,7 @@ def detection_loss(
         predictions: The last one is the result.
         labels: For each image `class_labels` (M,) and `boxes` (M, 4), cx, cy, w, h relative to the image.
         options: Weights and losses.
-        num_boxes: What the sums are divided by.
+        num_boxes: Divisor of the sums.
         num_groups: Number G of groups of queries, each of which finds all objects by itself.
 
     Returns:
@@ -219,7 +188,7 @@ def detection_loss(
     return torch.stack(losses).sum(), parts
 
 
-@in_full_precision
+@without_autocast
 def prediction_losses(
     logits: Tensor,
     boxes: Tensor,
@@ -227,14 +196,9 @@ def prediction_losses(
     options: HfViTDetectionConfig,
     num_groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over all images of the losses of classes, of the L1 distance of boxes and of 1 - their generalized IoU.
+    """Returns sums over all images of the losses of classes, of the L1 distance of boxes and of 1 - generalized IoU.
 
-    Args:
-        logits: (B, G·Q, K or K + 1).
-        boxes: (B, G·Q, 4) as cx, cy, w, h.
-        labels: See `detection_loss`.
-        options: Weights and losses.
-        num_groups: Number G of groups of queries.
+    `logits` are (B, G·Q, K or K + 1), `boxes` (B, G·Q, 4) as cx, cy, w, h; `labels` as in `detection_loss`.
     """
     precision = torch.promote_types(logits.dtype, torch.float32)
     logits, boxes = logits.to(precision), boxes.to(precision)
@@ -261,25 +225,12 @@ def prediction_losses(
 
 @torch.no_grad()
 def match_objects(
-    logits: Tensor,
-    boxes: Tensor,
-    classes: Tensor,
-    truth: Tensor,
-    options: HfViTDetectionConfig,
-    num_groups: int = 1,
+    logits: Tensor, boxes: Tensor, classes: Tensor, truth: Tensor, options: HfViTDetectionConfig, num_groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Pairs the queries of one image with its objects, in each group of queries anew (Hungarian algorithm).
+    """Matches the queries of one image with its objects, in each group of queries anew (Hungarian algorithm).
 
-    Args:
-        logits: (G·Q, K or K + 1).
-        boxes: (G·Q, 4) as cx, cy, w, h.
-        classes: (M,) int64.
-        truth: (M, 4).
-        options: Weights and losses.
-        num_groups: Number G of groups.
-
-    Returns:
-        Numbers of the queries and of their objects, each (G·min(Q, M),).
+    Logits are (G·Q, K or K + 1), boxes (G·Q, 4) and `truth` (M, 4) are cx, cy, w, h, `classes` (M,) int64. Returns the
+    numbers of the queries and of their objects, each (G·min(Q, M),).
     """
     if not len(classes):
         nothing = classes.new_zeros(0)
@@ -306,12 +257,9 @@ def match_objects(
 
 
 def cross_entropy_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
-    """Sum over all queries, of which those without an object count less.
+    """Returns the sum over all queries (Q, K + 1), of which those without an object, the last class, count less.
 
-    Args:
-        logits: (Q, K + 1), the last one standing for no object.
-        queries: Numbers of the queries that have an object.
-        classes: Their classes.
+    `queries` are the numbers of those that have an object, `classes` their classes.
     """
     wanted = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
     wanted[queries] = classes
@@ -321,7 +269,7 @@ def cross_entropy_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tens
 
 
 def focal_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
-    """Sum of the focal loss over all queries (Q, K); see `cross_entropy_loss` (https://arxiv.org/abs/1708.02002)."""
+    """Returns the focal loss of all queries (Q, K); see `cross_entropy_loss` (https://arxiv.org/abs/1708.02002)."""
     wanted = torch.zeros_like(logits)
     wanted[queries, classes] = 1
     probabilities = logits.sigmoid()
@@ -332,16 +280,10 @@ def focal_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
 
 
 def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor) -> Tensor:
-    """Sum over all queries of a cross-entropy that teaches a matched one how well its box fits, and the others 0.
+    """Returns the sum over all queries (Q, K) of a cross-entropy with the quality of the box of each pair as target.
 
-    Args:
-        logits: (Q, K).
-        queries: Numbers of the queries that have an object.
-        classes: Their classes.
-        iou: Of their boxes.
-
-    Source: IA-BCE of LW-DETR (https://arxiv.org/abs/2406.03459), section 3.2, after
-    https://github.com/Atten4Vis/LW-DETR.
+    `iou` is that of the matched pairs; other queries have the target 0. Source: IA-BCE of LW-DETR
+    (https://arxiv.org/abs/2406.03459), section 3.2, after https://github.com/Atten4Vis/LW-DETR.
     """
     probabilities = logits.sigmoid()
     quality = probabilities[queries, classes].detach() ** FOCAL_ALPHA * iou ** (1 - FOCAL_ALPHA)
@@ -389,7 +331,7 @@ def _check_values(index: int, num_classes: int, classes: Tensor, boxes: Tensor) 
 
 @dataclass
 class HfViTObjectDetectionOutput(ModelOutput):
-    """What `post_process_object_detection` takes.
+    """The outputs that `post_process_object_detection` takes.
 
     Args:
         loss: Scalar, if labels were given.
@@ -398,8 +340,8 @@ class HfViTObjectDetectionOutput(ModelOutput):
             for no object.
         pred_boxes: (B, Q, 4), center x, center y, width and height relative to the image without its padding.
         probabilities: (B, Q, num_labels), how likely each query is an object of each class.
-        auxiliary_outputs: In training what earlier layers say, dictionaries of `logits` and `pred_boxes`.
-        last_hidden_state: (B, L, D) after the final norm; of the deformable decoder what it sees of the last of its
+        auxiliary_outputs: In training the predictions of earlier layers, dictionaries of `logits` and `pred_boxes`.
+        last_hidden_state: (B, L, D) after the final norm; of the deformable decoder its input from the last of its
             blocks, under `config.apply_layernorm`.
         hidden_states: On request, before the first block and after each one.
         attentions: On request, (B, heads, L, L) of each block.
@@ -417,15 +359,15 @@ class HfViTObjectDetectionOutput(ModelOutput):
 
 
 class HfViTForObjectDetection(HfViTPreTrainedModel):
-    """Finds objects: boxes, each with a class.
+    """Predicts boxes of objects, each with a class.
 
-    Its losses are sums over boxes, divided by the number of boxes of the whole global batch where the Trainer says it.
+    Its losses are sums over boxes, divided by the number of boxes of the whole global batch where the Trainer gives
+    it.
     """
 
     accepts_loss_kwargs = True
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves the objects no class. Set num_labels.")
@@ -496,7 +438,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         labels: list[dict[str, Tensor]] | None,
         **kwargs: Any,
     ) -> tuple[list[DetectionPrediction], Tensor]:
-        """Returns what is predicted after the last block, before that in training only, and the last tokens."""
+        """Returns the predictions after the last block, before it in training only, and the last tokens."""
         model = self.model
         head: Any = self.detection_head  # not to be known by its class, for which peft may stand in
         if self.options.decoder == "deformable":
@@ -504,7 +446,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
         start = self.config.num_hidden_layers - head.num_blocks
         hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
-        hidden_states = head.join_queries(hidden_states)  # (B, L, D)
+        hidden_states = head.queries.append_to(hidden_states)  # (B, L, D)
         masks = blocks.masks(hidden_states)
         states = []
         for block, positions in enumerate(head.mid_positions(blocks.grid, patch_attention_mask), start=start):
@@ -527,10 +469,10 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         labels: list[dict[str, Tensor]] | None,
         **kwargs: Any,
     ) -> tuple[list[DetectionPrediction], Tensor]:
-        """The same of a decoder behind the encoder, which sees the patches of several blocks.
+        """Returns the same of a decoder behind the encoder, which reads the patches of several blocks.
 
-        Blocks that it does not see run only for what is asked of them, and no result depends on them: under DDP a
-        weight with a part in the outputs has to have one in the loss.
+        Blocks that it does not read run only for outputs on request, and no result depends on them: under DDP a weight
+        with a part in the outputs has to have one in the loss.
         """
         model, config = self.model, self.config
         hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)

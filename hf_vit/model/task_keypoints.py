@@ -1,8 +1,7 @@
 """Keypoint detection: heads, heatmaps from points and back, loss and model.
 
-Shapes: B batch, H W pixels, h w patch grid, s how much finer a heatmap is than the grid, h' = s·h, w' = s·w, K
-keypoints, D hidden size, C channels, s how much finer heatmaps are than the grid, P prefix tokens, N = h·w, L = P + N,
-Q queries, s how much finer a head's result is than the grid.
+Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K keypoints, s how much finer
+heatmaps are than the grid, h' = s·h, w' = s·w.
 """
 
 import math
@@ -16,8 +15,16 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .embeddings import own_grids
-from .layers import HfViTBatchNorm2d, HfViTHeadConv2d, HfViTHeadConvTranspose2d, each_image_alone, in_full_precision
+from .embeddings import image_grids
+from .layers import (
+    HfViTBatchNorm2d,
+    HfViTHeadConv2d,
+    HfViTHeadConvTranspose2d,
+    HfViTNamedHead,
+    run_unpadded,
+    upsample_mask,
+    without_autocast,
+)
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .task_configurations import HfViTKeypointConfig
 
@@ -31,14 +38,14 @@ REACH = 3  # standard deviations beyond which nothing is left of a Gaussian
 
 
 class HfViTKeypointPredictor(HfViTHeadConv2d):
-    """The last layer of a head, which starts near zero, as heatmaps are almost everywhere.
+    """The last layer of a head, initialized near zero, as heatmaps are almost everywhere.
 
-    At the scale of its inputs, training is still busy with forgetting it after a few hundred steps.
+    At the scale of its inputs, training is still busy with unlearning it after a few hundred steps.
     """
 
     @property
     def initial_limit(self) -> float:
-        """How far from zero a weight may start: the deviation is 0.001, as in ViTPose."""
+        """The largest initial weight: the deviation is 0.001, as in ViTPose."""
         return 0.001 * math.sqrt(3)
 
 
@@ -46,14 +53,13 @@ class HfViTSimpleKeypointHead(nn.Module):
     """Bilinear upsampling and one convolution."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
-        """Builds the layer."""
         super().__init__()
         self.scale_factor = options.scale_factor
         self.predictor = HfViTKeypointPredictor(config.hidden_size, config.num_labels, kernel_size=3, padding=1)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, D, h, w) to (B, K, s·h, s·w); `mask` is (B, h, w) bool, False for padding, or None."""
-        return each_image_alone(lambda own, _: self.predict(own[0]), [maps], [], mask)
+        return run_unpadded(lambda own, _: self.predict(own[0]), [maps], [], mask)
 
     def predict(self, maps: Tensor) -> Tensor:
         """The same without padding."""
@@ -65,22 +71,20 @@ class HfViTDeconvolution(nn.Module):
     """Doubles the resolution of maps by a transposed convolution, with batch norm."""
 
     def __init__(self, in_size: int, out_size: int) -> None:
-        """Builds the layers, from `in_size` to `out_size` channels."""
         super().__init__()
         self.conv = HfViTHeadConvTranspose2d(in_size, out_size, kernel_size=4, stride=2, padding=1, bias=False)
         self.norm = HfViTBatchNorm2d(out_size)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, C, h, w) to (B, C', 2·h, 2·w); `mask` is (B, h, w) bool, False for padding, or None."""
-        maps = each_image_alone(lambda own, _: self.conv(own[0]), [maps], [], mask)
-        return self.norm(maps, None if mask is None else double_mask(mask)).relu()
+        maps = run_unpadded(lambda own, _: self.conv(own[0]), [maps], [], mask)
+        return self.norm(maps, upsample_mask(mask)).relu()
 
 
 class HfViTClassicKeypointHead(nn.Module):
     """Two transposed convolutions, each doubling the resolution."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
-        """Builds the layers."""
         super().__init__()
         self.up1 = HfViTDeconvolution(config.hidden_size, options.hidden_size)
         self.up2 = HfViTDeconvolution(options.hidden_size, options.hidden_size)
@@ -89,36 +93,18 @@ class HfViTClassicKeypointHead(nn.Module):
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, D, h, w) to (B, K, 4·h, 4·w); `mask` is (B, h, w) bool, False for padding, or None."""
         maps = self.up1(maps, mask)  # (B, C, 2·h, 2·w)
-        return self.predictor(self.up2(maps, None if mask is None else double_mask(mask)))
-
-
-def double_mask(mask: Tensor) -> Tensor:
-    """A mask (B, h, w) at twice the resolution."""
-    return mask.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+        return self.predictor(self.up2(maps, upsample_mask(mask)))
 
 
 HEADS = {"classic": HfViTClassicKeypointHead, "simple": HfViTSimpleKeypointHead}
 
 
-class HfViTKeypointHead(nn.Module):
+class HfViTKeypointHead(HfViTNamedHead):
     """The head that the options name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
-        """Builds the head.
-
-        Raises:
-            ValueError: if an option is about other keypoints than there are.
-        """
-        super().__init__()
         check_numbers(config.num_labels, options)
-        # By its name, so that the weights of one head are never taken for those of another.
-        self.name = options.head
-        self.add_module(self.name, HEADS[self.name](config, options))
-
-    @property
-    def decoder(self) -> nn.Module:
-        """The head itself."""
-        return self.get_submodule(self.name)
+        super().__init__(options.head, HEADS[options.head](config, options))
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, D, h, w) to heatmaps (B, K, s·h, s·w); `mask` is (B, h, w) bool, False for padding, or None."""
@@ -147,7 +133,7 @@ def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
 def encode_keypoints(
     keypoints: Tensor, image_size: tuple[int, int], heatmap_size: tuple[int, int], sigma: float
 ) -> tuple[Tensor, Tensor]:
-    """Makes the heatmaps that are to be learned: Gaussians whose largest value, 1, may lie between pixels.
+    """Returns target heatmaps: Gaussians whose largest value, 1, may lie between pixels.
 
     Args:
         keypoints: (B, K, 3): x, y in pixels of the image, visibility, 0 where a keypoint is not labeled.
@@ -172,88 +158,7 @@ def encode_keypoints(
     return y[..., :, None] * x[..., None, :] * counts[..., None, None], counts
 
 
-@torch.no_grad()
-def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
-    """Finds the place of each keypoint between the pixels of its heatmap (DARK, https://arxiv.org/abs/1910.06278).
-
-    From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
-    is a parabola, leads to its center. Where the blur would meet what is beyond the border, the heatmap is taken as it
-    is, and slopes are those one pixel further in. Where there is no peak, or far away, the largest value stands.
-
-    Args:
-        heatmaps: (B, K, h', w').
-
-    Returns:
-        Places (B, K, 2), x and y in pixels of the heatmap, and scores (B, K), the largest values; in float32 at least.
-    """
-    heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
-    height, width = heatmaps.shape[-2:]
-    scores, index = heatmaps.flatten(2).max(dim=2)  # (B, K)
-    peak = torch.stack((index % width, index // width), dim=-1)  # (B, K, 2)
-    size = torch.tensor([width, height], device=peak.device)
-    is_inside = ((peak >= BORDER) & (peak < size - BORDER)).all(dim=-1)  # (B, K)
-    logarithms = blur(heatmaps).where(is_inside[..., None, None], heatmaps).clamp(LOWEST, HIGHEST).log()
-    center = peak.clamp_min(1).minimum(size - 2)
-    step, is_peak = newton_step(around(logarithms, center))
-    places = center + step
-    is_peak &= ((places - peak).abs() <= FARTHEST).all(dim=-1)
-    return places.where(is_peak[..., None], peak.to(places.dtype)), scores
-
-
-def blur(heatmaps: Tensor) -> Tensor:
-    """Heatmaps (B, K, h', w') smoothed by a Gaussian."""
-    distances = torch.arange(-BLUR_RADIUS, BLUR_RADIUS + 1, device=heatmaps.device, dtype=heatmaps.dtype)
-    kernel = torch.exp(-(distances**2) / (2 * BLUR_SIGMA**2))
-    kernel = kernel / kernel.sum()
-    maps = F.pad(heatmaps.flatten(0, 1)[:, None], [BLUR_RADIUS] * 4, mode="replicate")  # (B·K, 1, ., .)
-    maps = F.conv2d(F.conv2d(maps, kernel[None, None, None]), kernel[None, None, :, None])
-    return maps.view_as(heatmaps)
-
-
-def around(maps: Tensor, center: Tensor) -> Tensor:
-    """Values of maps (B, K, h', w') at places (B, K, 2) and the eight beside, (B, K, 3, 3); the border is repeated."""
-    height, width = maps.shape[-2:]
-    steps = torch.arange(-1, 2, device=center.device)
-    columns = (center[..., 0, None] + steps).clamp(0, width - 1)  # (B, K, 3)
-    rows = (center[..., 1, None] + steps).clamp(0, height - 1)
-    index = rows[..., :, None] * width + columns[..., None, :]  # (B, K, 3, 3)
-    return maps.flatten(2).gather(2, index.flatten(2)).view_as(index)
-
-
-def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The way from the middle of values (..., 3, 3) to their peak, (..., 2) as x and y; and if there is one."""
-    (up_left, up, _), (left, middle, right), (_, down, down_right) = (
-        row.unbind(dim=-1) for row in values.unbind(dim=-2)
-    )
-    slope_x, slope_y = (right - left) / 2, (down - up) / 2
-    eps = torch.finfo(torch.float32).eps  # that of the published code
-    bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
-    bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
-    determinant = bend_x * bend_y - bend_xy**2
-    is_peak = (bend_x < 0) & (determinant > 0)
-    step = torch.stack((bend_xy * slope_y - bend_y * slope_x, bend_xy * slope_x - bend_x * slope_y), dim=-1)
-    return step / determinant.where(is_peak, 1)[..., None], is_peak
-
-
-def flip_heatmaps(heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the heatmaps (B, K, h', w') of mirror images as those of the images: mirrored, and the pairs swapped.
-
-    Args:
-        heatmaps: Of the mirror images.
-        flip_pairs: Pairs of keypoints (numbers) that a mirror image swaps.
-    """
-    return heatmaps[:, mirrored_order(heatmaps.shape[1], flip_pairs)].flip(-1)
-
-
-def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> list[int]:
-    """Returns which keypoint takes the place of each in a mirror image, which swaps pairs of them (numbers)."""
-    order = list(range(num_keypoints))
-    for first, second in flip_pairs:
-        order[first], order[second] = second, first
-    return order
-
-
-@in_full_precision
+@without_autocast
 def keypoint_loss(
     heatmaps: Tensor,
     labels: Tensor,
@@ -262,12 +167,11 @@ def keypoint_loss(
     mask: Tensor | None = None,
     num_images: Tensor | int | None = None,
 ) -> Tensor:
-    """Sum over images of their losses, divided by their number.
+    """Returns the sum over images of their losses, divided by their number.
 
-    So with `num_images` of a global batch the sum over its parts does not depend on how it is split.
-
-    The loss of an image is the mean over its keypoints of the mean squared difference of the heatmaps, times the
-    weight of the keypoint; 0 for those that are not labeled or out of reach.
+    So with `num_images` of a global batch the sum over its parts does not depend on how it is split. The loss of an
+    image is the mean over its keypoints of the mean squared difference of the heatmaps, times the weight of the
+    keypoint; 0 for those that are not labeled or out of reach.
 
     Args:
         heatmaps: (B, K, h', w').
@@ -275,13 +179,10 @@ def keypoint_loss(
         image_size: Height and width of the batch in pixels.
         options: Width of the Gaussians and weights of the keypoints.
         mask: (B, h, w) bool, False for padding; None if there is none.
-        num_images: What the sum is divided by, by default B.
-
-    Returns:
-        Scalar.
+        num_images: Divisor of the sum, by default B.
 
     Raises:
-        ValueError: if the labels have another shape, or values that make no sense (looked at on the CPU only).
+        ValueError: if the labels have another shape, or values that make no sense (checked on the CPU only).
     """
     check_labels(heatmaps, labels)
     heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
@@ -297,7 +198,7 @@ def keypoint_loss(
             (rows * patch[0], columns * patch[1]),
             options,
         )
-        for own, label, (rows, columns) in zip(heatmaps, labels, own_grids(mask), strict=True)
+        for own, label, (rows, columns) in zip(heatmaps, labels, image_grids(mask), strict=True)
     ]
     return torch.cat(losses).sum() / num_images
 
@@ -305,7 +206,7 @@ def keypoint_loss(
 def image_losses(
     heatmaps: Tensor, labels: Tensor, image_size: tuple[int, int], options: HfViTKeypointConfig
 ) -> Tensor:
-    """Losses (B,) of images without padding; see `keypoint_loss`."""
+    """Returns losses (B,) of images without padding; see `keypoint_loss`."""
     targets, counts = encode_keypoints(labels, image_size, (heatmaps.shape[-2], heatmaps.shape[-1]), options.sigma)
     weights = counts.to(heatmaps.dtype)  # (B, K)
     if options.keypoint_weights is not None:
@@ -335,13 +236,86 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
         )
 
 
+@torch.no_grad()
+def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
+    """Locates each keypoint between the pixels of its heatmap (B, K, h', w') (DARK, https://arxiv.org/abs/1910.06278).
+
+    From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
+    is a parabola, leads to its center. Where the blur would meet what is beyond the border, the heatmap is taken as it
+    is, and slopes are those one pixel further in. Where there is no peak, or far away, the largest value stands.
+
+    Returns:
+        Points (B, K, 2), x and y in pixels of the heatmap, and scores (B, K), the largest values; in float32 at least.
+    """
+    heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
+    height, width = heatmaps.shape[-2:]
+    scores, index = heatmaps.flatten(2).max(dim=2)  # (B, K)
+    peak = torch.stack((index % width, index // width), dim=-1)  # (B, K, 2)
+    size = torch.tensor([width, height], device=peak.device)
+    is_inside = ((peak >= BORDER) & (peak < size - BORDER)).all(dim=-1)  # (B, K)
+    logarithms = blur(heatmaps).where(is_inside[..., None, None], heatmaps).clamp(LOWEST, HIGHEST).log()
+    center = peak.clamp_min(1).minimum(size - 2)
+    step, is_peak = newton_step(around(logarithms, center))
+    places = center + step
+    is_peak &= ((places - peak).abs() <= FARTHEST).all(dim=-1)
+    return places.where(is_peak[..., None], peak.to(places.dtype)), scores
+
+
+def blur(heatmaps: Tensor) -> Tensor:
+    """Returns heatmaps (B, K, h', w') smoothed by a Gaussian."""
+    distances = torch.arange(-BLUR_RADIUS, BLUR_RADIUS + 1, device=heatmaps.device, dtype=heatmaps.dtype)
+    kernel = torch.exp(-(distances**2) / (2 * BLUR_SIGMA**2))
+    kernel = kernel / kernel.sum()
+    maps = F.pad(heatmaps.flatten(0, 1)[:, None], [BLUR_RADIUS] * 4, mode="replicate")  # (B·K, 1, ., .)
+    maps = F.conv2d(F.conv2d(maps, kernel[None, None, None]), kernel[None, None, :, None])
+    return maps.view_as(heatmaps)
+
+
+def around(maps: Tensor, center: Tensor) -> Tensor:
+    """Returns the values (B, K, 3, 3) of maps (B, K, h', w') around points (B, K, 2); the border is repeated."""
+    height, width = maps.shape[-2:]
+    steps = torch.arange(-1, 2, device=center.device)
+    columns = (center[..., 0, None] + steps).clamp(0, width - 1)  # (B, K, 3)
+    rows = (center[..., 1, None] + steps).clamp(0, height - 1)
+    index = rows[..., :, None] * width + columns[..., None, :]  # (B, K, 3, 3)
+    return maps.flatten(2).gather(2, index.flatten(2)).view_as(index)
+
+
+def newton_step(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the step (..., 2), x and y, from the middle of values (..., 3, 3) to their peak; and if there is one."""
+    (up_left, up, _), (left, middle, right), (_, down, down_right) = (
+        row.unbind(dim=-1) for row in values.unbind(dim=-2)
+    )
+    slope_x, slope_y = (right - left) / 2, (down - up) / 2
+    eps = torch.finfo(torch.float32).eps  # that of the published code
+    bend_x, bend_y = right - 2 * middle + left + eps, down - 2 * middle + up + eps
+    bend_xy = (down_right - right - down + 2 * middle - left - up + up_left) / 2
+    determinant = bend_x * bend_y - bend_xy**2
+    is_peak = (bend_x < 0) & (determinant > 0)
+    step = torch.stack((bend_xy * slope_y - bend_y * slope_x, bend_xy * slope_x - bend_x * slope_y), dim=-1)
+    return step / determinant.where(is_peak, 1)[..., None], is_peak
+
+
+def flip_heatmaps(heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
+    """Mirrors the heatmaps (B, K, h', w') of mirror images and swaps `flip_pairs`, pairs of keypoint numbers."""
+    return heatmaps[:, mirrored_order(heatmaps.shape[1], flip_pairs)].flip(-1)
+
+
+def mirrored_order(num_keypoints: int, flip_pairs: Sequence[Sequence[int]]) -> list[int]:
+    """Returns the keypoint that replaces each one in a mirror image, which swaps pairs of them (numbers)."""
+    order = list(range(num_keypoints))
+    for first, second in flip_pairs:
+        order[first], order[second] = second, first
+    return order
+
+
 @dataclass
 class HfViTKeypointDetectionOutput(ModelOutput):
-    """What `post_process_keypoint_detection` takes.
+    """The outputs that `post_process_keypoint_detection` takes.
 
     Args:
         loss: Scalar, if labels were given.
-        heatmaps: (B, K, s·h, s·w), how sure it is of each keypoint at each place, about 1 where it is.
+        heatmaps: (B, K, h', w'), the confidence of each keypoint at each place, about 1 where it is.
         hidden_states: On request, (B, L, D) before the first block and after each one.
         attentions: On request, (B, heads, L, L) of each block.
     """
@@ -353,16 +327,15 @@ class HfViTKeypointDetectionOutput(ModelOutput):
 
 
 class HfViTForKeypointDetection(HfViTForDensePrediction):
-    """Says where the keypoints of the one object on an image are, which `config.id2label` names.
+    """Locates the keypoints, named by `config.id2label`, of the one object on an image.
 
     The design is that of ViTPose, https://arxiv.org/abs/2204.12484. Its loss is a sum over images, divided by their
-    number in the whole global batch where the Trainer says it.
+    number in the whole global batch where the Trainer gives it.
     """
 
     accepts_loss_kwargs = True
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves no keypoint to find. Set num_labels or id2label.")
@@ -414,25 +387,22 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
             size = (pixel_values.shape[-2], pixel_values.shape[-1])
             loss = keypoint_loss(heatmaps, labels, size, self.options, patch_attention_mask, num_items_in_batch)
         return HfViTKeypointDetectionOutput(
-            loss=loss,
-            heatmaps=heatmaps,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            loss=loss, heatmaps=heatmaps, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
     @torch.no_grad()
     def predict_flipped(
         self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None
     ) -> HfViTKeypointDetectionOutput:
-        """Looks at images and their mirror images, which takes twice as long and is a little more exact.
+        """Averages the predictions for images and their mirror images: twice as slow and a little more exact.
 
         Args:
             pixel_values: (B, C, H, W).
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Each image is then
-                looked at alone.
+                processed alone.
 
         Returns:
-            `heatmaps` (B, K, s·h, s·w), the mean of both.
+            `heatmaps` (B, K, h', w'), the mean of both.
 
         Raises:
             ValueError: if the model is in training mode.
@@ -440,16 +410,14 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         if self.training:
             raise ValueError("In training mode chance has a part in the result (dropout). Call model.eval() before.")
 
-        def look(images: Tensor) -> Tensor:
+        def average(images: Tensor) -> Tensor:
             return (self(images, return_dict=True).heatmaps + self.mirrored_heatmaps(images)) / 2
 
-        mask, patch = patch_attention_mask, to_pair(self.config.patch_size)
-        if mask is not None:
-            mask = mask.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)  # (B, H, W)
-        heatmaps = each_image_alone(lambda own, _: look(own[0]), [pixel_values], [], mask)
+        mask = upsample_mask(patch_attention_mask, to_pair(self.config.patch_size))  # (B, H, W)
+        heatmaps = run_unpadded(lambda own, _: average(own[0]), [pixel_values], [], mask)
         return HfViTKeypointDetectionOutput(heatmaps=heatmaps)
 
     def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
-        """Returns what the mirror images of images (B, C, H, W) say of them, (B, K, s·h, s·w)."""
+        """Returns the heatmaps (B, K, h', w') of images (B, C, H, W) as predicted from their mirror images."""
         mirrored: Tensor = self(pixel_values.flip(-1), return_dict=True).heatmaps
         return flip_heatmaps(mirrored, self.options.flip_pairs)

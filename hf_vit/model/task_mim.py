@@ -1,12 +1,12 @@
 """Masked image modeling: masks, patches as pixels and back, decoders, loss and model.
 
 Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, K visible ones, P
-prefix tokens, D hidden size, E hidden size of the decoder, P prefix tokens (CLS, distillation, registers), L = P + N,
-N = h·w, Q queries, s how much finer a head's result is than the grid.
+prefix tokens, L = P + N tokens, D hidden size, E hidden size of the decoder.
 """
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,11 +17,11 @@ from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.output_capturing import capture_outputs
 
-from .adapt_inputs import ChannelMode, HfViTInputSized, as_parameter, resampled
+from .adapt_inputs import ChannelMode, HfViTInputSized, as_parameter
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .embeddings import Grid, lay_out, own_grids, resample_position_embeddings, sincos_position_embeddings
+from .embeddings import Grid, image_grids, positions_of_batch, resample_to_grid, sincos_position_embeddings
 from .encoder import HfViTLayer, make_norm
-from .layers import HfViTInitialized, in_full_precision
+from .layers import HfViTInitialized, HfViTNamedHead, without_autocast
 from .modeling_hf_vit import HfViTModel, check_images
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTMaskedImageModelingConfig
@@ -34,204 +34,15 @@ LOWEST_ASPECT = 0.3  # height over width, at most the reciprocal
 EPSILON = 1e-6
 
 
-def count_masked(num_patches: int, ratio: float) -> int:
-    """Returns how many of so many patches are masked: `round(ratio * num_patches)`, but never none, nor all of them.
-
-    A patch that is alone stays visible.
-    """
-    return min(max(round(ratio * num_patches), 1), num_patches - 1)
-
-
-def draw_mask(
-    batch: int,
-    grid: Grid,
-    options: HfViTMaskedImageModelingConfig,
-    *,
-    noise: Tensor | None = None,
-    patch_attention_mask: Tensor | None = None,
-    generator: Generator | None = None,
-    device: torch.device | None = None,
-) -> Tensor:
-    """Draws a mask as the options say.
-
-    Args:
-        batch: Number B of images.
-        grid: Rows and columns (h, w) of patches.
-        options: How much is masked, and how.
-        noise: (B, N) in the place of what `random_mask` draws.
-        patch_attention_mask: (B, h, w) bool, False for padding, which is never masked and does not count.
-        generator: Where the numbers come from, torch's global one by default.
-        device: Where the mask lives.
-
-    Returns:
-        (B, N) bool, True (1) where a patch is masked: hidden from the encoder. In each image `count_masked` of its own
-        patches are.
-
-    Raises:
-        ValueError: if noise is given for blocks, or is of another shape.
-    """
-    ratio = options.masked_share
-    if options.mask_type == "blockwise":
-        if noise is not None:
-            raise ValueError("noise is for mask_type='random'. Give bool_masked_pos, from blockwise_mask, say.")
-        return blockwise_mask(batch, grid, ratio, patch_attention_mask, generator).to(device)
-    if noise is None:
-        place = device if generator is None else generator.device
-        noise = torch.rand(batch, grid[0] * grid[1], generator=generator, device=place).to(device)
-    if noise.shape != (batch, grid[0] * grid[1]):
-        expected = (batch, grid[0] * grid[1])
-        raise ValueError(f"noise must be (batch, patches) = {expected}, not {tuple(noise.shape)}.")
-    return random_mask(noise.unflatten(1, grid), ratio, options.mask_unit, patch_attention_mask)
-
-
-def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask: Tensor | None = None, /) -> Tensor:
-    """Masks the patches with the most noise (MAE, https://arxiv.org/abs/2111.06377).
-
-    Args:
-        noise: (B, h, w), such as `torch.rand(batch, *grid, generator=generator)`.
-        ratio: Share of the patches that is masked.
-        unit: How many patches a side the squares have that are masked as one, by the noise of their first patch
-            (SimMIM, https://arxiv.org/abs/2111.09886). Of the last square only as much as is missing is masked.
-        patch_attention_mask: (B, h, w) bool, False for padding, which is never masked and does not count.
-
-    Returns:
-        (B, N) bool, True (1) where a patch is masked: hidden from the encoder. In each image `count_masked` of its own
-        patches are.
-    """
-    height, width = noise.shape[1:]
-    num_patches = height * width
-    if unit > 1:
-        noise = noise[:, ::unit, ::unit].repeat_interleave(unit, dim=1).repeat_interleave(unit, dim=2)
-        noise = noise[:, :height, :width]
-    first: Tensor | int = num_patches - count_masked(num_patches, ratio)
-    if patch_attention_mask is not None:
-        noise = noise.masked_fill(~patch_attention_mask.bool(), -math.inf)  # which comes first
-        counts = [count_masked(rows * columns, ratio) for rows, columns in own_grids(patch_attention_mask)]
-        first = num_patches - torch.tensor(counts, device=noise.device)[:, None]  # (B, 1)
-    order = noise.flatten(1).argsort(dim=1, stable=True)  # (B, N)
-    is_masked = (torch.arange(num_patches, device=noise.device) >= first).expand_as(order)
-    return torch.zeros_like(order, dtype=torch.bool).scatter(1, order, is_masked)
-
-
-def blockwise_mask(
-    batch: int,
-    grid: Grid,
-    ratio: float,
-    patch_attention_mask: Tensor | None = None,
-    generator: Generator | None = None,
-) -> Tensor:
-    """Masks rectangles of random size, aspect and place until there are enough (BEiT, https://arxiv.org/abs/2106.08254).
-
-    Blocks may overlap. Of the last one only as much as is missing is masked, from its upper left corner on.
-
-    Args:
-        batch: Number B of images.
-        grid: Rows and columns (h, w) of patches.
-        ratio: Share of the patches that is masked.
-        patch_attention_mask: (B, h, w) bool, False for padding, which is never masked and does not count.
-        generator: Where the numbers come from, torch's global one by default; of the CPU.
-
-    Returns:
-        (B, N) bool on the CPU, True (1) where a patch is masked: hidden from the encoder. In each image `count_masked`
-        of its own patches are.
-    """
-    grids = [grid] * batch if patch_attention_mask is None else own_grids(patch_attention_mask)
-    mask = torch.zeros(batch, *grid, dtype=torch.bool)
-    for own, (rows, columns) in zip(mask, grids, strict=True):
-        own[:rows, :columns] = mask_of_blocks((rows, columns), count_masked(rows * columns, ratio), generator)
-    return mask.flatten(1)
-
-
-def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None) -> Tensor:
-    """Returns the mask (h, w) bool of one image, with `count` masked patches; see `blockwise_mask`."""
-    rows, columns = grid
-    mask = torch.zeros(grid, dtype=torch.bool)
-    smallest = max(1.0, SMALLEST_BLOCK * rows * columns)
-    while (missing := count - int(mask.sum())) > 0:
-        size, aspect, y, x = torch.rand(4, generator=generator).tolist()
-        area = smallest + size * max(0.0, missing - smallest)
-        ratio = math.exp((2 * aspect - 1) * math.log(LOWEST_ASPECT))
-        height, width = (
-            min(max(1, round(math.sqrt(area * part))), side) for part, side in ((ratio, rows), (1 / ratio, columns))
-        )
-        top, left = int(y * (rows - height + 1)), int(x * (columns - width + 1))
-        block = mask[top : top + height, left : left + width]
-        new = (~block).nonzero()[:missing]
-        block[new[:, 0], new[:, 1]] = True
-    return mask
-
-
-def place_visible(
-    mask: Tensor, patch_attention_mask: Tensor | None = None, num_visible: int | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Says where the patches are that the encoder sees, in the order of the image.
-
-    Args:
-        mask: (B, N) bool, True where a patch is masked.
-        patch_attention_mask: (B, h, w) bool, False for padding, which is not visible.
-        num_visible: Number K of visible patches where it is known, which spares a look at the mask.
-
-    Returns:
-        Their numbers (B, K), K being that of the image with the most; and (B, K) bool, False for the fillers behind
-        those of other images, which are none of their visible patches; None where there are no fillers.
-
-    Raises:
-        ValueError: if an image has no visible patch.
-    """
-    hidden = mask if patch_attention_mask is None else mask | ~patch_attention_mask.flatten(1).bool()
-    has_fillers = False
-    if num_visible is None:
-        counts = (~hidden).sum(dim=1).tolist()
-        num_visible, least = max(counts), min(counts)
-        if least == 0:
-            raise ValueError(f"The mask hides every patch of image {counts.index(0)}. Leave one visible at least.")
-        has_fillers = least < num_visible
-    index = hidden.byte().argsort(dim=1, stable=True)[:, :num_visible]
-    return index, ~hidden.gather(1, index) if has_fillers else None
-
-
-def patchify(images: Tensor, patch_size: Grid) -> Tensor:
-    """Images (B, C, H, W) as patches (B, N, p·q·C): row by row, and in each patch too, channels last."""
-    height, width = patch_size
-    cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, p, w, q)
-    return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-
-def unpatchify(patches: Tensor, grid: Grid, patch_size: Grid) -> Tensor:
-    """The way back: patches (B, N, p·q·C) of a grid (h, w) as images (B, C, H, W)."""
-    cut = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (B, h, w, p, q, C)
-    return cut.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
-
-
-class PatchScale:
-    """Mean and deviation of the pixels of each patch, which `norm_pix_loss` takes out of them."""
-
-    def __init__(self, patches: Tensor) -> None:
-        """Takes the true patches (B, N, p·q·C)."""
-        self.mean = patches.mean(dim=-1, keepdim=True)  # (B, N, 1)
-        # torch.var gives the same, ten times as slowly on a CPU.
-        squares = (patches - self.mean).square().sum(dim=-1, keepdim=True)
-        self.deviation = (squares / max(patches.shape[-1] - 1, 1) + EPSILON).sqrt()
-
-    def normalize(self, patches: Tensor) -> Tensor:
-        """(B, N, p·q·C) without mean and deviation."""
-        return (patches - self.mean) / self.deviation
-
-    def restore(self, patches: Tensor) -> Tensor:
-        """The way back, in the dtype of `patches`."""
-        return (patches * self.deviation + self.mean).to(patches.dtype)
-
-
 class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
     """The last layer: from tokens to the pixels of their patches."""
 
     def __init__(self, size: int, config: HfViTConfig) -> None:
-        """Builds the layer for tokens of width `size`."""
         super().__init__(size, math.prod(to_pair(config.patch_size)) * config.num_channels)
 
     @torch.no_grad()
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
-        """Predicts the pixels of resized patches, or of other channels."""
+        """Resizes the weights to predict resized patches, or other channels."""
         sizes = to_pair(old.patch_size), to_pair(new.patch_size)
         if (sizes[0], old.num_channels) == (sizes[1], new.num_channels):
             return
@@ -251,17 +62,14 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
 
 
 class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
-    """A small ViT with a mask token in the place of each patch that the encoder has not seen.
+    """A small ViT with a mask token in the place of each masked patch (https://arxiv.org/abs/2111.06377).
 
     Its blocks are plain ones, its positions fixed, whatever those of the encoder are; tokens of the prefix have none.
-
-    Source: https://arxiv.org/abs/2111.06377.
     """
 
     position_embeddings: Tensor
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        """Builds the layers."""
         super().__init__()
         self.config = config
         own = HfViTConfig(
@@ -293,10 +101,10 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
 
     def adapt_inputs(self, old: HfViTConfig, new: HfViTConfig, channel_mode: ChannelMode) -> None:
         """Resamples the positions to another grid."""
-        self.position_embeddings = resampled(self.position_embeddings, old, new, num_prefix=0)
+        self.position_embeddings = resample_to_grid(self.position_embeddings, old, new.grid_size, num_prefix=0)
 
     def sincos_table(self) -> Tensor:
-        """The fixed position table at the native grid, (1, N, E)."""
+        """Returns the fixed position table at the native grid, (1, N, E)."""
         return sincos_position_embeddings(self.config.grid_size, self.hidden_size, 0)
 
     def forward(
@@ -308,18 +116,15 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         patch_attention_mask: Tensor | None = None,
         attention_mask: Any = None,
     ) -> Tensor:
-        """Says the pixels of all patches.
+        """Predicts the pixels (B, N, p·q·C) of all patches from the encoded prefix and visible patches (B, P + K, D).
 
         Args:
-            hidden_states: (B, P + K, D), what the encoder says of prefix and visible patches.
+            hidden_states: (B, P + K, D).
             grid: Rows and columns (h, w) of patches.
-            index: (B, K), see `place_visible`.
-            seen: (B, K) bool or None, see `place_visible`.
+            index: (B, K), and `seen` (B, K) bool or None, see `visible_patches`.
+            seen: See `index`.
             patch_attention_mask: (B, h, w) bool, False for padding, or None.
             attention_mask: The same for prefix and patches, in the form that the attention implementation takes.
-
-        Returns:
-            (B, N, p·q·C).
         """
         num_prefix = self.config.num_prefix_tokens
         hidden_states = self.embedding(hidden_states)  # (B, P + K, E)
@@ -336,26 +141,15 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         return self.predictor(self.norm(hidden_states[:, num_prefix:]))
 
     def positions(self, grid: Grid, patch_attention_mask: Tensor | None = None) -> Tensor:
-        """What is added to the patches: (1, N, E), or (B, N, E) with a mask."""
-
-        def resample(own_grid: Grid) -> Tensor:
-            return resample_position_embeddings(
-                self.position_embeddings,
-                self.config.grid_size,
-                own_grid,
-                num_prefix=0,
-                mode=self.config.position_interpolation,
-                antialias=self.config.position_antialias,
-            )
-
-        return lay_out(resample, grid, patch_attention_mask, 0).flatten(0, -3)
+        """Returns what is added to the patches: (1, N, E), or (B, N, E) with a mask."""
+        resample = partial(resample_to_grid, self.position_embeddings, self.config, num_prefix=0)
+        return positions_of_batch(resample, grid, patch_attention_mask, 0).flatten(0, -3)
 
 
 class HfViTSimMimDecoder(nn.Module):
     """One linear layer a patch (https://arxiv.org/abs/2111.09886)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        """Builds the layer."""
         super().__init__()
         self.predictor = HfViTPixelPredictor(config.hidden_size, config)
 
@@ -367,16 +161,10 @@ class HfViTSimMimDecoder(nn.Module):
 DECODERS = {"mae": HfViTMaeDecoder, "simmim": HfViTSimMimDecoder}
 
 
-class HfViTMaskedImageModelingHead(nn.Module):
+class HfViTMaskedImageModelingHead(HfViTNamedHead):
     """The decoder of the objective."""
 
     def __init__(self, config: HfViTConfig, options: HfViTMaskedImageModelingConfig) -> None:
-        """Builds the decoder.
-
-        Raises:
-            ValueError: if the encoder lacks what the objective needs, or has what does not go with it.
-        """
-        super().__init__()
         if options.objective == "simmim" and not config.use_mask_token:
             raise ValueError(
                 "objective='simmim' puts a mask token in the place of masked patches, but use_mask_token=False. Set "
@@ -387,36 +175,189 @@ class HfViTMaskedImageModelingHead(nn.Module):
                 f"objective='mae' leaves holes in the patch grid, where window_size={config.window_size} finds no "
                 "windows. Set window_size=None, or objective='simmim'."
             )
-        # By its name, so that the weights of one decoder are never taken for those of another.
-        self.name = options.objective
-        self.add_module(self.name, DECODERS[self.name](config, options))
-
-    @property
-    def decoder(self) -> nn.Module:
-        """The decoder itself."""
-        return self.get_submodule(self.name)
+        super().__init__(options.objective, DECODERS[options.objective](config, options))
 
 
-@in_full_precision
+def count_masked(num_patches: int, ratio: float) -> int:
+    """Returns how many patches are masked: `round(ratio * num_patches)`, but never none, nor all of several."""
+    return min(max(round(ratio * num_patches), 1), num_patches - 1)
+
+
+def draw_mask(
+    batch: int,
+    grid: Grid,
+    options: HfViTMaskedImageModelingConfig,
+    *,
+    noise: Tensor | None = None,
+    patch_attention_mask: Tensor | None = None,
+    generator: Generator | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Draws a mask (B, N) bool, True where a patch is hidden from the encoder, as the options say.
+
+    In each image `count_masked` of its own patches are masked.
+
+    Args:
+        batch: Number B of images.
+        grid: Rows and columns (h, w) of patches.
+        options: How much is masked, and how.
+        noise: (B, N), replaces what `random_mask` draws.
+        patch_attention_mask: (B, h, w) bool, False for padding, which is never masked and does not count.
+        generator: Random numbers, torch's global generator by default.
+        device: Device of the mask.
+
+    Raises:
+        ValueError: if noise is given for blocks, or is of another shape.
+    """
+    ratio = options.masked_share
+    if options.mask_type == "blockwise":
+        if noise is not None:
+            raise ValueError("noise is for mask_type='random'. Give bool_masked_pos, from blockwise_mask, say.")
+        return blockwise_mask(batch, grid, ratio, patch_attention_mask, generator).to(device)
+    if noise is None:
+        place = device if generator is None else generator.device
+        noise = torch.rand(batch, grid[0] * grid[1], generator=generator, device=place).to(device)
+    if noise.shape != (batch, grid[0] * grid[1]):
+        expected = (batch, grid[0] * grid[1])
+        raise ValueError(f"noise must be (batch, patches) = {expected}, not {tuple(noise.shape)}.")
+    return random_mask(noise.unflatten(1, grid), ratio, options.mask_unit, patch_attention_mask)
+
+
+def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask: Tensor | None = None, /) -> Tensor:
+    """Masks the patches with the most noise (B, h, w) (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`.
+
+    `unit` is the side in patches of the squares that are masked as one, by the noise of their first patch (SimMIM,
+    https://arxiv.org/abs/2111.09886). Of the last square only as much as is missing is masked.
+    """
+    height, width = noise.shape[1:]
+    num_patches = height * width
+    if unit > 1:
+        noise = noise[:, ::unit, ::unit].repeat_interleave(unit, dim=1).repeat_interleave(unit, dim=2)
+        noise = noise[:, :height, :width]
+    first: Tensor | int = num_patches - count_masked(num_patches, ratio)
+    if patch_attention_mask is not None:
+        noise = noise.masked_fill(~patch_attention_mask.bool(), -math.inf)  # which comes first
+        counts = [count_masked(rows * columns, ratio) for rows, columns in image_grids(patch_attention_mask)]
+        first = num_patches - torch.tensor(counts, device=noise.device)[:, None]  # (B, 1)
+    order = noise.flatten(1).argsort(dim=1, stable=True)  # (B, N)
+    is_masked = (torch.arange(num_patches, device=noise.device) >= first).expand_as(order)
+    return torch.zeros_like(order, dtype=torch.bool).scatter(1, order, is_masked)
+
+
+def blockwise_mask(
+    batch: int,
+    grid: Grid,
+    ratio: float,
+    patch_attention_mask: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    """Masks rectangles of random size, aspect and place until there are enough (BEiT); see `draw_mask`.
+
+    Blocks may overlap. Of the last one only as much as is missing is masked, from its upper left corner on. Mask and
+    generator are on the CPU. Source: https://arxiv.org/abs/2106.08254.
+    """
+    grids = [grid] * batch if patch_attention_mask is None else image_grids(patch_attention_mask)
+    mask = torch.zeros(batch, *grid, dtype=torch.bool)
+    for own, (rows, columns) in zip(mask, grids, strict=True):
+        own[:rows, :columns] = mask_of_blocks((rows, columns), count_masked(rows * columns, ratio), generator)
+    return mask.flatten(1)
+
+
+def mask_of_blocks(grid: Grid, count: int, generator: Generator | None = None) -> Tensor:
+    """Returns the mask (h, w) bool of one image, with `count` masked patches; see `blockwise_mask`."""
+    rows, columns = grid
+    mask = torch.zeros(grid, dtype=torch.bool)
+    smallest = max(1.0, SMALLEST_BLOCK * rows * columns)
+    while (missing := count - int(mask.sum())) > 0:
+        size, aspect, y, x = torch.rand(4, generator=generator).tolist()
+        area = smallest + size * max(0.0, missing - smallest)
+        ratio = math.exp((2 * aspect - 1) * math.log(LOWEST_ASPECT))
+        height, width = (
+            min(max(1, round(math.sqrt(area * part))), side) for part, side in ((ratio, rows), (1 / ratio, columns))
+        )
+        top, left = int(y * (rows - height + 1)), int(x * (columns - width + 1))
+        block = mask[top : top + height, left : left + width]
+        new = (~block).nonzero()[:missing]
+        block[new[:, 0], new[:, 1]] = True
+    return mask
+
+
+def visible_patches(
+    mask: Tensor, patch_attention_mask: Tensor | None = None, num_visible: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the numbers (B, K) of the patches that the encoder sees, in the order of the image.
+
+    K is that of the image with the most; with them comes (B, K) bool, False for the fillers behind those of other
+    images, or None where there are no fillers.
+
+    Args:
+        mask: (B, N) bool, True where a patch is masked.
+        patch_attention_mask: (B, h, w) bool, False for padding, which is not visible.
+        num_visible: Number K of visible patches where it is known, which saves reading the mask.
+
+    Raises:
+        ValueError: if an image has no visible patch.
+    """
+    hidden = mask if patch_attention_mask is None else mask | ~patch_attention_mask.flatten(1).bool()
+    has_fillers = False
+    if num_visible is None:
+        counts = (~hidden).sum(dim=1).tolist()
+        num_visible, least = max(counts), min(counts)
+        if least == 0:
+            raise ValueError(f"The mask hides every patch of image {counts.index(0)}. Leave one visible at least.")
+        has_fillers = least < num_visible
+    index = hidden.byte().argsort(dim=1, stable=True)[:, :num_visible]
+    return index, ~hidden.gather(1, index) if has_fillers else None
+
+
+def patchify(images: Tensor, patch_size: Grid) -> Tensor:
+    """Returns images (B, C, H, W) as patches (B, N, p·q·C): row by row, and in each patch too, channels last."""
+    height, width = patch_size
+    cut = images.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # (B, C, h, p, w, q)
+    return cut.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def unpatchify(patches: Tensor, grid: Grid, patch_size: Grid) -> Tensor:
+    """Returns patches (B, N, p·q·C) of a grid (h, w) as images (B, C, H, W)."""
+    cut = patches.unflatten(2, (*patch_size, -1)).unflatten(1, grid)  # (B, h, w, p, q, C)
+    return cut.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+
+class PatchScale:
+    """Mean and deviation of the pixels of each of the true patches (B, N, p·q·C), which `norm_pix_loss` removes."""
+
+    def __init__(self, patches: Tensor) -> None:
+        self.mean = patches.mean(dim=-1, keepdim=True)  # (B, N, 1)
+        # torch.var gives the same, ten times as slowly on a CPU.
+        squares = (patches - self.mean).square().sum(dim=-1, keepdim=True)
+        self.deviation = (squares / max(patches.shape[-1] - 1, 1) + EPSILON).sqrt()
+
+    def normalize(self, patches: Tensor) -> Tensor:
+        """Returns patches (B, N, p·q·C) without mean and deviation."""
+        return (patches - self.mean) / self.deviation
+
+    def restore(self, patches: Tensor) -> Tensor:
+        """Returns patches (B, N, p·q·C) with mean and deviation, in their own dtype."""
+        return (patches * self.deviation + self.mean).to(patches.dtype)
+
+
+@without_autocast
 def masked_image_modeling_loss(
     logits: Tensor, targets: Tensor, mask: Tensor, objective: Literal["mae", "simmim"]
 ) -> Tensor:
-    """Mean over images of what is wrong with their masked patches, on average.
+    """Returns the mean over images of the mean error of their masked patches, in float32 at least.
 
-    Of "mae" this is the mean squared difference, of "simmim" the mean absolute one. Where all images have as many
-    masked patches it is the loss of transformers' `ViTMAEForPreTraining` and `ViTForMaskedImageModeling` (whose 1e-5
-    beside the number of masked pixels is less than its rounding). Otherwise those weigh images by their masked
-    patches, so that an image would count for more or less by what else is in its batch.
+    Of "mae" errors are squared, of "simmim" absolute. Where all images have as many masked patches it is the loss of
+    transformers' `ViTMAEForPreTraining` and `ViTForMaskedImageModeling` (whose 1e-5 beside the number of masked pixels
+    is less than its rounding). Otherwise those weight images by their masked patches, so that an image would count for
+    more or less by what else is in its batch. An image without masked patches adds nothing.
 
     Args:
         logits: (B, N, p·q·C), see `HfViTMaskedImageModelingOutput`.
-        targets: (B, N, p·q·C), the true pixels as `patchify` gives them, normalized by their `PatchScale` under
+        targets: (B, N, p·q·C), the true pixels as `patchify` returns them, normalized by their `PatchScale` under
             `norm_pix_loss`.
         mask: (B, N) bool, True where a patch is masked.
-        objective: What differences are.
-
-    Returns:
-        Scalar in float32 at least; an image without masked patches adds nothing.
+        objective: Kind of the errors.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     difference = F.mse_loss if objective == "mae" else F.l1_loss
@@ -433,13 +374,13 @@ class HfViTMaeEncoder(HfViTModel):
 
 @dataclass
 class HfViTMaskedImageModelingOutput(ModelOutput):
-    """What was masked, and what the model makes of it.
+    """What was masked, and the pixels that the model predicts.
 
     Args:
         loss: Scalar, see `masked_image_modeling_loss`.
         reconstruction: (B, C, H, W), the images as predicted, in the units of `pixel_values`. Where the model predicts
             normalized patches (`norm_pix_loss`), mean and deviation are those of the true patches.
-        logits: (B, N, p·q·C), the pixels of each patch row by row, channels last, as the decoder says them.
+        logits: (B, N, p·q·C), the predicted pixels of each patch row by row, channels last.
         bool_masked_pos: (B, N) bool, True where a patch was masked: hidden from the encoder.
         hidden_states: On request, before the first block and after each one: (B, L, D), of "mae" (B, P + K, D), where
             the K visible patches stand in the order of the image; images with fewer of them have fillers behind.
@@ -455,14 +396,13 @@ class HfViTMaskedImageModelingOutput(ModelOutput):
 
 
 class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
-    """Says the pixels of masked patches, and so learns an encoder that opens as every other task.
+    """Predicts the pixels of masked patches, and so trains an encoder that opens as every other task.
 
     With the objective "mae" (https://arxiv.org/abs/2111.06377) the encoder sees the other patches alone, which costs
     as little as they are few; with "simmim" (https://arxiv.org/abs/2111.09886) it sees a mask token in their place.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         self.options = HfViTMaskedImageModelingConfig.of(config.masked_image_modeling_config)
         self._starts_as_mae = self.options.objective == "mae"
@@ -554,23 +494,13 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         num_visible: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Runs the encoder on the patches that are not masked, and on no others.
+        """Runs the encoder on the patches that `mask` (B, N) bool does not hide, and on no others.
 
-        Args:
-            pixel_values: (B, C, H, W).
-            mask: (B, N) bool, True where a patch is masked.
-            patch_attention_mask: (B, h, w) bool, False for padding.
-            num_visible: Number K of visible patches where it is known, which spares a look at the mask.
-            **kwargs: `output_attentions`, which runs eager attention.
-
-        Returns:
-            (B, P + K, D) after the final norm; and which patches they are of, see `place_visible`.
-
-        Raises:
-            ValueError: if an input does not fit the model, or an image has no visible patch.
+        Returns tokens (B, P + K, D) after the final norm, and which patches they are of, see `visible_patches`.
+        `kwargs` may have `output_attentions`, which runs eager attention.
         """
         model = self.model
-        index, seen = place_visible(mask, patch_attention_mask, num_visible)
+        index, seen = visible_patches(mask, patch_attention_mask, num_visible)
         hidden_states, rotary = model.embed(pixel_values, None, patch_attention_mask)  # (B, L, D)
         hidden_states, rotary = model.select_patches(hidden_states, rotary, index)  # (B, P + K, D)
         output_attentions = model.wants_attentions(**kwargs)
@@ -594,12 +524,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         return logits
 
     def _predict_from_all(
-        self,
-        pixel_values: Tensor,
-        grid: Grid,
-        mask: Tensor,
-        patch_attention_mask: Tensor | None,
-        **kwargs: Any,
+        self, pixel_values: Tensor, grid: Grid, mask: Tensor, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> Tensor:
         """Runs encoder and decoder of "simmim" and returns the logits (B, N, p·q·C)."""
         model = self.model

@@ -1,8 +1,7 @@
 """Semantic segmentation: heads, losses, model, and inference on windows and on scaled and mirrored copies.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
-registers), L = P + N, D hidden size, N = h·w, P prefix tokens, K classes, s how much finer a head's result is than the
-grid, Q queries.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, L tokens, D hidden size, K classes, s how
+much finer the output of a head is than the grid.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,37 +12,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.modeling_outputs import (
-    SemanticSegmenterOutput,
-)
+from transformers.modeling_outputs import SemanticSegmenterOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .encoder import (
-    HfViTLayer,
-    make_norm,
-)
+from .encoder import HfViTLayer, make_norm
 from .layers import (
     HfViTBatchNorm2d,
     HfViTHeadConv2d,
     HfViTInitialized,
     HfViTLayerNorm2d,
+    HfViTNamedHead,
+    blocks_or_last,
     check_blocks,
-    each_image_alone,
-    in_full_precision,
-    last_or,
+    run_unpadded,
     to_maps,
+    upsample_mask,
+    without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
 from .task_configurations import HfViTSegmentationConfig
+
+
+Forward = Callable[[Tensor], Tensor]
+Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
 
 
 class HfViTSimpleSegmentationHead(nn.Module):
     """A 3x3 and a 1x1 convolution with a ReLU between."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        """Builds the layers for maps of `in_size` channels."""
         super().__init__()
         self.conv = HfViTHeadConv2d(in_size, config.hidden_size, kernel_size=3, padding=1)
         self.dropout = nn.Dropout2d(options.dropout_prob)
@@ -58,7 +57,6 @@ class HfViTConvSegmentationHead(nn.Module):
     """Convolutions, each followed by a doubling of the resolution (SETR-PUP, https://arxiv.org/abs/2012.15840)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        """Builds the layers for maps of `in_size` channels."""
         super().__init__()
         sizes = [in_size, *[options.hidden_size] * options.num_layers]
         self.stages = nn.ModuleList(
@@ -79,7 +77,6 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
     """Class tokens that attend to the patches and are compared with them (https://arxiv.org/abs/2105.05633)."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        """Builds the layers for maps of `in_size` channels."""
         super().__init__()
         width = config.hidden_size
         self.projection = nn.Linear(in_size, width)
@@ -112,7 +109,6 @@ class HfViTLinearSegmentationHead(nn.Module):
     """Batch norm and one linear layer a patch."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
-        """Builds the layers for maps of `in_size` channels."""
         super().__init__()
         self.norm = HfViTBatchNorm2d(in_size)
         self.dropout = nn.Dropout2d(options.dropout_prob)
@@ -131,43 +127,31 @@ HEADS = {
 }
 
 
-class HfViTSegmentationHead(nn.Module):
+class HfViTSegmentationHead(HfViTNamedHead):
     """The head that the options name, on the blocks that they name."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig) -> None:
-        """Builds the head.
-
-        Raises:
-            ValueError: if there is no such block, or the number of class weights is not that of the classes.
-        """
-        super().__init__()
         if options.class_weights is not None and len(options.class_weights) != config.num_labels:
             raise ValueError(
                 f"class_weights has {len(options.class_weights)} numbers, but there are num_labels="
                 f"{config.num_labels} classes. Give one number for each."
             )
-        self.out_indices = last_or(options.out_indices, config)
-        # By its name, so that the weights of one head are never taken for those of another.
-        self.name = options.head
-        self.add_module(self.name, HEADS[self.name](config, options, config.hidden_size * len(self.out_indices)))
-
-    @property
-    def decoder(self) -> nn.Module:
-        """The head itself."""
-        return self.get_submodule(self.name)
+        indices = blocks_or_last(options.out_indices, config)
+        super().__init__(options.head, HEADS[options.head](config, options, config.hidden_size * len(indices)))
+        self.out_indices = indices
 
     def forward(self, levels: list[Tensor], mask: Tensor | None = None) -> Tensor:
         """Maps of the blocks, each (B, D, h, w), to logits (B, K, s·h, s·w); `mask` is (B, h, w) bool or None."""
         maps, decoder = torch.cat(levels, dim=1), self.decoder
         if not isinstance(decoder, HfViTLinearSegmentationHead):
-            return each_image_alone(lambda own, _: decoder(own[0]), [maps], [], mask)
-        logits = decoder(maps, mask)  # sees each patch alone
-        return logits if mask is None else each_image_alone(lambda own, _: own[0], [logits], [], mask)
+            return run_unpadded(lambda own, _: decoder(own[0]), [maps], [], mask)
+        logits = decoder(maps, mask)  # acts on each patch alone
+        return logits if mask is None else run_unpadded(lambda own, _: own[0], [logits], [], mask)
 
 
-@in_full_precision
+@without_autocast
 def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
-    """Mean over the images of a batch of their losses.
+    """Returns the mean over the images of a batch of their losses.
 
     The loss of an image is a mean over its pixels, so that the loss of a batch does not depend on how it is split over
     processes and accumulation steps. An image without a pixel that counts adds nothing.
@@ -177,11 +161,8 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
         labels: (B, H, W) class numbers, `options.semantic_loss_ignore_index` for pixels that do not count.
         options: Weights of the losses and of the classes.
 
-    Returns:
-        Scalar.
-
     Raises:
-        ValueError: if the labels have another shape, or one is out of range (looked at on the CPU only).
+        ValueError: if the labels have another shape, or one is out of range (checked on the CPU only).
     """
     check_labels(logits, labels, options.semantic_loss_ignore_index)
     logits = resize_logits(logits, labels.shape[-2:])  # (B, K, H, W)
@@ -204,27 +185,22 @@ def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentation
 
 
 def resize_logits(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """Logits (B, K, h, w) as (B, K, *size), in float32 at least."""
+    """Returns logits (B, K, h, w) as (B, K, *size), in float32 at least."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.interpolate(logits, size=list(size), mode="bilinear", align_corners=False)
 
 
 def mean_of_image(values: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean over the pixels of each image, (B, H, W) to (B,); 0 where nothing has weight."""
+    """Returns the weighted mean over the pixels of each image, (B, H, W) to (B,); 0 where nothing has weight."""
     total = weights.sum(dim=(1, 2))
     return (values * weights).sum(dim=(1, 2)) / total.where(total > 0, 1)
 
 
 def dice_losses(probabilities: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    """Soft Dice loss of each image: the mean over the classes that occur in it (https://arxiv.org/abs/1606.04797).
+    """Returns the soft Dice loss (B,) of each image: the mean over the classes that occur in it.
 
-    Args:
-        probabilities: (B, K, H, W).
-        labels: (B, H, W) class numbers.
-        counted: (B, H, W) bool.
-
-    Returns:
-        (B,), each in [0, 1]; 0 for an image without a pixel that counts.
+    `probabilities` are (B, K, H, W), `labels` (B, H, W) class numbers, `counted` (B, H, W) bool; the loss is 0 for an
+    image without a pixel that counts. Source: https://arxiv.org/abs/1606.04797.
     """
     classes = torch.arange(probabilities.shape[1], device=labels.device)[:, None, None]
     truth = (labels[:, None] == classes) & counted[:, None]  # (B, K, H, W)
@@ -253,24 +229,11 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
         )
 
 
-Forward = Callable[[Tensor], Tensor]
-Size = int | list[int] | tuple[int, int]  # height and width in pixels, or one number for both
-
-
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Segments a large image window by window and takes the mean where windows overlap.
+    """Segments images (B, C, H, W) window by window and averages the logits (B, K, H, W) where windows overlap.
 
-    Args:
-        forward: From images (B, C, H', W') to logits (B, K, ., .) of any resolution.
-        pixel_values: (B, C, H, W).
-        window: Height and width of a window in pixels, whole patches; at the end of the image windows move back.
-        stride: How far apart windows are, at most as far as they are large.
-
-    Returns:
-        Logits (B, K, H, W).
-
-    Raises:
-        ValueError: if the stride leaves gaps.
+    `forward` returns logits of any resolution; `window` and `stride` are in pixels, whole patches, and at the end of
+    the image windows move back.
     """
     if not (0 < stride[0] <= window[0] and 0 < stride[1] <= window[1]):
         raise ValueError(f"window_stride={stride} must be positive and at most window_size={window}, or gaps remain.")
@@ -302,20 +265,11 @@ def window_starts(size: int, window: int, stride: int) -> list[int]:
 def segment_copies(
     forward: Forward, pixel_values: Tensor, patch_size: tuple[int, int], scales: Sequence[float], flip: bool
 ) -> Tensor:
-    """Segments several copies of an image and takes the mean of the probabilities (test-time augmentation).
+    """Segments scaled and mirrored copies of images (B, C, H, W) and averages the probabilities.
 
-    Args:
-        forward: From images (B, C, H', W') to logits (B, K, ., .) of any resolution.
-        pixel_values: (B, C, H, W).
-        patch_size: Height and width of a patch; scaled copies are rounded to whole patches.
-        scales: Sizes of the copies relative to the image.
-        flip: Whether each copy is also taken as its mirror image.
-
-    Returns:
-        (B, K, H, W) logarithms of the probabilities, which serve as logits.
-
-    Raises:
-        ValueError: if a scale is not positive.
+    This is test-time augmentation; the logarithms (B, K, H, W) of the probabilities are returned, which serve as
+    logits. `forward` returns logits of any resolution, scaled copies are rounded to whole patches, and with `flip` the
+    mirror image of each copy counts too.
     """
     if not scales or min(scales) <= 0:
         raise ValueError(f"scales={list(scales)} must be positive, and one at least: 1.0 is the image itself.")
@@ -340,11 +294,7 @@ def segment_copies(
 
 
 def window_of(size: Size, patch_size: Size, name: str) -> tuple[int, int]:
-    """Returns a size in pixels as (height, width).
-
-    Raises:
-        ValueError: if it is no multiple of the patch size.
-    """
+    """Returns a size in pixels as (height, width); `ValueError` if it is no multiple of the patch size."""
     pair, patch = to_pair(size), to_pair(patch_size)
     if pair[0] % patch[0] or pair[1] % patch[1] or min(pair) < 1:
         raise ValueError(f"{name}={size} must be a positive multiple of the patch size {patch} in pixels.")
@@ -353,7 +303,7 @@ def window_of(size: Size, patch_size: Size, name: str) -> tuple[int, int]:
 
 @dataclass
 class HfViTSemanticSegmenterOutput(SemanticSegmenterOutput):
-    """The library's output, and what an auxiliary head gave.
+    """The library's output, with the logits of an auxiliary head.
 
     Args:
         loss: Scalar, if labels were given.
@@ -367,10 +317,9 @@ class HfViTSemanticSegmenterOutput(SemanticSegmenterOutput):
 
 
 class HfViTForSemanticSegmentation(HfViTForDensePrediction):
-    """Gives every pixel a class."""
+    """Predicts the class of every pixel."""
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         self.options = HfViTSegmentationConfig.of(config.segmentation_config)
         self.model = HfViTModel(config, add_pooling_layer=False)
@@ -425,7 +374,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         logits = self.segmentation_head(levels[: len(indices)], patch_attention_mask)
         auxiliary_logits = None
         if auxiliary_head is not None:
-            auxiliary_logits = each_image_alone(
+            auxiliary_logits = run_unpadded(
                 lambda own, _: auxiliary_head(own[0]), levels[-1:], [], patch_attention_mask
             )
         loss = None
@@ -452,13 +401,13 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         flip: bool = False,
         patch_attention_mask: Tensor | None = None,
     ) -> SemanticSegmenterOutput:
-        """Segments images in ways that take longer and get more right; `forward` is one look at the whole image.
+        """Segments images in ways that take longer and are more accurate; `forward` sees the whole image once.
 
         Args:
             pixel_values: (B, C, H, W).
-            window_size: Height and width in pixels of windows that slide over images larger than the model was
-                trained on; None looks at the whole image.
-            window_stride: How far apart the windows are, two thirds of their size by default.
+            window_size: Height and width in pixels of windows that slide over images larger than the model was trained
+                on; None takes the whole image.
+            window_stride: Distance of the windows, two thirds of their size by default.
             scales: Sizes, relative to the image, of copies whose probabilities are averaged.
             flip: Whether the mirror image of each copy counts too.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom. Each image is then
@@ -477,7 +426,7 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
         def forward(images: Tensor) -> Tensor:
             return self(images, return_dict=True).logits
 
-        look = forward
+        segment_image = forward
         if window_size is not None:
             window = window_of(window_size, patch, "window_size")
             stride = (
@@ -486,13 +435,11 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
                 else window_of(window_stride, patch, "window_stride")
             )
 
-            def look(images: Tensor) -> Tensor:
+            def segment_image(images: Tensor) -> Tensor:
                 return slide(forward, images, window, stride)
 
-        mask = patch_attention_mask
-        if mask is not None:
-            mask = mask.repeat_interleave(patch[0], dim=1).repeat_interleave(patch[1], dim=2)  # (B, H, W)
-        logits = each_image_alone(
-            lambda own, _: segment_copies(look, own[0], patch, scales, flip), [pixel_values], [], mask
+        mask = upsample_mask(patch_attention_mask, patch)  # (B, H, W)
+        logits = run_unpadded(
+            lambda own, _: segment_copies(segment_image, own[0], patch, scales, flip), [pixel_values], [], mask
         )
         return SemanticSegmenterOutput(logits=logits)

@@ -1,8 +1,7 @@
 """Universal segmentation: queries that become masks with a class, their losses, and the model.
 
-Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
-registers), L = P + N, D hidden size, N = h·w, P prefix tokens, Q queries, L = P + N + Q, K classes, s = 2 **
-num_upscale_blocks, M target masks of an image, s how much finer a head's result is than the grid.
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P + N + Q
+tokens, D hidden size, K classes, M target masks of an image, s = 2 ** num_upscale_blocks.
 """
 
 from collections.abc import Sequence
@@ -19,24 +18,25 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hf_vit import HfViTConfig
 from .layers import (
+    HfViTHeadConv2d,
+    HfViTHeadConvTranspose2d,
     HfViTInitialized,
+    HfViTLayerNorm2d,
     HfViTQueries,
-    HfViTUpscale,
-    each_image_alone,
-    in_full_precision,
+    run_unpadded,
     to_maps,
+    without_autocast,
 )
-from .matching import lattice, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
+from .matching import grid_points, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 from .modeling_hf_vit import HfViTModel
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTUniversalSegmentationConfig
 
 
 class HfViTMaskEmbedding(nn.Module):
-    """Three linear layers, from a query to what is compared with the pixels."""
+    """Three linear layers, from a query to the vector that is compared with the pixels."""
 
     def __init__(self, size: int) -> None:
-        """Builds layers of width `size`."""
         super().__init__()
         self.fc1, self.fc2, self.fc3 = (nn.Linear(size, size) for _ in range(3))
 
@@ -46,30 +46,37 @@ class HfViTMaskEmbedding(nn.Module):
 
 
 def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
-    """Returns how likely masked attention is in each block at a point of the training, https://arxiv.org/abs/2503.19108.
+    """Returns the probability of masked attention in each block at a point of the training, from 0 to 1.
 
-    One block after the other goes from always to never, the first one first, by a polynomial of degree 0.9.
-
-    Args:
-        progress: Share of the training that is over, from 0 to 1.
-        num_blocks: Number of blocks.
+    One block after the other goes from always to never, the first one first, by a polynomial of degree 0.9
+    (https://arxiv.org/abs/2503.19108).
     """
     total = 1.5 * num_blocks + 1
     shares = [min(max(progress * total - 1 - 1.5 * block, 0.0), 1.0) for block in range(num_blocks)]
     return [(1 - share) ** 0.9 for share in shares]
 
 
+class HfViTUpscale(nn.Module):
+    """Doubles the resolution of a map (EoMT, https://arxiv.org/abs/2503.19108)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.upsample = HfViTHeadConvTranspose2d(size, size, kernel_size=2, stride=2)
+        self.activation = nn.GELU()
+        self.depthwise = HfViTHeadConv2d(size, size, kernel_size=3, padding=1, groups=size, bias=False)
+        self.norm = HfViTLayerNorm2d(size, eps=1e-6)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, C, 2·h, 2·w)."""
+        return self.norm(self.depthwise(self.activation(self.upsample(maps))))
+
+
 class HfViTUniversalSegmentationHead(HfViTInitialized):
-    """Queries, and what makes masks and classes of them."""
+    """Queries, and the layers that predict masks and classes from them."""
 
     mask_probabilities: Tensor
 
     def __init__(self, config: HfViTConfig, options: HfViTUniversalSegmentationConfig) -> None:
-        """Builds the head.
-
-        Raises:
-            ValueError: if the encoder has fewer blocks than the queries shall pass through.
-        """
         super().__init__()
         if options.num_blocks > config.num_hidden_layers:
             raise ValueError(
@@ -83,70 +90,49 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.classifier = nn.Linear(width, config.num_labels + 1)
         # How likely the queries of each of these blocks attend to their own mask alone
         self.register_buffer("mask_probabilities", torch.ones(options.num_blocks))
-        self.masked_blocks = [True] * options.num_blocks  # which do so now, see `settle_masks`
+        self.masked_blocks = [True] * options.num_blocks  # which do so now, see `update_masked_blocks`
 
     def initialize(self, std: float) -> None:
-        """Starts with masks in all blocks."""
+        """Sets masked attention to always in all blocks."""
         init.ones_(self.mask_probabilities)
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
-        self.settle_masks()
+        self.update_masked_blocks()
 
     def train(self, mode: bool = True) -> Self:
-        """Switches between training and inference, where a block has masks or not, whatever chance says."""
+        """Switches between training and inference, where no chance decides whether a block has masks."""
         super().train(mode)
-        self.settle_masks()
+        self.update_masked_blocks()
         return self
 
-    def settle_masks(self) -> None:
-        """Looks up in which blocks masks play a part, so that no forward waits for the device to say it."""
+    def update_masked_blocks(self) -> None:
+        """Looks up which blocks mask attention, so that no forward waits for the device to tell."""
         if not self.mask_probabilities.is_meta:  # while the library builds the model, it has no values
             self.masked_blocks = (self.mask_probabilities > (0.0 if self.training else 0.5)).tolist()
 
     def anneal_masks(self, progress: float) -> None:
-        """Sets how likely masked attention is at a point of the training, from 0 to 1; see `mask_probabilities`."""
+        """Sets the probability of masked attention by the progress of the training, from 0 to 1."""
         self.mask_probabilities.copy_(torch.tensor(mask_probabilities(progress, len(self.masked_blocks))))
-        self.settle_masks()
-
-    def join_queries(self, hidden_states: Tensor) -> Tensor:
-        """(B, P + N, D) to (B, L, D), with the queries at the end."""
-        # Not `queries.weight`, which may lie on a disk: only a call fetches it.
-        queries = self.queries(torch.arange(self.queries.num_embeddings, device=hidden_states.device))
-        queries = queries.to(hidden_states.device).expand(len(hidden_states), -1, -1)
-        return torch.cat((hidden_states, queries), dim=1)
+        self.update_masked_blocks()
 
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Predicts from tokens after the final norm.
+        """Predicts logits of masks (B, Q, s·h, s·w) and classes (B, Q, K + 1), the last one for no object.
 
-        Args:
-            tokens: (B, L, D): prefix, patches, queries.
-            grid: Rows h and columns w of patches.
-            mask: (B, h, w) bool, False for padding; None if there is none.
-
-        Returns:
-            Logits of masks (B, Q, s·h, s·w) and of classes (B, Q, K + 1), the last one standing for no object.
+        `tokens` (B, L, D) are those after the final norm, `mask` (B, h, w) bool is False for padding.
         """
         num_queries = self.queries.num_embeddings
         patches, queries = tokens[:, -num_queries - grid[0] * grid[1] : -num_queries], tokens[:, -num_queries:]
-        pixels = each_image_alone(lambda own, _: self.upscale(own[0]), [to_maps(patches, grid)], [], mask)
+        pixels = run_unpadded(lambda own, _: self.upscale(own[0]), [to_maps(patches, grid)], [], mask)
         masks = torch.einsum("bqd,bdhw->bqhw", self.mask_embedding(queries), pixels)
         return masks, self.classifier(queries)
 
     def attention_mask(
         self, masks: Tensor, block: int, grid: tuple[int, int], num_prefix: int, visible: Tensor | None
     ) -> Tensor:
-        """Lets each query see the patches of its own mask only, or all where chance says so.
+        """Returns the mask (B, 1, L, L) bool by which each query attends to its own mask, or by chance to all patches.
 
-        Args:
-            masks: Logits (B, Q, s·h, s·w).
-            block: Which of the blocks that queries pass through.
-            grid: Rows h and columns w of patches.
-            num_prefix: Number P of prefix tokens.
-            visible: (B, h, w) bool, False for padding; None if there is none.
-
-        Returns:
-            (B, 1, L, L) bool, True where a token may look.
+        `masks` are logits (B, Q, s·h, s·w), `visible` (B, h, w) bool is False for padding.
         """
         batch, num_queries = masks.shape[:2]
         coarse = F.interpolate(masks.detach(), size=grid, mode="bilinear", align_corners=False)
@@ -162,7 +148,7 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         return allowed[:, None]
 
 
-@in_full_precision
+@without_autocast
 def universal_segmentation_loss(
     masks: Tensor,
     classes: Tensor,
@@ -172,10 +158,10 @@ def universal_segmentation_loss(
     is_training: bool,
     patch_attention_mask: Tensor | None = None,
 ) -> Tensor:
-    """Mean over the images of a batch of their losses, so that it does not depend on how the batch is split.
+    """Returns the mean over the images of a batch of their losses, which does not depend on how it is split.
 
-    In training that holds in the mean only: where masks are compared is drawn by torch's own generator, as dropout is,
-    which gives an image other points in another batch or process.
+    In training that holds in the mean only: the points at which masks are compared are drawn by torch's own generator,
+    as dropout is, which gives an image other points in another batch or process.
 
     Args:
         masks: Logits (B, Q, h, w).
@@ -183,11 +169,8 @@ def universal_segmentation_loss(
         mask_labels: For each image (M, H, W), 0 or 1, of any size.
         class_labels: For each image (M,) class numbers.
         options: Weights and points.
-        is_training: Whether the points are drawn at random; otherwise they lie on a lattice.
+        is_training: Whether the points are drawn at random; otherwise they lie on a regular grid.
         patch_attention_mask: (B, h, w) bool, False for padding, where no point lies; None if there is none.
-
-    Returns:
-        Scalar.
     """
     precision = torch.promote_types(masks.dtype, torch.float32)
     losses = []
@@ -201,7 +184,7 @@ def universal_segmentation_loss(
 
 
 def without_padding(values: Tensor, visible: Tensor) -> Tensor:
-    """Cuts the padding off maps (., H, W) of an image, of whose patches (h, w) `visible` is False for padding."""
+    """Crops maps (., H, W) of an image to what is no padding by the mask (h, w) of its patches."""
     rows, columns = visible.any(dim=1).sum(), visible.any(dim=0).sum()
     height, width = (
         round(side * float(own) / total)
@@ -218,15 +201,10 @@ def image_loss(
     options: HfViTUniversalSegmentationConfig,
     is_training: bool,
 ) -> Tensor:
-    """Loss of one image: matches its queries with the targets, then compares each pair.
+    """Returns the loss of one image: matches its queries with the targets, then compares each pair.
 
-    Args:
-        masks: Logits (Q, h, w).
-        classes: Logits (Q, K + 1).
-        mask_labels: (M, H, W) floats.
-        class_labels: (M,) int64.
-        options: Weights and points.
-        is_training: Whether the points are drawn at random.
+    `masks` are logits (Q, h, w), `classes` logits (Q, K + 1), `mask_labels` (M, H, W) floats, `class_labels` (M,)
+    int64.
     """
     num_classes = classes.shape[1] - 1
     wanted = torch.full((len(classes),), num_classes, device=classes.device)
@@ -240,7 +218,7 @@ def image_loss(
                 chosen, options.train_num_points, options.oversample_ratio, options.importance_sample_ratio
             )
         else:
-            points = lattice(options.train_num_points, masks).expand(len(chosen), -1, -1)
+            points = grid_points(options.train_num_points, masks).expand(len(chosen), -1, -1)
         cross_entropy, dice = mask_losses(sample_points(chosen, points), sample_points(truth, points))
         loss = (options.mask_weight * cross_entropy + options.dice_weight * dice).sum() / len(class_labels)
     weights = classes.new_ones(num_classes + 1)
@@ -257,10 +235,12 @@ def matching_costs(
     options: HfViTUniversalSegmentationConfig,
     is_training: bool,
 ) -> Tensor:
-    """What it would cost to pair each query with each target, (Q, M); see `image_loss`."""
+    """Returns the cost (Q, M) of each pair of query and target; see `image_loss`."""
     num_points = options.train_num_points
     points = (
-        torch.rand(num_points, 2, device=masks.device).to(masks.dtype) if is_training else lattice(num_points, masks)
+        torch.rand(num_points, 2, device=masks.device).to(masks.dtype)
+        if is_training
+        else grid_points(num_points, masks)
     )
     logits = sample_points(masks, points.expand(len(masks), -1, -1))  # (Q, T)
     truth = sample_points(mask_labels, points.expand(len(mask_labels), -1, -1))  # (M, T)
@@ -300,13 +280,13 @@ def check_targets(
 
 @dataclass
 class HfViTForUniversalSegmentationOutput(ModelOutput):
-    """What `post_process_{semantic,instance,panoptic}_segmentation` take.
+    """The outputs that `post_process_{semantic,instance,panoptic}_segmentation` take.
 
     Args:
         loss: Scalar, if targets were given.
         class_queries_logits: (B, Q, num_labels + 1), the last one standing for no object.
         masks_queries_logits: (B, Q, s·h, s·w).
-        last_hidden_state: (B, P + N + Q, D) after the final norm.
+        last_hidden_state: (B, L, D) after the final norm.
         hidden_states: On request, before the first block and after each one; the last blocks have queries too.
         attentions: On request, (B, heads, L, L) of each block.
     """
@@ -320,15 +300,14 @@ class HfViTForUniversalSegmentationOutput(ModelOutput):
 
 
 class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
-    """Finds masks with a class: one model for semantic, instance and panoptic segmentation.
+    """Predicts masks with a class: one model for semantic, instance and panoptic segmentation.
 
-    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Blocks that queries pass through look at the whole
-    image, whatever `window_size` says: each query has a mask of its own there. Chance has a part in its training, and
-    none outside: it decides which queries attend to their own mask alone, and where masks are compared.
+    The design is that of EoMT, https://arxiv.org/abs/2503.19108. Blocks that queries pass through attend to the whole
+    image, whatever `window_size` says: each query has a mask of its own there. In training, and only there, chance
+    decides which queries attend to their own mask alone, and where masks are compared.
     """
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a model with fresh weights."""
         super().__init__(config)
         if not config.num_labels:
             raise ValueError("num_labels=0 leaves the masks no class. Set num_labels.")
@@ -339,7 +318,7 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
 
     def anneal_masks(self, progress: float) -> None:
-        """Sets how likely masked attention is at a point of the training, from 0 to 1; see `mask_probabilities`."""
+        """Sets the probability of masked attention by the progress of the training, from 0 to 1."""
         self.universal_segmentation_head.anneal_masks(progress)
 
     @capture_outputs(tie_last_hidden_states=False)
@@ -385,21 +364,18 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
             loss = torch.stack(losses).sum()
         masks, classes = predictions[-1]
         return HfViTForUniversalSegmentationOutput(
-            loss=loss,
-            class_queries_logits=classes,
-            masks_queries_logits=masks,
-            last_hidden_state=last_hidden_state,
+            loss=loss, class_queries_logits=classes, masks_queries_logits=masks, last_hidden_state=last_hidden_state
         )
 
     def _predict(
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        """Returns masks and classes after the last block, before that those that are needed, and the last tokens."""
+        """Returns masks and classes after the last block, before it those that are needed, and the last tokens."""
         head, model, num_blocks = self.universal_segmentation_head, self.model, self.options.num_blocks
         hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
         start = self.config.num_hidden_layers - num_blocks
         hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
-        hidden_states = head.join_queries(hidden_states)  # (B, L, D)
+        hidden_states = head.queries.append_to(hidden_states)  # (B, L, D)
         unmasked = blocks.attention_mask(hidden_states)
         predictions = []
         for block, is_masked in enumerate(head.masked_blocks):
@@ -417,7 +393,6 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         return [*predictions, head(hidden_states, blocks.grid, patch_attention_mask)], hidden_states
 
     def _check_attention(self, output_attentions: bool) -> None:
-        """Raises `ValueError` if the attention implementation takes no mask for each query."""
         implementation = self.config._attn_implementation
         if implementation not in ("eager", "sdpa") and not output_attentions:  # for which eager attention runs
             raise ValueError(

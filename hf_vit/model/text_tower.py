@@ -1,7 +1,6 @@
 """The text tower of image-text models.
 
-Shapes: B images or texts of a process, N of all processes, S tokens, D hidden size, E width of what is compared, B
-images, T texts, S tokens of a text, C channels, H W pixels, h w patch grid.
+Shapes: T texts, S tokens of a text, D hidden size.
 """
 
 from typing import Any
@@ -24,17 +23,14 @@ from .task_configurations import HfViTTextConfig
 def pool_tokens(
     hidden_states: Tensor, input_ids: Tensor, attention_mask: Tensor | None, pooling: str, eos_token_id: int | None
 ) -> Tensor:
-    """Sums up texts.
+    """Pools tokens (T, S, D) to one vector per text, (T, D).
 
     Args:
-        hidden_states: (B, S, D).
-        input_ids: (B, S) int64.
-        attention_mask: (B, S), 1 where a token is text, 0 where it is padding; `None` if all are text.
+        hidden_states: (T, S, D).
+        input_ids: (T, S) int64.
+        attention_mask: (T, S), 1 where a token is text, 0 where it is padding; `None` if all are text.
         pooling: "eos", "last", "first" or "mean", see `HfViTTextConfig`.
         eos_token_id: Number of the token that ends a text, for "eos".
-
-    Returns:
-        (B, D).
     """
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
@@ -60,7 +56,6 @@ class HfViTTextModel(HfViTPreTrainedModel):
     _input_embed_layer = "token_embedding"
 
     def __init__(self, config: HfViTConfig) -> None:
-        """Builds a tower with fresh weights, by `config.text_config`."""
         super().__init__(config)
         self.options = HfViTTextConfig.of(config.text_config)
         own = HfViTConfig(
@@ -125,7 +120,7 @@ class HfViTTextModel(HfViTPreTrainedModel):
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
 
     def _attention_mask(self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Any:
-        """Hides padding, and of a causal tower what follows, in the form that the attention implementation takes."""
+        """Returns the mask of padding, and of later tokens if causal, as the attention implementation takes it."""
         given = {"config": self.config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
         if not output_attentions:
             if self.options.is_causal:
@@ -138,18 +133,14 @@ class HfViTTextModel(HfViTPreTrainedModel):
 
 
 def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
-    """Takes off a text encoder what only its own summary needs; returns it."""
+    """Removes the pooler of a text encoder, and returns the encoder."""
     if "pooler" in dict(encoder.named_children()):
         encoder.pooler = None
     return encoder
 
 
 def build_text_tower(config: HfViTConfig, options: HfViTTextConfig) -> PreTrainedModel:
-    """Returns a text tower with fresh weights.
-
-    Raises:
-        ValueError: if `encoder_config` is of no model of the library, or of one that writes texts too.
-    """
+    """Returns a text tower with fresh weights; `ValueError` if `encoder_config` is of no encoder of the library."""
     if options.encoder_config is None:
         return HfViTTextModel(config)
     # The precision is that of the whole model.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..evaluation.base import as_array
 from ..model.configuration_hf_vit import to_pair
-from ..model.embeddings import Grid, own_grids
+from ..model.embeddings import Grid, image_grids
 from ..model.pretrained import HfViTPreTrainedModel
 from .colors import BAR_COLUMN, draw_bar, in_colors, span_of
 from .figures import Picture, PictureFile, as_picture, large_enough, picture_rows, save, show
@@ -76,7 +76,7 @@ def patch_distances(grid: Grid, patch_size: tuple[int, int]) -> Tensor:
 def grids_of(model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_mask: Tensor | None) -> list[Grid]:
     """Returns rows and columns of patches of each image, without padding."""
     if patch_attention_mask is not None:
-        return own_grids(patch_attention_mask)
+        return image_grids(patch_attention_mask)
     grid: Grid = model.base_model.embeddings.patch_embeddings.grid(pixel_values)
     return [grid] * len(pixel_values)
 

@@ -15,8 +15,7 @@ from transformers.activations import ACT2FN
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
 from hf_vit.convert.families.meta import ALWAYS_THERE, META_FILE, NEEDS_NAME
-from hf_vit.convert.families.timm_architectures import COLUMNS_FIRST, REFUSED
-from hf_vit.convert.families.timm_vit import TIMM
+from hf_vit.convert.families.timm_vit import COLUMNS_FIRST, REFUSED, TIMM
 from hf_vit.convert.loading import convert_checkpoint
 from hf_vit.convert.source import Source
 from hf_vit.model.configuration_hf_vit import to_pair

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_vit.data.augmentation.operations import apply_matrix, crop_keypoints, crop_matrix, invert_matrix, warp
-from hf_vit.model.image_crops import crop_regions, cut_out
+from hf_vit.model.image_crops import crop_region, crop_regions
 
 
 HEIGHT, WIDTH = 90, 120
@@ -75,7 +75,7 @@ def test_a_crop_beside_the_image_is_black() -> None:
 def test_crops_are_those_of_the_image_processor(box: torch.Tensor) -> None:
     noise = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, HEIGHT, WIDTH), dtype=np.uint8))
     [region] = crop_regions(box[None], (64, 48), 1.25)
-    expected = cut_out(noise.float(), region, (64, 48))
+    expected = crop_region(noise.float(), region, (64, 48))
     assert (warp(noise.float(), crop_matrix(box, (64, 48), 1.25), (64, 48)) - expected).abs().max() < 0.05
 
 

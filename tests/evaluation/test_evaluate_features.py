@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
 
 from hf_vit.evaluation import classify_by_neighbors, retrieval_average_precision
-from hf_vit.evaluation.linear_probe import classify, held_out_rows, probe
+from hf_vit.evaluation.features import classify, held_out_rows, probe
 from hf_vit.features import evaluate_features, open_train_and_test
 
 from ..helpers.datasets import write_pictures

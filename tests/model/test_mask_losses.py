@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_vit import HfViTUniversalSegmentationConfig
-from hf_vit.model.matching import lattice, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
+from hf_vit.model.matching import grid_points, mask_losses, match, pairwise_mask_costs, sample_points, uncertain_points
 from hf_vit.model.task_universal_segmentation import universal_segmentation_loss
 
 
@@ -61,12 +61,12 @@ def test_points_in_the_middle_of_pixels_are_these_pixels() -> None:
 
 
 def test_lattice_points_are_spread_evenly() -> None:
-    points = lattice(9, draw(1))
+    points = grid_points(9, draw(1))
     assert points.shape == (9, 2)
     assert sorted(set(points[:, 0].tolist())) == pytest.approx([1 / 6, 1 / 2, 5 / 6])
     assert len(set(map(tuple, points.tolist()))) == 9
-    assert lattice(12, draw(1)).shape == (9, 2)
-    assert lattice(1, draw(1)).tolist() == [[0.5, 0.5]]
+    assert grid_points(12, draw(1)).shape == (9, 2)
+    assert grid_points(1, draw(1)).tolist() == [[0.5, 0.5]]
 
 
 def test_most_points_lie_where_a_mask_is_least_decided() -> None:
@@ -129,7 +129,7 @@ def loss(*inputs: Any, is_training: bool = False, **options: Any) -> Tensor:
 
 
 def example(num_queries: int, counts: list[int]) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Masks (B, Q, 4, 4), classes (B, Q, 4), and targets whose 8 x 8 pixels each lie four to a lattice point."""
+    """Masks (B, Q, 4, 4), classes (B, Q, 4), and targets whose 8 x 8 pixels each lie four to a point."""
     masks = draw(len(counts), num_queries, 4, 4).requires_grad_()
     classes = draw(len(counts), num_queries, 4, seed=1).requires_grad_()
     targets = [(draw(count, 4, 4, seed=2 + count) > 0).double() for count in counts]

@@ -13,9 +13,9 @@ from hf_vit.model.task_mim import (
     count_masked,
     draw_mask,
     patchify,
-    place_visible,
     random_mask,
     unpatchify,
+    visible_patches,
 )
 
 
@@ -120,18 +120,18 @@ def test_blocks_hang_together_and_differ_in_shape() -> None:
 
 def test_visible_patches_stand_in_the_order_of_the_image() -> None:
     mask = torch.tensor([[True, False, True, False], [False, True, True, False]])
-    index, seen = place_visible(mask)
+    index, seen = visible_patches(mask)
     assert (index.tolist(), seen) == ([[1, 3], [0, 3]], None)
-    assert torch.equal(place_visible(mask, num_visible=2)[0], index)
+    assert torch.equal(visible_patches(mask, num_visible=2)[0], index)
     mask[1, 3] = True
-    index, seen = place_visible(mask)
+    index, seen = visible_patches(mask)
     assert index[0].tolist() == [1, 3]
     assert index[1, 0] == 0
     assert seen is not None
     assert seen.tolist() == [[True, True], [True, False]]
     visible = torch.ones(2, 2, 2, dtype=torch.bool)
     visible[0, 1] = False
-    index, seen = place_visible(mask, visible)
+    index, seen = visible_patches(mask, visible)
     assert (index.tolist(), seen) == ([[1], [0]], None)
 
 

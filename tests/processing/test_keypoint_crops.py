@@ -7,7 +7,7 @@ from sklearn.datasets import load_sample_image
 from transformers import VitPoseImageProcessor
 from transformers.models.vitpose.image_processing_vitpose import box_to_center_and_scale, transform_preds
 
-from hf_vit.model.image_crops import crop_regions, cut_out, into_crops, out_of_crops
+from hf_vit.model.image_crops import crop_region, crop_regions, points_from_crops, points_to_crops
 from hf_vit.model.task_keypoints import encode_keypoints
 
 from ..helpers.images import BACKENDS, noise
@@ -63,8 +63,8 @@ def test_crops_are_those_of_vitpose(backend, photo):
 def test_a_region_of_the_size_of_the_image_is_the_image():
     image = torch.from_numpy(noise(*SIZE, 3)).movedim(-1, 0)
     region = torch.tensor([0, 0, SIZE[1] - 1, SIZE[0] - 1])
-    assert torch.equal(cut_out(image, region, SIZE), image)
-    assert torch.equal(cut_out(image, region + 1, SIZE)[:, :-1, :-1], image[:, 1:, 1:])
+    assert torch.equal(crop_region(image, region, SIZE), image)
+    assert torch.equal(crop_region(image, region + 1, SIZE)[:, :-1, :-1], image[:, 1:, 1:])
 
 
 def test_floats_are_not_rounded(backend):
@@ -116,13 +116,13 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
     regions = crop_regions(torch.tensor(BOXES), SIZE, padding)
     points = torch.rand(len(BOXES), 7, 2) * 300
     for size in (SIZE, (16, 12)):  # of crops and of heatmaps
-        torch.testing.assert_close(out_of_crops(into_crops(points, regions, size), regions, size), points)
-        corners = into_crops(regions.view(-1, 2, 2), regions, size)
+        torch.testing.assert_close(points_from_crops(points_to_crops(points, regions, size), regions, size), points)
+        corners = points_to_crops(regions.view(-1, 2, 2), regions, size)
         torch.testing.assert_close(corners[2], torch.tensor([[0, 0], [size[1] - 1, size[0] - 1]]).double())
         for box, region, own in zip(as_coco(BOXES), regions, points, strict=True):
             center, scale = box_to_center_and_scale(box, SIZE[1], SIZE[0], padding_factor=padding)
             theirs = transform_preds(own.double().numpy(), center, scale, size)
-            ours = out_of_crops(own[None].double(), region[None], size)[0]
+            ours = points_from_crops(own[None].double(), region[None], size)[0]
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-3)
 
 

@@ -1,23 +1,20 @@
-"""The published families, one file each."""
+"""The published families, a file for each layout."""
 
 from ..family import Family
 from .clip import CLIP
 from .deit import DEIT, DEIT_ONE_HEAD
-from .depth_anything import DEPTH_ANYTHING
 from .dinov2 import DINOV2, DINOV2_WITH_REGISTERS
 from .dinov3 import DINOV3
-from .dpt import DPT, DPT_SEGMENTATION
+from .dpt import DEPTH_ANYTHING, DPT, DPT_SEGMENTATION
 from .eomt import EOMT, EOMT_DINOV3
 from .google import BIG_VISION, GOOGLE
-from .ijepa import IJEPA
 from .lw_detr import LW_DETR
 from .meta import DINOV3_FILE, META_FILE
 from .open_clip import CLIP_FILE, OPEN_CLIP
 from .siglip import SIGLIP, SIGLIP_2
 from .timm_vit import TIMM
-from .vit import VIT
+from .vit import IJEPA, VIT, VIT_MSN
 from .vit_mae import VIT_MAE
-from .vit_msn import VIT_MSN
 from .vitpose import VITPOSE
 from .yolos import YOLOS
 

@@ -17,7 +17,7 @@ BLOCK = "encoder.layers.*"
 
 
 def halves(name: str) -> KeyMap:
-    """Our two branches of a gated MLP from their one layer `name`, the gate first."""
+    """Returns the two branches of our gated MLP from their one layer `name`, the gate first."""
     return {
         f"{BLOCK}.mlp.gate": Rows((f"blocks.*.mlp.{name}",), 0, 1, 2),
         f"{BLOCK}.mlp.up": Rows((f"blocks.*.mlp.{name}",), 1, 2, 2),
@@ -123,15 +123,10 @@ def _num_tokens(shapes: Shapes) -> int:
 
 
 def shape_fields(shapes: Shapes, native: Size | None = None, wanted: Size | None = None) -> dict[str, Any]:
-    """Returns the fields of `HfViTConfig` that the shapes of the tensors tell.
+    """Returns the fields of `HfViTConfig` that the shapes of their tensors tell.
 
-    Args:
-        shapes: Their shapes by name.
-        native: Height and width in pixels of the images that the weights are made for, where config.json says so.
-        wanted: The same as the user says; see `table_size`.
-
-    Raises:
-        ValueError: if the position table fits no image size, or the first block is not there.
+    `native` is the height and width in pixels of the images that the weights are made for, where config.json says so,
+    `wanted` the same as the user says; see `table_size`.
     """
     width, channels, *patch = shape_of(shapes, "patch_embed.proj.weight")
     down = "w3" if "blocks.0.mlp.w3.weight" in shapes else "fc2"
@@ -179,7 +174,7 @@ def position_fields(shapes: Shapes, patch: list[int], native: Size | None, wante
 def table_size(
     rows: int, counts: Sequence[int], patch: Sequence[int], native: Size | None = None, wanted: Size | None = None
 ) -> tuple[Size, int]:
-    """Returns which images a position table is made for, and how many of its rows are none of their patches.
+    """Returns which images a position table is made for, in whole patches, and how many rows are not those of patches.
 
     Args:
         rows: Rows of the table.
@@ -189,12 +184,6 @@ def table_size(
             as square.
         wanted: Height and width in pixels that the user gives. They may be those that the model is to have in the end,
             and explain the table by chance only, so they count where no square does.
-
-    Returns:
-        Height and width in whole patches, and the count.
-
-    Raises:
-        ValueError: if the rows fit no image size.
     """
     squares = [(isqrt(rows - count),) * 2 for count in counts]
     for grid in (*_grid(native, patch), *squares, *_grid(wanted, patch)):

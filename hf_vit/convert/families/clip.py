@@ -1,13 +1,13 @@
 """CLIP of transformers (https://arxiv.org/abs/2103.00020): both towers, or that for images alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from transformers.utils import logging
 
-from ..family import Config, Family, Shapes, architecture_fields, is_classifier
-from ..key_map import Joined, KeyMap, Reshaped, Rule, Zeros
+from ..family import Config, Family, Shapes, architecture_fields, given_fields, is_classifier
+from ..key_map import KeyMap, Reshaped, Rule, Zeros, join_qkv
 
 
 logger = logging.get_logger(__name__)
@@ -15,13 +15,7 @@ logger = logging.get_logger(__name__)
 
 BLOCK: KeyMap = {
     "encoder.layers.*.norm1": "encoder.layers.*.layer_norm1",
-    "encoder.layers.*.attention.qkv": Joined(
-        (
-            "encoder.layers.*.self_attn.q_proj",
-            "encoder.layers.*.self_attn.k_proj",
-            "encoder.layers.*.self_attn.v_proj",
-        )
-    ),
+    "encoder.layers.*.attention.qkv": join_qkv("encoder.layers.*.self_attn."),
     "encoder.layers.*.attention.projection": "encoder.layers.*.self_attn.out_proj",
     "encoder.layers.*.norm2": "encoder.layers.*.layer_norm2",
     "encoder.layers.*.mlp.fc1": "encoder.layers.*.mlp.fc1",
@@ -29,8 +23,8 @@ BLOCK: KeyMap = {
 }
 
 
-def below(part: str, keys: KeyMap) -> KeyMap:
-    """Returns a key map of what stands below `part` on both sides."""
+def with_prefix(part: str, keys: KeyMap) -> KeyMap:
+    """Returns a key map with `part` before all names on both sides."""
 
     def moved(rule: Rule) -> Rule:
         return part + rule if isinstance(rule, str) else replace(rule, names=tuple(part + name for name in rule.names))
@@ -42,7 +36,7 @@ def below(part: str, keys: KeyMap) -> KeyMap:
 TEXT_KEYS: KeyMap = {
     "text_model.token_embedding": "text_model.embeddings.token_embedding",
     "text_model.position_embedding": "text_model.embeddings.position_embedding",
-    **below("text_model.", BLOCK),
+    **with_prefix("text_model.", BLOCK),
     "text_model.norm": "text_model.final_layer_norm",
     "contrastive_head.logit_scale": Reshaped(("logit_scale",)),
 }
@@ -84,11 +78,6 @@ def tower_fields(config: Config, **defaults: Any) -> dict[str, Any]:
     return {**architecture_fields(tower, **defaults), "attention_probs_dropout_prob": dropout}
 
 
-def fields_of(config: Config, names: Iterable[str], **defaults: Any) -> dict[str, Any]:
-    """Returns the fields `names` that a configuration has, over defaults."""
-    return {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
-
-
 def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
     """Returns the fields of the text tower of CLIP, and of what compares it; `text_config_dict` of older files wins.
 
@@ -96,12 +85,12 @@ def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
     largest number. One that is beyond the vocabulary is never found, and then CLIP takes the first token.
     """
     tower = config.get("text_config_dict") or config.get("text_config") or {}
-    text = fields_of(tower, TEXT_FIELDS, hidden_act="quick_gelu")
+    text = given_fields(tower, TEXT_FIELDS, hidden_act="quick_gelu")
     end, vocab_size = tower.get("eos_token_id", 49407), text.get("vocab_size", 49408)
     if end == 2:
         end = vocab_size - 1
     summary = {"eos_token_id": end} if end < vocab_size else {"eos_token_id": None, "pooling": "first"}
-    head = fields_of(config, ("projection_dim",), loss="softmax")
+    head = given_fields(config, ("projection_dim",), loss="softmax")
     return {"text_config": {**text, **summary}, "contrastive_config": head}
 
 

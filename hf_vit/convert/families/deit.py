@@ -1,5 +1,6 @@
 """DeiT of transformers (https://arxiv.org/abs/2012.12877), which always has the distillation token."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ TOKEN, TABLE = "embeddings.distillation_token", "embeddings.position_embeddings"
 
 
 def with_its_position(token: Tensor, table: Tensor) -> Tensor:
-    """The distillation token as a register, which has no position of its own: (1, 1, D)."""
+    """Returns the distillation token as a register, which has no position of its own: (1, 1, D)."""
     return token + table[:, 1:2]
 
 
 def without_its_position(table: Tensor) -> Tensor:
-    """The position table without the row of the distillation token: (1, 1 + N, D)."""
+    """Returns the position table without the row of the distillation token: (1, 1 + N, D)."""
     return torch.cat((table[:, :1], table[:, 2:]), dim=1)
 
 
@@ -38,17 +39,17 @@ ONE_HEAD_KEYS: KeyMap = {
 
 
 def configure_distilled(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """DeiTConfig."""
+    """Returns the fields of a DeiTConfig."""
     return {**configure_vit(config, shapes), "use_distillation_token": True}
 
 
 def configure_one_head(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """DeiTConfig; with only one head, the distillation token is one more token without a task: a register."""
+    """Returns the fields of a DeiTConfig with one head, whose distillation token has no task: a register."""
     return {**configure_vit(config, shapes), "num_register_tokens": 1}
 
 
 def has_one_head(config: Config) -> bool:
-    """Whether the model classifies by its CLS token only."""
+    """Returns whether the model classifies by its CLS token only."""
     return config.get("architectures") == ["DeiTForImageClassification"]
 
 
@@ -62,13 +63,12 @@ DEIT_ONE_HEAD = Family(
     prefixes=("deit.",),
     outputs="hidden states, logits",
 )
-DEIT = Family(
+DEIT = replace(
+    DEIT_ONE_HEAD,
     name="DeiT",
-    source="transformers `deit`",
-    model_types=("deit",),
+    reads=lambda config: True,
     keys=DISTILLED_KEYS,
     configure=configure_distilled,
-    prefixes=("deit.",),
     dropped=PIXEL_DECODER,
     outputs="hidden states, pooled, logits of both heads and their mean",
 )

@@ -1,5 +1,6 @@
 """DINOv2 of transformers, without and with registers (https://arxiv.org/abs/2304.07193, 2309.16588)."""
 
+from dataclasses import replace
 from typing import Any
 
 from ..family import Config, Family, Shapes, is_classifier, transformers_fields
@@ -26,12 +27,9 @@ KEYS: KeyMap = {
 
 
 def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
-    """Dinov2Config, whose classifier takes the CLS token and the mean of the patches.
+    """Returns the fields of a Dinov2Config, whose classifier takes the CLS token and the mean of the patches.
 
-    Args:
-        config: Their config.json.
-        shapes: Shapes of their tensors.
-        **defaults: What their class assumes where config.json does not say, other than Dinov2Config.
+    `defaults` are those of a class for fields that config.json leaves out, where they differ from Dinov2Config.
     """
     fields = transformers_fields(config, **{"patch_size": 14, "layerscale_value": 1.0, **defaults})
     intermediate_size = int(fields.get("hidden_size", 768) * config.get("mlp_ratio", 4))
@@ -47,7 +45,7 @@ def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]
 
 
 def configure_with_registers(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Dinov2WithRegistersConfig."""
+    """Returns the fields of a Dinov2WithRegistersConfig."""
     return {
         **configure(config, shapes, patch_size=16),
         "num_register_tokens": config.get("num_register_tokens", 4),
@@ -64,12 +62,11 @@ DINOV2 = Family(
     prefixes=("dinov2.",),
     outputs="hidden states, pooled, logits, feature maps",
 )
-DINOV2_WITH_REGISTERS = Family(
+DINOV2_WITH_REGISTERS = replace(
+    DINOV2,
     name="DINOv2 with registers",
     source="transformers `dinov2_with_registers`",
     model_types=("dinov2_with_registers",),
-    keys=KEYS,
     configure=configure_with_registers,
     prefixes=("dinov2_with_registers.",),
-    outputs="hidden states, pooled, logits, feature maps",
 )

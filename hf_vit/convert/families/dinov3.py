@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..family import Config, Family, Shapes, transformers_fields
-from ..key_map import Joined, KeyMap
+from ..key_map import KeyMap, join_qkv
 
 
 KEYS: KeyMap = {
@@ -12,9 +12,7 @@ KEYS: KeyMap = {
     "embeddings.register_tokens": "embeddings.register_tokens",
     "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings",
     "encoder.layers.*.norm1": "layer.*.norm1",
-    "encoder.layers.*.attention.qkv": Joined(
-        ("layer.*.attention.q_proj", "layer.*.attention.k_proj", "layer.*.attention.v_proj")
-    ),
+    "encoder.layers.*.attention.qkv": join_qkv("layer.*.attention."),
     "encoder.layers.*.attention.query_bias": "layer.*.attention.q_proj.bias",
     "encoder.layers.*.attention.value_bias": "layer.*.attention.v_proj.bias",
     "encoder.layers.*.attention.projection": "layer.*.attention.o_proj",
@@ -39,15 +37,9 @@ DEFAULTS = {
 
 
 def configure(config: Config, shapes: Shapes, **defaults: Any) -> dict[str, Any]:
-    """DINOv3ViTConfig.
+    """Returns the fields of a DINOv3ViTConfig.
 
-    Args:
-        config: Their config.json.
-        shapes: Shapes of their tensors.
-        **defaults: What their class assumes where config.json does not say, other than DINOv3ViTConfig.
-
-    Raises:
-        ValueError: if only one of query and value has a bias.
+    `defaults` are those of a class for fields that config.json leaves out, where they differ from DINOv3ViTConfig.
     """
     biases = {name: config.get(name, name != "key_bias") for name in ("query_bias", "key_bias", "value_bias")}
     if biases["query_bias"] != biases["value_bias"] or biases["key_bias"] > biases["query_bias"]:

@@ -1,10 +1,15 @@
-"""DPT of transformers on its own ViT (https://arxiv.org/abs/2103.13413)."""
+"""DPT of transformers on its own ViT, and Depth Anything on DINOv2, relative and metric.
+
+Sources: https://arxiv.org/abs/2103.13413, 2401.10891 and 2406.09414.
+"""
 
 from dataclasses import replace
 from typing import Any
 
-from ..family import Config, Family, Shapes, transformers_fields
+from ...model.configuration_hf_vit import HfViTConfig
+from ..family import Config, Family, Shapes, check_backbone, given_fields, transformers_fields
 from ..key_map import KeyMap
+from . import dinov2
 from .vit import KEYS as VIT_KEYS
 from .vit import has_pooler
 
@@ -21,6 +26,7 @@ NECK: KeyMap = {
     f"{HEAD}.fusions.*.residual2.conv2": "neck.fusion_stage.layers.*.residual_layer2.convolution2",
     f"{HEAD}.fusions.*.projection": "neck.fusion_stage.layers.*.projection",
 }
+NECK_OPTIONS = ("neck_hidden_sizes", "reassemble_factors", "readout_type", "fusion_hidden_size", "head_hidden_size")
 DROPPED = {r"neck\.fusion_stage\.layers\.0\.residual_layer1\..*": "for a coarser level, which the first one has not"}
 KEYS: KeyMap = {
     **VIT_KEYS,
@@ -30,10 +36,19 @@ KEYS: KeyMap = {
     f"{HEAD}.conv2": "head.head.2",
     f"{HEAD}.predictor": "head.head.4",
 }
+DEPTH_ANYTHING_KEYS: KeyMap = {
+    **dinov2.KEYS,
+    **NECK,
+    f"{HEAD}.conv1": "head.conv1",
+    f"{HEAD}.conv2": "head.conv2",
+    f"{HEAD}.predictor": "head.conv3",
+}
+# What their class assumes where config.json names none
+BACKBONE = {"image_size": 518, "hidden_size": 384, "num_attention_heads": 6, "out_indices": [9, 10, 11, 12]}
 
 
 def configure_encoder(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """DPTConfig without its head."""
+    """Returns the fields of a DPTConfig without its head."""
     return {
         **transformers_fields(config, image_size=384, layer_norm_eps=1e-12),
         "use_pooler": has_pooler(config, shapes),
@@ -42,7 +57,7 @@ def configure_encoder(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """DPTConfig; its levels are blocks counted from 0, not normalized."""
+    """Returns the fields of a DPTConfig; its levels are blocks counted from 0, not normalized."""
     blocks = config.get("backbone_out_indices") or (2, 5, 8, 11)
     return {
         **configure_encoder(config, shapes),
@@ -51,15 +66,29 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
             "out_indices": [block + 1 for block in sorted(blocks)],
             "depth_estimation_type": "relative",
             "doubles_resolution": True,
-            **neck_options(config),
+            **given_fields(config, NECK_OPTIONS),
         },
     }
 
 
-def neck_options(config: Config, **defaults: Any) -> dict[str, Any]:
-    """Returns the options of the head that have their names; `defaults` as in their class where ours differ."""
-    names = ("neck_hidden_sizes", "reassemble_factors", "readout_type", "fusion_hidden_size", "head_hidden_size")
-    return {**defaults, **{name: config[name] for name in names if config.get(name) is not None}}
+def configure_depth_anything(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of a DepthAnythingConfig and the Dinov2Config in it."""
+    theirs = config.get("backbone_config") or BACKBONE
+    check_backbone(theirs, "Depth Anything", "dinov2")
+    kind, max_depth = config.get("depth_estimation_type", "relative"), config.get("max_depth")
+    if kind == "relative" and max_depth not in (None, 1):
+        raise ValueError(f"max_depth={max_depth} scales relative depth, which has no unit here. Set it to 1.")
+    backbone = dinov2.configure(theirs, shapes) | {"reshape_hidden_states": True}
+    return {
+        **backbone,
+        "depth_config": {
+            "out_indices": HfViTConfig(**backbone).out_indices,
+            "depth_estimation_type": kind,
+            "max_depth": max_depth if kind == "metric" else None,
+            "readout_type": "ignore",
+            **given_fields(config, NECK_OPTIONS, neck_hidden_sizes=[48, 96, 192, 384], fusion_hidden_size=64),
+        },
+    }
 
 
 DPT = Family(
@@ -90,4 +119,15 @@ DPT_SEGMENTATION = replace(
     configure=configure_encoder,
     dropped={r"(neck|head|auxiliary_head)\..*": "its head, which has no counterpart"},
     outputs="hidden states; without its head",
+)
+DEPTH_ANYTHING = Family(
+    name="Depth Anything",
+    source="transformers `depth_anything`",
+    model_types=("depth_anything",),
+    keys=DEPTH_ANYTHING_KEYS,
+    configure=configure_depth_anything,
+    prefixes=("backbone.",),
+    dropped=DROPPED,
+    fixed={"head_in_index": -1, "backbone": None},
+    outputs="hidden states, relative or metric depth",
 )

@@ -1,12 +1,13 @@
 """EoMT of transformers, on DINOv2 and on DINOv3 (https://arxiv.org/abs/2503.19108)."""
 
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_configurations import HfViTUniversalSegmentationConfig
-from ..family import Config, Family, Shapes
-from ..key_map import Joined, KeyMap, Reshaped, Rows
+from ..family import Config, Family, Shapes, given_fields
+from ..key_map import KeyMap, Reshaped, Rows, join_qkv
 from . import dinov2, dinov3
 
 
@@ -15,9 +16,7 @@ SHARED: KeyMap = {
     "embeddings.cls_token": "embeddings.cls_token",
     "embeddings.register_tokens": "embeddings.register_tokens",
     f"{BLOCK}.norm1": "layers.*.norm1",
-    f"{BLOCK}.attention.qkv": Joined(
-        ("layers.*.attention.q_proj", "layers.*.attention.k_proj", "layers.*.attention.v_proj")
-    ),
+    f"{BLOCK}.attention.qkv": join_qkv("layers.*.attention."),
     f"{BLOCK}.layer_scale1.scale": "layers.*.layer_scale1.lambda1",
     f"{BLOCK}.norm2": "layers.*.norm2",
     f"{BLOCK}.mlp.gate": "layers.*.mlp.gate_proj",
@@ -60,7 +59,6 @@ IN_ONE: KeyMap = {
 }
 OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConfig))
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}
-DROPPED = {r"criterion\..*": "weights of the loss, which the configuration tells"}
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
@@ -76,7 +74,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         "num_register_tokens": config.get("num_register_tokens", 4),
         "prefix_has_position": False,
         "position_antialias": True,  # as in the backbone that it was trained from
-        "universal_segmentation_config": options(config),
+        "universal_segmentation_config": given_fields(config, OPTIONS),
     }
 
 
@@ -87,13 +85,8 @@ def configure_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
         **dinov3.configure(config, shapes, **large),
         "rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 100.0),
         "num_register_tokens": config.get("num_register_tokens", 4),
-        "universal_segmentation_config": options(config),
+        "universal_segmentation_config": given_fields(config, OPTIONS),
     }
-
-
-def options(config: Config) -> dict[str, Any]:
-    """Returns the options of queries, matching and losses, whose names are theirs."""
-    return {name: config[name] for name in OPTIONS if config.get(name) is not None}
 
 
 EOMT = Family(
@@ -103,17 +96,15 @@ EOMT = Family(
     keys=EOMT_KEYS,
     adapt=adapt,
     configure=configure,
-    dropped=DROPPED,
+    dropped={r"criterion\..*": "weights of the loss, which are in the configuration"},
     fixed={"hidden_act": "gelu"},  # of the head too, where ours has no other
     outputs="hidden states, classes and masks of the queries",
 )
-EOMT_DINOV3 = Family(
+EOMT_DINOV3 = replace(
+    EOMT,
     name="EoMT on DINOv3",
     source="transformers `eomt_dinov3`",
     model_types=("eomt_dinov3",),
     keys=EOMT_DINOV3_KEYS,
     configure=configure_dinov3,
-    dropped=DROPPED,
-    fixed={"hidden_act": "gelu"},
-    outputs="hidden states, classes and masks of the queries",
 )

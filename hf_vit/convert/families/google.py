@@ -5,6 +5,7 @@ SigLIP, known by its attention pooling, the approximation, as in transformers (c
 one, as in transformers and timm. `hidden_act="gelu_pytorch_tanh"` or `"gelu"` given at loading takes the other.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -147,14 +148,12 @@ GOOGLE = Family(
     images="vit_jax",
     outputs="last hidden state, pooled, logits",
 )
-BIG_VISION = Family(
+BIG_VISION = replace(
+    GOOGLE,
     name="ViT, SigLIP of big_vision",
     source="`.npz` of google-research/big_vision",
     marks=("embedding/kernel", "pos_embedding"),
     keys=BIG_VISION_KEYS,
-    configure=configure,
     prefixes=("params/img/", "params/"),
     dropped={r"txt/.*|t|b": "the text tower, and the temperature and bias of its loss"},
-    images="vit_jax",
-    outputs="last hidden state, pooled, logits",
 )

@@ -2,7 +2,7 @@
 
 Its windows are counted on each side of an image, ours measured in patches: 4 on each side of 640 pixels are 10 patches
 of 16. At the size that the checkpoint's image processor makes, both are the same. For larger images its windows grow,
-and here there are more of them, which costs less and leaves what a window sees as it was in training.
+and here there are more of them, which costs less and leaves the content of a window as it was in training.
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import MAX_INTERMEDIATE_SIZE, MAX_UPSAMPLED
-from ..family import Config, Family, Shapes, architecture_fields, label_fields
+from ..family import Config, Family, Shapes, architecture_fields, check_backbone, given_fields, label_fields
 from ..key_map import Joined, KeyMap, Made
 
 
@@ -90,7 +90,7 @@ DECODER = {
 
 
 def attention(query: str, key: str, value: str, projection: str) -> KeyMap:
-    """The rules of the encoder's attention by what its layers are called."""
+    """Returns the rules of the encoder's attention by the names of its layers."""
     query, key, value = (f"{THEIRS}.attention.{name}" for name in (query, key, value))
     return {
         f"{BLOCK}.attention.qkv": Joined((query, key, value)),
@@ -113,7 +113,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
-    """Brings a table (1, 1 + side · side, D) to `grid`, without its first row, which belongs to no token."""
+    """Resamples a table (1, 1 + side · side, D) to `grid`, without its first row, which belongs to no token."""
     side, precision = isqrt(table.shape[1] - 1), torch.promote_types(table.dtype, torch.float32)
     maps = table[:, 1:].to(precision).unflatten(1, (side, side)).permute(0, 3, 1, 2)
     if grid != (side, side):
@@ -122,17 +122,9 @@ def resample(grid: tuple[int, int], table: Tensor) -> Tensor:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """LwDetrConfig, the LwDetrViTConfig in it, and the size of images in the options of their processor.
-
-    Raises:
-        ValueError: if the backbone is another, or the decoder has other proportions than ours.
-    """
+    """Returns the fields of a LwDetrConfig, of its backbone, and of the size of images that their processor makes."""
     backbone = config.get("backbone_config") or BACKBONE
-    if backbone.get("model_type", "lw_detr_vit") != "lw_detr_vit":
-        raise ValueError(
-            f"The backbone_config has model_type={backbone['model_type']!r}; of LW-DETR, only 'lw_detr_vit' is known "
-            "here. Open it with transformers."
-        )
+    check_backbone(backbone, "LW-DETR", "lw_detr_vit")
     size = config.get("image_processor", {}).get("size") or {}
     image_size = [size["height"], size["width"]] if {"height", "width"} <= size.keys() else backbone["image_size"]
     fields = architecture_fields({**backbone, "image_size": image_size}, image_size=256)
@@ -155,11 +147,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns our windows, as large as theirs at the size of the images.
-
-    Raises:
-        ValueError: if they are of no whole number of patches.
-    """
+    """Returns our windows, as large as theirs at the size of the images, which must be whole patches."""
     windowed = backbone.get("window_block_indices") or ()
     side = isqrt(backbone.get("num_windows", 16))
     image, patch = to_pair(fields["image_size"]), to_pair(fields.get("patch_size", 16))
@@ -179,7 +167,7 @@ def windows(backbone: Config, fields: dict[str, Any]) -> dict[str, Any]:
 
 def decoder_options(config: Config, out_indices: list[int]) -> dict[str, Any]:
     """Returns the options of projector, decoder and losses; see `configure`."""
-    theirs = {**DECODER, **{name: config[name] for name in DECODER if config.get(name) is not None}}
+    theirs = given_fields(config, DECODER, **DECODER)
     width, heads = theirs["d_model"], theirs["decoder_self_attention_heads"]
     ours = {"decoder_cross_attention_heads": 2 * heads, "decoder_ffn_dim": min(8 * width, MAX_INTERMEDIATE_SIZE)}
     for name, assumed in (("decoder_cross_attention_heads", 16), ("decoder_ffn_dim", 2048)):

@@ -7,6 +7,7 @@ Sources: https://github.com/facebookresearch/dino, deit, mae, dinov2, dinov3.
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from ...model.configuration_hf_vit import HfViTConfig
@@ -53,7 +54,7 @@ DECODER_KEYS: KeyMap = {
     f"{DECODER}.predictor": "decoder_pred",
 }
 TRAINING = {
-    r"decoder_.*": "a decoder that says something else than the pixels of patches",
+    r"decoder_.*": "a decoder that predicts something else than the pixels of patches",
     r"mask_token": "of such a decoder",
     r"(dino_head|ibot_head)\..*|head\.(mlp|last_layer).*": "what DINO compares images by in training",
 }
@@ -100,7 +101,7 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def has_decoder(shapes: Shapes) -> bool:
-    """Whether there is the decoder of MAE; others have learned from other targets, or in other layers."""
+    """Returns whether there is the decoder of MAE; others were trained on other targets, or in other layers."""
     _, *patch = shapes["patch_embed.proj.weight"]
     parts = ("decoder_embed.weight", "decoder_pos_embed", "decoder_blocks.0.norm1.weight", "decoder_norm.weight")
     return all(name in shapes for name in parts) and shapes.get("decoder_pred.weight", (0,))[0] == math.prod(patch)
@@ -130,23 +131,6 @@ def adapt(given: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     return {**keys, **DECODER_KEYS} if has_decoder(shapes) else keys
 
 
-DINOV3_FILE = Family(
-    name="DINOv3",
-    source="`.pth` of facebookresearch/dinov3",
-    marks=(*MARKS, "rope_embed.periods"),
-    keys=KEYS,
-    adapt=adapt,
-    configure=configure_dinov3,
-    prefixes=("module.backbone.", "backbone.", "module."),
-    dropped={
-        **TRAINING,
-        r"rope_embed\.periods": "a constant",
-        r".*\.qkv\.bias_mask": "a constant",
-        r"local_cls_norm\..*": "the norm of small crops in training",
-    },
-    images="dinov2",
-    outputs="last hidden state, pooled",
-)
 META_FILE = Family(
     name="DINO, DeiT, MAE, DINOv2",
     source="`.pth` of facebookresearch",
@@ -158,4 +142,17 @@ META_FILE = Family(
     dropped=TRAINING,
     images="dinov2",
     outputs="last hidden state, pooled, logits; of MAE pixels of masked patches",
+)
+DINOV3_FILE = replace(
+    META_FILE,
+    name="DINOv3",
+    source="`.pth` of facebookresearch/dinov3",
+    marks=(*MARKS, "rope_embed.periods"),
+    configure=configure_dinov3,
+    dropped={
+        **TRAINING,
+        r"(rope_embed\.periods|.*\.qkv\.bias_mask)": "a constant",
+        r"local_cls_norm\..*": "the norm of small crops in training",
+    },
+    outputs="last hidden state, pooled",
 )

@@ -62,14 +62,7 @@ HEADS = {1280: 16, 1408: 16, 1664: 16}
 
 
 def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | None = None) -> dict[str, Any]:
-    """Returns the fields that shapes and the user tell.
-
-    Args:
-        hidden_act: The activation.
-        given: Fields of `HfViTConfig`.
-        shapes: Shapes of their tensors.
-        native: Image size in pixels, where a configuration says so.
-    """
+    """Returns the fields that shapes and the user tell; `native` is the image size of a configuration, if any."""
     width, channels, *patch = shapes["visual.conv1.weight"]
     rows = shape_of(shapes, "visual.positional_embedding")[0]
     image_size, _ = table_size(rows, (1,), patch, native, given.get("image_size"))

@@ -1,11 +1,12 @@
 """SigLIP and SigLIP 2 of transformers (https://arxiv.org/abs/2303.15343, 2502.14786): both towers, or one alone."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
-from ..family import Config, Family, Shapes, is_classifier, label_fields
+from ..family import Config, Family, Shapes, given_fields, is_classifier, label_fields
 from ..key_map import KeyMap, Reshaped, Rows
-from .clip import BLOCK, NUMBERS, TEXT_FIELDS, TEXT_KEYS, fields_of, tower_fields, tower_of
+from .clip import BLOCK, NUMBERS, TEXT_FIELDS, TEXT_KEYS, tower_fields, tower_of
 
 
 KEYS: KeyMap = {
@@ -52,7 +53,7 @@ def text_fields(config: Config) -> dict[str, Any]:
 
     It sees padding, with which texts must be filled up. Files of SigLIP 2 say of its number what is that of SigLIP.
     """
-    text = fields_of(config.get("text_config") or {}, TEXT_FIELDS, **TEXT_DEFAULTS)
+    text = given_fields(config.get("text_config") or {}, TEXT_FIELDS, **TEXT_DEFAULTS)
     padding = 0 if text["vocab_size"] == GEMMA_TOKENS else 1
     tower = {"is_causal": False, "pooling": "last", "eos_token_id": None, "pad_token_id": padding}
     return {"text_config": {**text, **tower}, "contrastive_config": {"loss": "sigmoid", "projection_dim": None}}
@@ -91,13 +92,12 @@ SIGLIP = Family(
     dropped=DROPPED,
     outputs="hidden states, pooled, logits; embeddings and logits of images and texts",
 )
-SIGLIP_2 = Family(
+SIGLIP_2 = replace(
+    SIGLIP,
     name="SigLIP 2, any size",
     source="transformers `siglip2`, `siglip2_vision_model`",
     model_types=("siglip2", "siglip2_vision_model"),
     keys=KEYS_2,
     configure=configure_2,
-    prefixes=("vision_model.",),
-    dropped=DROPPED,
     outputs="hidden states, pooled; embeddings and logits of images and texts",
 )

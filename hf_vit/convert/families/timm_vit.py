@@ -12,9 +12,62 @@ from ..family import Config, Family, Shapes
 from ..key_map import KeyMap, Made
 from . import block_layout
 from .block_layout import BLOCK, KEYS, shape_fields
-from .timm_architectures import COLUMNS_FIRST, INTERLEAVED, check, facts
 
 
+# What the name of an architecture tells that neither its config.json nor the shapes of its tensors do
+SIZES = (
+    "tiny|wee|xsmall|little|small|small_plus|medium|mediumd|betwixt|base|so150m|so150m2|large|so400m|huge|huge_plus|"
+    "giant|giantopt|gigantic|7b"
+)
+KINDS = (
+    "plus|gap|36x1|reg[14]_gap|reg4_map|plus_clip|clip|clip_quickgelu|siglip|siglip_gap|dinov2|reg4_dinov2|"
+    "reg1_tipsv2|dinov3|dinov3_qkvb|lingbot|rope|rope_ape|rope_reg[14]_gap"
+)
+# What timm once put behind a name and now calls its tag.
+TAGS = "miil|miil_in21k|in21k|sam|dino|clip_laion2b"
+# The architectures whose model is ours, weight by weight.
+CONVERTED = (
+    rf"vit_({SIZES})_patch\d+(_({KINDS}))?(_\d+)?(_({TAGS}))?",
+    r"deit_(tiny|small|base)(_distilled)?_patch16_\d+",
+    r"deit3_(small|medium|base|large|huge)_patch\d+_\d+",
+    r"flexivit_(small|base|large)",
+    r"eva_large_patch14_\d+",
+    r"test_vit[24]?",
+)
+# The others, and what ours lacks for them.
+REFUSED = {
+    r".*_rpn_\d+": "its blocks normalize after attention and MLP",
+    r".*_18x2_\d+": "its blocks hold two attentions and two MLPs side by side",
+    r".*_xp_\d+|vit_d?pwee_.*": "its blocks compute attention and MLP side by side",
+    r"vit_d(wee|little)_.*": "its attention is the difference of two",
+    r"(vit|test_vit)_s?relpos.*": "its positions are relative ones, added to the attention scores",
+    r"vit_[a-z]+_(r\d*_|r\d+_|resnet|mci).*": "a convolutional network comes before its blocks",
+    r".*_rope_mixed.*": "each of its blocks learns rotary frequencies of its own",
+    r"vit_pe_.*": "its rotary positions start at one, its pooling has other heads or its final norm is missing",
+    r".*_radio_.*|vit_intern300m_.*": "it has no final norm",
+    r".*_sapiens2": "LayerScale is on one branch only, and key and value have fewer heads than the query",
+    r"test_vit3": "its attention pooling looks at the registers too",
+}
+# Fields of `HfViTConfig` by name, the later ones first in rank. The rest is as in ViT.
+FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r".*_clip_.*", {"layer_norm_eps": 1e-5}),
+    (r".*_clip_quickgelu_.*", {"hidden_act": "quick_gelu"}),
+    (r".*_(base_patch32|so400m_patch16|giantopt_patch16)_siglip_.*", {"hidden_act": "gelu_pytorch_tanh"}),
+    (r".*_large_patch16_siglip_(gap_)?512", {"hidden_act": "gelu_pytorch_tanh"}),
+    (r".*_(dinov3|dinov3_qkvb|lingbot)", {"layer_norm_eps": 1e-5, "rope_coordinates": "centered"}),
+    (r".*_rope_(ape_)?\d+", {"rope_coordinates": "index"}),
+    (r".*_rope_reg[14]_gap_256", {"rope_coordinates": "scaled_index", "rope_grid_size": 16, "rope_theta": 10000.0}),
+)
+# Their rotary positions turn neighbors, not halves of a head; the second table counts columns first.
+INTERLEAVED = r".*_rope_.*"
+COLUMNS_FIRST = r".*_rope_(ape_)?\d+"
+# Width of a head, or number of heads, where it is not heads of width 64.
+HEAD_SIZES = ((r"test_vit\d?", 32), (r"vit_7b_.*", 128))
+HEADS = (
+    (r"vit_(so400m|huge|giant|giantopt|gigantic)_patch.*", 16),
+    (r"vit_giant_.*_(dinov2|tipsv2|lingbot)", 24),
+    (r"deit3_huge_.*|vit_base_patch16_gap_224", 16),
+)
 POOLINGS = {"token": "cls", "avg": "mean", "map": "attention"}
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu", "silu": "silu"}
 # Arguments that models may be built with: those that are fields of ours, and those that the tensors tell as well or
@@ -38,15 +91,42 @@ TOLD_ARGUMENTS = (
 # fmt: on
 
 
+def check_architecture(architecture: str) -> None:
+    """Raises `ValueError` for an architecture that is not ours or not known, saying why."""
+    for pattern, reason in REFUSED.items():
+        if re.fullmatch(pattern, architecture):
+            raise ValueError(
+                f"timm's {architecture!r} is no plain ViT: {reason}. No HfViTConfig describes it; use timm for it."
+            )
+    if not any(re.fullmatch(pattern, architecture) for pattern in CONVERTED):
+        raise ValueError(
+            f"timm's architecture {architecture!r} is not known here, and its weights alone do not say what it "
+            "computes. Known are the plain ones among vit_*, deit_*, deit3_*, flexivit_* and eva_large_*."
+        )
+
+
+def architecture_facts(architecture: str, width: int) -> dict[str, Any]:
+    """Returns the fields of `HfViTConfig` that only the name of an architecture tells, of a model `width` wide."""
+    fields: dict[str, Any] = {}
+    for pattern, more in FACTS:
+        if re.fullmatch(pattern, architecture):
+            fields.update(more)
+    heads = width // next((size for pattern, size in HEAD_SIZES if re.fullmatch(pattern, architecture)), 64)
+    for pattern, number in HEADS:
+        if re.fullmatch(pattern, architecture):
+            heads = number
+    return {**fields, "num_attention_heads": heads}
+
+
 def name_of(config: Config) -> str:
     """Returns the name of the architecture without the tag of its weights, as in vit_base_patch16_224.augreg_in21k."""
     return str(config["architecture"]).partition(".")[0]
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Architecture by name, arguments it was built with, shapes, and `image_size` where a user gives it."""
+    """Returns the fields by name, arguments, shapes, and `image_size` where a user gives it."""
     architecture = name_of(config)
-    check(architecture)
+    check_architecture(architecture)
     check_classes(config, shapes)
     given = config.get("model_args") or {}
     published = config.get("pretrained_cfg") or {}
@@ -58,7 +138,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
             f"config.json says depth={given['depth']}, but the weights hold {fields['num_hidden_layers']} blocks. The "
             "files are of two models, or incomplete."
         )
-    fields.update(facts(architecture, fields["hidden_size"]))
+    fields.update(architecture_facts(architecture, fields["hidden_size"]))
     fields.update(argument_fields(architecture, given))
     if "rope_coordinates" in fields:
         has_table = fields["position_embedding_type"] == "learned"
@@ -80,11 +160,7 @@ def default_pool(architecture: str, shapes: Shapes) -> str:
 
 
 def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
-    """Returns what arguments that the model was built with say beyond its name and shapes.
-
-    Raises:
-        ValueError: if there is one whose effect is not known.
-    """
+    """Returns the fields that only the arguments of the model tell; `ValueError` if one is not known."""
     fields = {ours: arguments[name] for name, ours in RENAMED_ARGUMENTS.items() if arguments.get(name) is not None}
     unknown = arguments.keys() - RENAMED_ARGUMENTS.keys() - set(TOLD_ARGUMENTS) - {"act_layer", "norm_layer"}
     activation, norm = arguments.get("act_layer"), arguments.get("norm_layer")
@@ -142,8 +218,8 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 def half_order(head_size: int, columns_first: bool) -> Tensor:
     """Returns where each channel of our heads stands in theirs, (d,) int64.
 
-    Ours turn channel j together with j + d/2, the first d/4 of them by rows and the others by columns. Theirs turn 2j
-    together with 2j + 1.
+    Ours rotate channel j together with j + d/2, the first d/4 of them by rows and the others by columns. Theirs rotate
+    2j together with 2j + 1.
     """
     pairs = torch.arange(0, head_size, 2)  # (d/2,)
     if columns_first:
@@ -152,7 +228,7 @@ def half_order(head_size: int, columns_first: bool) -> Tensor:
 
 
 def reorder_heads(order: Tensor, width: int, tensor: Tensor) -> Tensor:
-    """Puts the channels of each head of query and key, (2·D or less, …), in another order, and leaves the value."""
+    """Reorders the channels of each head of query and key, (2·D or less, …), and leaves the value."""
     turned = tensor[: 2 * width].unflatten(0, (-1, len(order)))[:, order].flatten(0, 1)
     return torch.cat((turned, tensor[2 * width :]))
 

@@ -1,6 +1,6 @@
-"""ViT of transformers (https://arxiv.org/abs/2010.11929), also as saved by other training code in that layout.
+"""ViT, MSN and I-JEPA of transformers, also as saved by other training code in that layout.
 
-DeiT, MAE, MSN, I-JEPA and DINOv2 of transformers share its names.
+Sources: https://arxiv.org/abs/2010.11929, 2204.07141 and 2301.08243. DeiT, MAE and DINOv2 share the names.
 """
 
 from functools import partial
@@ -44,7 +44,7 @@ PIXEL_DECODER = {r"decoder\..*": "the decoder of masked image modeling"}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """ViTConfig; which parts there are, its config.json does not tell."""
+    """Returns the fields of a ViTConfig; which parts there are, its config.json does not tell."""
     return {
         **transformers_fields(config, layer_norm_eps=1e-12),
         "use_pooler": has_pooler(config, shapes),
@@ -53,13 +53,13 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_vit(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """ViTConfig, with the objective where there is a decoder of pixels."""
+    """Returns the fields of a ViTConfig, with the objective where there is a decoder of pixels."""
     fields = configure(config, shapes)
     return {**fields, "masked_image_modeling_config": {"objective": "simmim"}} if PIXELS in shapes else fields
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rule for the decoder of pixels, where it says those of one patch: no other can be trained."""
+    """Returns the rule for the decoder of pixels, where it predicts those of one patch: no other can be trained."""
     sides = to_pair(ours.patch_size)
     if shapes.get(PIXELS, (0,))[0] != ours.num_channels * sides[0] * sides[1]:
         return {}
@@ -73,11 +73,7 @@ def channels_last(num_channels: int, sides: tuple[int, int], rows: Tensor) -> Te
 
 
 def has_pooler(config: Config, shapes: Shapes) -> bool:
-    """Whether there is a pooler.
-
-    Raises:
-        ValueError: if it is none of ours.
-    """
+    """Returns whether there is a pooler; `ValueError` if it is none of ours."""
     activation = config.get("pooler_act", "tanh")
     sizes = config.get("hidden_size"), config.get("pooler_output_size")
     if "pooler.dense.weight" not in shapes:
@@ -90,6 +86,21 @@ def has_pooler(config: Config, shapes: Shapes) -> bool:
     return True
 
 
+def configure_msn(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of a ViTMSNConfig."""
+    return {**configure(config, shapes), "layer_norm_eps": config.get("layer_norm_eps", 1e-6)}
+
+
+def configure_ijepa(config: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of an IJepaConfig, whose classifier takes the mean of the patches."""
+    return {
+        **transformers_fields(config, layer_norm_eps=1e-12),
+        "use_cls_token": False,
+        "pooling": "mean",
+        "use_mask_token": "embeddings.mask_token" in shapes,
+    }
+
+
 VIT = Family(
     name="ViT",
     source="transformers `vit`",
@@ -100,4 +111,22 @@ VIT = Family(
     prefixes=("vit.",),
     dropped=PIXEL_DECODER,
     outputs="hidden states, pooled, logits, pixels of masked patches",
+)
+VIT_MSN = Family(
+    name="MSN",
+    source="transformers `vit_msn`",
+    model_types=("vit_msn",),
+    keys=KEYS,
+    configure=configure_msn,
+    prefixes=("vit.",),
+    outputs="hidden states, logits",
+)
+IJEPA = Family(
+    name="I-JEPA",
+    source="transformers `ijepa`",
+    model_types=("ijepa",),
+    keys={name: rule for name, rule in KEYS.items() if not name.startswith("pooler")},  # theirs takes the first patch
+    configure=configure_ijepa,
+    prefixes=("ijepa.",),
+    outputs="hidden states, logits",
 )

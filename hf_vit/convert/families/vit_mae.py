@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from ...model.configuration_hf_vit import HfViTConfig
-from ..family import Config, Family, Shapes
+from ..family import Config, Family, Shapes, given_fields
 from ..key_map import KeyMap, Made
 from . import vit
 
@@ -22,11 +22,7 @@ OPTIONS = (
 
 
 def without_cls(positions: Tensor) -> Tensor:
-    """Returns the rows of the patches of the decoder's table (1, 1 + N, E).
-
-    Raises:
-        ValueError: if that of the CLS token says anything: it is fixed at zero there, and ours has none.
-    """
+    """Returns the rows of the patches of the decoder's table (1, 1 + N, E); that of the CLS token must be zero."""
     if positions[:, 0].any():
         raise ValueError(
             "The CLS token has a position in the decoder of MAE that is not zero, which no such decoder starts with "
@@ -52,9 +48,8 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """ViTMAEConfig."""
-    options = {name: config[name] for name in OPTIONS if config.get(name) is not None}
-    options["norm_pix_loss"] = config.get("norm_pix_loss", False)
+    """Returns the fields of a ViTMAEConfig."""
+    options = {**given_fields(config, OPTIONS), "norm_pix_loss": config.get("norm_pix_loss", False)}
     ratio = config.get("mask_ratio", 0.75)
     if 0 < ratio < 1:  # 0 says that it is used for features
         options["mask_ratio"] = ratio

@@ -34,11 +34,7 @@ KEYS: KeyMap = {
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns what ViTPose+ changes in the key map: the rows of one data set's expert stand below the shared ones.
-
-    Raises:
-        ValueError: if there is no such expert.
-    """
+    """Returns the rule for the data set's expert of ViTPose+, whose rows stand below the shared ones."""
     backbone, index = config.get("backbone_config", config), config.get("dataset_index", 0)
     num_experts = backbone.get("num_experts", 1)
     if not 0 <= index < num_experts:
@@ -49,11 +45,7 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """VitPoseConfig, or VitPoseBackboneConfig alone.
-
-    Raises:
-        ValueError: if it is on another backbone, or the head does not see its last block.
-    """
+    """Returns the fields of a VitPoseConfig, or a VitPoseBackboneConfig alone."""
     backbone = config.get("backbone_config", config)
     if backbone.get("model_type") not in VITPOSE.model_types:
         raise ValueError(

@@ -23,7 +23,7 @@ MID_POSITIONS = ("encoder.mid_position_embeddings", "encoder.interpolation.mid_p
 
 
 def add_positions(tokens: Tensor, positions: Tensor) -> Tensor:
-    """Returns queries (Q, D) that hold their rows, the last ones, of the position table."""
+    """Returns queries (Q, D) with their rows, the last ones, of the position table added."""
     return (tokens + positions[:, -tokens.shape[1] :])[0]
 
 
@@ -32,32 +32,32 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     num_queries = shapes[TOKENS][1]
     keys: dict[str, Any] = {
         f"{HEAD}.queries.weight": Made((TOKENS, POSITIONS), add_positions),
-        POSITIONS: Made((POSITIONS,), partial(places, num_queries)),
+        POSITIONS: Made((POSITIONS,), partial(patch_positions, num_queries)),
     }
     for name in MID_POSITIONS:
         if name in shapes:
-            keys[f"{HEAD}.mid_position_embeddings"] = Made((name,), partial(mid_places, num_queries))
-            keys[f"{HEAD}.mid_query_embeddings"] = Made((name,), partial(mid_queries, num_queries))
+            keys[f"{HEAD}.mid_position_embeddings"] = Made((name,), partial(mid_patch_positions, num_queries))
+            keys[f"{HEAD}.mid_query_embeddings"] = Made((name,), partial(mid_query_positions, num_queries))
     return keys
 
 
-def places(num_queries: int, positions: Tensor) -> Tensor:
+def patch_positions(num_queries: int, positions: Tensor) -> Tensor:
     """Returns a table (..., P + N + Q, D) without the rows of the queries."""
     return positions[..., :-num_queries, :]
 
 
-def mid_places(num_queries: int, positions: Tensor) -> Tensor:
+def mid_patch_positions(num_queries: int, positions: Tensor) -> Tensor:
     """Returns the tables (blocks, 1, P + N + Q, D) between blocks as (blocks, P + N, D)."""
-    return places(num_queries, positions[:, 0])
+    return patch_positions(num_queries, positions[:, 0])
 
 
-def mid_queries(num_queries: int, positions: Tensor) -> Tensor:
+def mid_query_positions(num_queries: int, positions: Tensor) -> Tensor:
     """Returns their rows of the queries, (blocks, Q, D)."""
     return positions[:, 0, -num_queries:]
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """YolosConfig."""
+    """Returns the fields of a YolosConfig."""
     large = {"image_size": [512, 864], "layer_norm_eps": 1e-12}
     return {
         **transformers_fields(config, **large),

@@ -27,7 +27,7 @@ from ...data import (
 )
 from ...evaluation import NeighborAccuracy, classify_by_neighbors
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
-from ...evaluation.nearest_neighbors import NUM_NEIGHBORS, TEMPERATURE
+from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.task_configurations import HfViTMaskedImageModelingConfig
 from ...model.task_mim import (
