@@ -1,4 +1,4 @@
-"""Streams in a training: each process reads its own shards, and one that is taken up again goes on where it was."""
+"""Streams in a training: each process reads its own shards, and one that resumes goes on where it was."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class StreamArguments:
-    """Whether and how images are read while a training goes on."""
+    """Options of images that are read while a training runs."""
 
     streaming: bool = field(
         default=False,
@@ -64,16 +64,12 @@ def describe_layout(args: TrainingArguments) -> dict[str, int]:
 
 @dataclass
 class LazyCollator:
-    """Makes batches but of those examples that a stream has not read.
-
-    Args:
-        collate: Makes a batch.
-    """
+    """Makes batches with `collate`, and an empty one, which is thrown away, of what a stream has skipped."""
 
     collate: Callable[[list[Any]], dict[str, Any]]
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
-        """Returns a batch, or an empty one, which is thrown away."""
+        """Returns a batch."""
         return {} if examples[0] is None else self.collate(examples)
 
 
@@ -103,13 +99,12 @@ def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataL
 
 
 class StreamStart(TrainerCallback, ExportableState):
-    """Tells an `AugmentedStream` which of its batches are done when a training is taken up again.
+    """Tells an `AugmentedStream` which of its batches are done when a training resumes.
 
     They are then counted rather than decoded. Where the first process reads for all, they are decoded once more.
     """
 
     def __init__(self) -> None:
-        """Begins."""
         self.layout: dict[str, int] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -124,7 +119,7 @@ class StreamStart(TrainerCallback, ExportableState):
         train_dataloader: DataLoader[Any],
         **kwargs: Any,
     ) -> None:
-        """Tells the stream, before the loader reads its first image.
+        """Tells the stream where to start, before the loader reads its first image.
 
         Raises:
             ValueError: if the training was begun with other batches or other processes, which read another part each.

@@ -19,7 +19,7 @@ from .resume import ResumeCallback, best_checkpoint
 
 @dataclass
 class AveragingArguments:
-    """Whether weights are averaged."""
+    """Options of the average of the weights."""
 
     ema_decay: float | None = field(
         default=None,
