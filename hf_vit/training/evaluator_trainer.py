@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data import (
@@ -132,9 +132,7 @@ class EvaluationPictures(TrainerCallback):
     def __init__(self, trainer: EvaluatorTrainer) -> None:
         self.trainer = trainer
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         """Draws the images."""
         file = Path(args.output_dir) / "pictures" / f"step-{state.global_step:06d}.png"
         draw_examples(self.trainer, self.trainer.eval_dataset, file)

@@ -6,7 +6,7 @@ from typing import Any
 
 from accelerate.data_loader import DataLoaderAdapter, prepare_data_loader
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
@@ -112,12 +112,7 @@ class StreamStart(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"layout": self.layout}}
 
     def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: DataLoader[Any],
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
         """Tells the stream where to start, before the loader reads its first image.
 

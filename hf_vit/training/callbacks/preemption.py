@@ -151,13 +151,11 @@ class SafeStop(TrainerCallback):
         if args.save_strategy == SaveStrategy.BEST:  # would leave out a checkpoint that is not the best
             self._save_strategy, args.save_strategy = args.save_strategy, SaveStrategy.STEPS
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         if self._number:
             control.should_save = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         self.saving = None
         if not self._number:
             return
