@@ -212,7 +212,7 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
         )
 
 
-def check_distillation(args: TrainingArguments, has_soft_labels: bool, loss: Any) -> None:
+def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, loss: Any = None) -> None:
     """Raises `ValueError` if a teacher does not go with the arguments of a training.
 
     Args:
