@@ -9,9 +9,8 @@ from .callbacks.throughput import forward_flops
 from .checkpoints import check_labels, checkpoint_to_resume, last_checkpoint
 from .distillation.arguments import DistillationArguments, make_distillation
 from .distillation.base import Distillation
-from .distillation.features import FeatureDistillation
+from .distillation.methods import FeatureDistillation, TokenDistillation
 from .distillation.teacher import Teacher
-from .distillation.tokens import TokenDistillation
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted
 from .evaluator_trainer import EvaluatorTrainer
 from .load_data import load_evaluation_split, load_splits

@@ -36,20 +36,18 @@ class BatchTransform(Protocol):
 
 
 class BatchTransforms:
-    """Changes the batches of a training one after the other, and in one that is taken up again as it would have.
+    """Applies batch transforms one after the other, the same ones in a training that resumes.
 
     What is drawn depends on the seed, the step and the place of the batch in the step alone. So all processes draw the
     same for their batches of one step, which keeps these at one size.
+
+    Args:
+        transforms: What to do, in this order.
+        seed: Another seed draws other numbers.
     """
 
-    def __init__(self, changes: Sequence[BatchTransform], seed: int) -> None:
-        """Begins.
-
-        Args:
-            changes: What to do, in this order.
-            seed: Another seed draws other changes.
-        """
-        self.changes = changes
+    def __init__(self, transforms: Sequence[BatchTransform], seed: int) -> None:
+        self.transforms = transforms
         self.seed = seed
         self._last = (-1, 0)
 
@@ -59,17 +57,25 @@ class BatchTransforms:
         place = place + 1 if step == last_step else 0
         self._last = step, place
         with seeded(self.seed, step, place):
-            for change in self.changes:
-                batch = change(batch, step / num_steps)
+            for transform in self.transforms:
+                batch = transform(batch, step / num_steps)
         return batch
 
 
 class Mixing:
-    """A `BatchTransform`: mixes images of a batch, and makes its class numbers probabilities of all classes.
+    """A `BatchTransform` that mixes images of a batch, and makes its class numbers probabilities of all classes.
 
     MixUp (https://arxiv.org/abs/1710.09412) blends each image with its neighbor in the batch, CutMix
     (https://arxiv.org/abs/1905.04899) puts a rectangle of the neighbor into it; one share is drawn for a whole batch.
     Where both are on, either is drawn equally often, as in DeiT. Neighbors are images of one process.
+
+    Args:
+        num_labels: Number K of classes.
+        mixup_alpha: Both parameters of the beta distribution that MixUp draws the share from; 0 for no MixUp.
+        cutmix_alpha: Those of CutMix; 0 for no CutMix.
+        probability: Share of the batches that are mixed, in [0, 1].
+        off_share: Share of the training at its end in which none is, in [0, 1].
+        label_smoothing: Probability mass spread evenly over all classes, in [0, 1); always.
     """
 
     def __init__(
@@ -81,16 +87,6 @@ class Mixing:
         off_share: float = 0.0,
         label_smoothing: float = 0.0,
     ) -> None:
-        """Begins.
-
-        Args:
-            num_labels: Number K of classes.
-            mixup_alpha: Both parameters of the beta distribution that MixUp draws the share from; 0 for no MixUp.
-            cutmix_alpha: Those of CutMix; 0 for no CutMix.
-            probability: Share of the batches that are mixed, in [0, 1].
-            off_share: Share of the training at its end in which none is, in [0, 1].
-            label_smoothing: Probability mass spread evenly over all classes, in [0, 1); always.
-        """
         from torchvision.transforms import v2  # here, as all else in the package does without torchvision
 
         kinds = ((v2.MixUp, mixup_alpha), (v2.CutMix, cutmix_alpha))
@@ -116,7 +112,7 @@ class Mixing:
 
 @dataclass
 class SizeArguments:
-    """How large the images of training batches are; those of evaluations have the size of the model."""
+    """Options of the size of training images; those of evaluations have the size of the model."""
 
     progressive_sizes: list[int] | None = field(
         default=None,
@@ -142,7 +138,7 @@ class SizeArguments:
             )
 
     def describe_sizes(self) -> dict[str, str]:
-        """Returns what a model card shall say."""
+        """Returns the rows of a card."""
         if self.progressive_sizes:
             heights = ", ".join(map(str, self.progressive_sizes))
             return {"image heights": f"{heights} pixels, for equal shares of the steps"}
@@ -177,7 +173,7 @@ class ProgressiveSizes:
 
 @dataclass(frozen=True)
 class MultiScaleSizes:
-    """Every batch has a size that is drawn for it, so that a model learns to see at all of them.
+    """Every batch has a size that is drawn for it, so that a model works at all of them.
 
     Args:
         sizes: Heights and widths in pixels, all as likely.
@@ -186,7 +182,7 @@ class MultiScaleSizes:
     sizes: tuple[Size, ...]
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the batch at a size of chance."""
+        """Returns the batch at a random size."""
         return resize_batch(batch, self.sizes[int(torch.randint(len(self.sizes), ()))])
 
 

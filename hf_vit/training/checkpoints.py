@@ -1,4 +1,4 @@
-"""Finds where a training that was killed can be taken up again."""
+"""Finds the checkpoint that a training which was killed can resume from."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER_NAME
+from safetensors import SafetensorError, safe_open
 from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -72,7 +73,7 @@ def averages_weights(checkpoint: Path) -> bool:
 
 
 def find_fault(checkpoint: Path) -> str | None:
-    """Says what a checkpoint lacks for a training to be taken up from it, or returns None if it is complete."""
+    """Returns what a checkpoint lacks for a training to resume from it, or None if it is complete."""
     # The Trainer writes this file last: where it can be read, the others are whole.
     try:
         json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
@@ -90,7 +91,7 @@ def find_fault(checkpoint: Path) -> str | None:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Says which file of a checkpoint is cut off, as far as that can be told without reading it, or returns None."""
+    """Returns which files of a checkpoint are cut off, as far as that can be told without reading them, or None."""
     cut_off = [file.name for file in sorted(checkpoint.glob("*.safetensors")) if not is_whole(file)]
     # The directory of a zip file is at its end.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
@@ -99,19 +100,16 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def is_whole(weights: Path) -> bool:
-    """Tells whether a file of safetensors is as long as its header says."""
-    size = weights.stat().st_size
-    with weights.open("rb") as file:
-        header_size = int.from_bytes(file.read(8), "little")
-        if not 8 < 8 + header_size <= size:
-            return False
-        header = json.loads(file.read(header_size))
-    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    return size == 8 + header_size + max(ends, default=0)
+    """Returns whether a file of safetensors is as long as its header says, which opening it checks."""
+    try:
+        with safe_open(weights, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def checkpoint_to_resume(args: TrainingArguments) -> str | None:
-    """Says from which checkpoint a training begins.
+    """Returns the checkpoint that a training starts from.
 
     Args:
         args: `resume_from_checkpoint` is "last" (or "true") for the newest complete checkpoint in `output_dir`, or the

@@ -1,4 +1,4 @@
-"""Why a training ends before its time, as one-line errors."""
+"""Errors that end a training before its time, in one line each."""
 
 import os
 import re
@@ -20,18 +20,17 @@ class Preempted(SystemExit):
 
     Args:
         number: The signal.
-        message: What has been done, and how to go on.
+        message: What has been done, and how to resume.
     """
 
     def __init__(self, number: int, message: str) -> None:
-        """Takes the reason."""
         super().__init__(128 + number)
         self.number = number
         self.message = message
 
 
 class NotFiniteError(FloatingPointError):
-    """The loss or the weights of a training are no numbers any more."""
+    """The loss or the weights of a training are infinite or NaN."""
 
 
 class CheckpointError(OSError):
@@ -56,7 +55,7 @@ def as_sentence(error: BaseException) -> str:
 
 
 def how_to_go_on(output_dir: str | os.PathLike[str]) -> str:
-    """Says from where a training in a folder can be taken up."""
+    """Returns a sentence on where a training in a folder can resume."""
     checkpoint = last_checkpoint(output_dir)
     if checkpoint is None:
         return "No checkpoint is complete yet: begin again with --resume_from_checkpoint last."
@@ -64,10 +63,10 @@ def how_to_go_on(output_dir: str | os.PathLike[str]) -> str:
 
 
 def describe_lost_numbers(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
-    """Says that a training has failed, what usually helps, and what is left of it.
+    """Returns the message that a training has failed, what usually helps, and what is left of it.
 
     Args:
-        what: What is no number any more: "loss" or "weights".
+        what: What is not finite: "loss" or "weights".
         step: When it was found.
         learning_rate: Near that step.
         args: Those of the training.
@@ -110,13 +109,13 @@ def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | No
 
 
 def is_of_writer(error: RuntimeError) -> bool:
-    """Tells whether an error comes from `torch.save`, which has no kind of its own for files, nor one message."""
+    """Returns whether an error comes from `torch.save`, which has no kind of its own for files, nor one message."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
 
 
 def describe_room(folder: Path, written: int) -> str:
-    """Says how much room a checkpoint takes that could not be written, and how much there is.
+    """Returns a sentence on the room that a checkpoint takes that could not be written, and how much there is.
 
     Args:
         folder: Where it was to be.
@@ -132,7 +131,7 @@ def describe_room(folder: Path, written: int) -> str:
 
 
 def size_of(folder: Path) -> int:
-    """Returns how many bytes the files of a folder have."""
+    """Returns the bytes of all files of a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 

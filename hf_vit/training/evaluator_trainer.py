@@ -1,4 +1,4 @@
-"""The Trainer of tasks with a `Evaluator`, whose evaluations look at one batch at a time and keep none of it."""
+"""The Trainer of tasks with an `Evaluator`, whose evaluations keep no outputs of the model."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
 from ..data import (
@@ -29,27 +29,25 @@ TargetCollator = DensePredictionCollator | ObjectDetectionCollator | KeypointDet
 
 
 class EvaluatorTrainer(HfViTTrainer):
-    """`HfViTTrainer`, whose scores are those of predictions in the pixels of the images.
+    """`HfViTTrainer` with an evaluator, which scores predictions in the pixels of the images.
 
     Every process makes a small record of each image it has predicted, and the records of all are brought together
     batch by batch. So the scores depend on neither processes nor batches, and memory does not grow with the images.
 
     The collator must have `keeps_targets`, and the data be a `TargetDataset`, for training in an `AugmentedDataset`.
+
+    Args:
+        *args: Those of `transformers.Trainer`.
+        evaluator: Predicts and scores the images of an evaluation.
+        **kwargs: Those of `HfViTTrainer`.
+
+    Raises:
+        ValueError: if one process has several GPUs, between which the library would divide tensors alone.
     """
 
     data_collator: TargetCollator | MaskedImageModelingCollator | ImageTextCollator
 
     def __init__(self, *args: Any, evaluator: BaseEvaluator, **kwargs: Any) -> None:
-        """Takes the arguments of `transformers.Trainer`.
-
-        Args:
-            *args: Passed on.
-            evaluator: Predicts and scores the images of an evaluation.
-            **kwargs: Passed on.
-
-        Raises:
-            ValueError: if one process has several GPUs, between which the library would divide tensors alone.
-        """
         super().__init__(*args, **kwargs)
         if self.args.n_gpu > 1:
             raise ValueError(
@@ -125,19 +123,16 @@ def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path
 
 
 class EvaluationPictures(TrainerCallback):
-    """Draws the same few validation images at every evaluation, as `pictures/step-000100.png` of the output folder."""
+    """Draws the same few validation images at every evaluation, as `pictures/step-000100.png` of the output folder.
+
+    Args:
+        trainer: Has the model, the evaluator and the validation images.
+    """
 
     def __init__(self, trainer: EvaluatorTrainer) -> None:
-        """Begins.
-
-        Args:
-            trainer: Has the model, the evaluator and the validation images.
-        """
         self.trainer = trainer
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Draws."""
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
+        """Draws the images."""
         file = Path(args.output_dir) / "pictures" / f"step-{state.global_step:06d}.png"
         draw_examples(self.trainer, self.trainer.eval_dataset, file)

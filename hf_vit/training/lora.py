@@ -1,4 +1,4 @@
-"""Adapters: models whose weights stay as they are but for small changes, learned and saved apart (LoRA)."""
+"""LoRA: models whose weights stay as they are but for updates of low rank, trained and saved as an adapter."""
 
 import copy
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ LORA_TARGETS = (
 
 @dataclass
 class LoraArguments:
-    """Which changes of low rank a model learns (https://arxiv.org/abs/2106.09685)."""
+    """Options of low-rank adaptation (https://arxiv.org/abs/2106.09685)."""
 
     lora_rank: int | None = field(
         default=None,
@@ -63,13 +63,13 @@ class LoraArguments:
 
 
 def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
-    """Freezes a model, and lets it learn changes of low rank of attention and MLP, and its head in full.
+    """Freezes a model, and adds an adapter that trains low-rank updates of attention and MLP, and its head in full.
 
     The model keeps its class. What was frozen before stays as it is.
 
     Args:
         model: A saved or published model, with a head.
-        args: Rank and place of the changes.
+        args: Rank and place of the updates.
 
     Raises:
         ImportError: if peft is missing.
@@ -110,7 +110,7 @@ def add_lora(model: HfViTPreTrainedModel, args: LoraArguments) -> None:
 
 
 def is_trained(module: nn.Module) -> bool:
-    """Returns whether any weight of a module learns."""
+    """Returns whether any weight of a module is trained."""
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
@@ -120,7 +120,7 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def active_adapter(model: PreTrainedModel) -> str:
-    """Returns the name of the one adapter of a model that counts."""
+    """Returns the name of the active adapter of a model."""
     (name,) = model.active_adapters()
     return str(name)
 
@@ -149,13 +149,13 @@ def merge(model: Model) -> Model:
 
 
 def adapted_modules(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-    """Returns the layers with an adapter, and the heads that learn in full, by name."""
+    """Returns the layers with an adapter, and the heads that train in full, by name."""
     kinds = BaseTunerLayer | AuxiliaryTrainingWrapper
     return [(name, module) for name, module in model.named_modules() if isinstance(module, kinds)]
 
 
 def plain(module: Any) -> nn.Module:
-    """Returns one of them as it is without peft: a layer with its old weights, a head with those it has learned."""
+    """Returns one of them as it is without peft: a layer with its old weights, a head with its trained ones."""
     if isinstance(module, BaseTunerLayer):
         layer: nn.Module = module.get_base_layer()
         return layer
@@ -164,7 +164,7 @@ def plain(module: Any) -> nn.Module:
 
 
 def merged(module: Any) -> nn.Module:
-    """Returns one of them as it is without peft, with what it has learned."""
+    """Returns one of them as it is without peft, with its update."""
     if isinstance(module, BaseTunerLayer):
         module = copy.deepcopy(module)  # what is merged in place cannot be taken out again bit for bit
         module.merge()
@@ -172,7 +172,7 @@ def merged(module: Any) -> nn.Module:
 
 
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Saves what an adapted model has learned, in the files that peft opens."""
+    """Saves the adapter of a model, in the files that peft opens."""
     folder.mkdir(parents=True, exist_ok=True)
     name = active_adapter(model)
     # Without False, peft asks the Hub at each call whether the model that it starts from has more words by now.
@@ -186,7 +186,7 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Gives an adapted model what one like it has learned.
+    """Loads a saved adapter into an adapted model.
 
     Args:
         model: Has an adapter of the same shape.
@@ -205,8 +205,19 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     set_peft_model_state_dict(model, weights, adapter_name=active_adapter(model))
 
 
+def ignore_plain_weights(model: PreTrainedModel, weights: dict[str, Tensor], *_: Any) -> None:
+    """Leaves an adapted model as it is when weights of a plain one are loaded: a hook before `load_state_dict`.
+
+    The library's Trainer loads the merged weights of a checkpoint, which are rounded. The adapter beside them is what
+    counts, and warnings of keys that are missing would mislead.
+    """
+    if any(f"{name}.weight" in weights for name, _ in adapted_modules(model)):
+        weights.clear()
+        weights.update(model.state_dict())
+
+
 def describe_adapter(model: PreTrainedModel) -> dict[str, str]:
-    """Says of the adapter of a model, if it has one, what a card shall say."""
+    """Returns the rows of a card on the adapter of a model, none if it has none."""
     if not is_adapted(model):
         return {}
     config = model.peft_config[active_adapter(model)]

@@ -18,12 +18,12 @@ from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.task_classification import HfViTForImageClassification
 from .batch_transforms import BatchTransform, Mixing
 from .distillation.base import Distillation, precise
-from .distillation.features import FeatureDistillation
+from .distillation.methods import FeatureDistillation
 
 
 @dataclass
 class RepeatedAugmentationArguments:
-    """What all trainings can be told about the images of a step."""
+    """Options of the images of a step, for all tasks."""
 
     repeated_augmentations: int = field(
         default=1,
@@ -44,7 +44,7 @@ class RepeatedAugmentationArguments:
 
 @dataclass
 class RegularizationArguments:
-    """How the batches of a classifier are changed on its device, and by which loss it learns."""
+    """Options of the batch transforms and the loss of a classifier."""
 
     mixup_alpha: float = field(
         default=0.0,
@@ -71,7 +71,6 @@ class RegularizationArguments:
     )
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without the model."""
         if not min(self.mixup_alpha, self.cutmix_alpha) >= 0:
             raise ValueError(
                 f"mixup_alpha={self.mixup_alpha} and cutmix_alpha={self.cutmix_alpha} must not be negative; 0 is off."
@@ -98,7 +97,7 @@ class RegularizationArguments:
         return bool(self.mixup_alpha or self.cutmix_alpha) or self.classification_loss == "bce"
 
     def describe(self) -> dict[str, str]:
-        """Says what a card shall say: what differs from the defaults."""
+        """Returns the rows of a card: what differs from the defaults."""
         defaults = asdict(RegularizationArguments())
         given = [f"{name} {value}" for name, value in asdict(self).items() if value != defaults[name]]
         return {"regularization": ", ".join(given)} if given else {}
@@ -107,17 +106,15 @@ class RegularizationArguments:
 class BinaryCrossEntropy:
     """A `compute_loss_func` of the Trainer: binary cross-entropy of soft labels, the mean over classes and images.
 
-    DeiT III (https://arxiv.org/abs/2204.07118) learns ImageNet by it; the same as timm's `BinaryCrossEntropy`. Class
-    numbers, which evaluations have, are scored by cross-entropy.
+    DeiT III (https://arxiv.org/abs/2204.07118) trains on ImageNet with it; the same as timm's `BinaryCrossEntropy`.
+    Class numbers, which evaluations have, get cross-entropy.
+
+    Args:
+        target_threshold: Labels above count as 1 and others as 0; with 0, both classes of a mixture are wholly there,
+            as in DeiT III. None takes labels as they are.
     """
 
     def __init__(self, target_threshold: float | None = None) -> None:
-        """Begins.
-
-        Args:
-            target_threshold: Labels above count as 1 and others as 0; with 0, both classes of a mixture are wholly
-                there, as in DeiT III. None takes labels as they are.
-        """
         self.target_threshold = target_threshold
 
     def __call__(self, outputs: ModelOutput, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
@@ -143,23 +140,21 @@ class BinaryCrossEntropy:
 
 
 class PatchDropout:
-    """A `BatchTransform`: of each image drops as many patches, drawn at random, which the blocks then never see.
+    """A `BatchTransform` that drops patches at random, as many of each image, which the blocks then never process.
 
     What is kept keeps its place, and tokens that are no patches are always kept. A step takes less time and memory.
 
     Source: PatchDropout, https://arxiv.org/abs/2208.07220.
+
+    Args:
+        rate: Share of the patches that is dropped, in [0, 1). At least one is kept.
+        config: That of the model.
+
+    Raises:
+        ValueError: if the model attends within windows.
     """
 
     def __init__(self, rate: float, config: HfViTConfig) -> None:
-        """Begins.
-
-        Args:
-            rate: Share of the patches that is dropped, in [0, 1). At least one is kept.
-            config: That of the model.
-
-        Raises:
-            ValueError: if the model looks within windows.
-        """
         if config.window_size is not None:
             raise ValueError(
                 f"token_drop_rate={rate} leaves holes in the patch grid, where window_size={config.window_size} finds "
@@ -221,20 +216,20 @@ def regularize(
     Raises:
         ValueError: if something does not go with the model or the teacher.
     """
-    changes: list[BatchTransform] = []
+    transforms: list[BatchTransform] = []
     if args.needs_soft_labels:
         model.config.problem_type = "single_label_classification"
         mixing = (args.mixup_alpha, args.cutmix_alpha, args.mixing_probability, args.mixing_off_share)
-        changes.append(Mixing(model.config.num_labels, *mixing, label_smoothing))
+        transforms.append(Mixing(model.config.num_labels, *mixing, label_smoothing))
     if args.token_drop_rate:
         if isinstance(distillation, FeatureDistillation):
             raise ValueError(
                 f"token_drop_rate={args.token_drop_rate} drops patches whose features are to be learned. Set it to 0, "
                 "or take --distillation_type hard or soft."
             )
-        changes.append(PatchDropout(args.token_drop_rate, model.config))
+        transforms.append(PatchDropout(args.token_drop_rate, model.config))
     is_binary = args.classification_loss == "bce"
     return {
-        "batch_transforms": changes,
+        "batch_transforms": transforms,
         "compute_loss_func": BinaryCrossEntropy(args.bce_target_threshold) if is_binary else None,
     }

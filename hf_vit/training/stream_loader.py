@@ -1,4 +1,4 @@
-"""Streams in a training: each process reads its own shards, and one that is taken up again goes on where it was."""
+"""Streams in a training: each process reads its own shards, and one that resumes goes on where it was."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from accelerate.data_loader import DataLoaderAdapter, prepare_data_loader
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
@@ -29,16 +29,12 @@ def describe_layout(args: TrainingArguments) -> dict[str, int]:
 
 @dataclass
 class LazyCollator:
-    """Makes batches but of those examples that a stream has not read.
-
-    Args:
-        collate: Makes a batch.
-    """
+    """Makes batches with `collate`, and an empty one, which is thrown away, of what a stream has skipped."""
 
     collate: Callable[[list[Any]], dict[str, Any]]
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
-        """Returns a batch, or an empty one, which is thrown away."""
+        """Returns a batch."""
         return {} if examples[0] is None else self.collate(examples)
 
 
@@ -68,13 +64,12 @@ def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataL
 
 
 class StreamStart(TrainerCallback, ExportableState):
-    """Tells an `AugmentedStream` which of its batches are done when a training is taken up again.
+    """Tells an `AugmentedStream` which of its batches are done when a training resumes.
 
     They are then counted rather than decoded. Where the first process reads for all, they are decoded once more.
     """
 
     def __init__(self) -> None:
-        """Begins."""
         self.layout: dict[str, int] | None = None
 
     def state(self) -> dict[str, Any]:
@@ -82,14 +77,9 @@ class StreamStart(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"layout": self.layout}}
 
     def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: DataLoader[Any],
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
-        """Tells the stream, before the loader reads its first image.
+        """Tells the stream where to start, before the loader reads its first image.
 
         Raises:
             ValueError: if the training was begun with other batches or other processes, which read another part each.

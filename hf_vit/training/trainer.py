@@ -33,7 +33,7 @@ from .callbacks.throughput import Throughput, TrainingProgress, best_flops, trai
 from .checkpoints import TRAINING_ARGS_JSON, find_damage, last_checkpoint, stopped_early_at
 from .distillation.base import PROJECTION_NAME, Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_go_on
-from .lora import ADAPTER_FOLDER, LoraArguments, add_lora, is_adapted, merge, save_adapter
+from .lora import ADAPTER_FOLDER, LoraArguments, add_lora, ignore_plain_weights, is_adapted, merge, save_adapter
 from .optim.arguments import SCHEDULE_FREE, check_optimization, optimization_of
 from .optim.muon import Muon
 from .optim.parameter_groups import decayed_parameter_names, freeze, make_parameter_groups
@@ -122,6 +122,8 @@ class HfViTTrainer(Trainer):
         self._prepare_optimization()
         if isinstance(self.args, LoraArguments) and self.args.lora_rank is not None:
             add_lora(self.model, self.args)
+        if is_adapted(self.model):
+            self.model.register_load_state_dict_pre_hook(ignore_plain_weights)
         self.distillation = distillation
         sizes = size_transforms(self.args, self.model) if isinstance(self.args, SizeArguments) else []
         self.batch_transforms = BatchTransforms([*sizes, *batch_transforms], self.args.seed)

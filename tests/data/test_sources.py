@@ -8,10 +8,8 @@ import datasets
 import numpy as np
 import pytest
 from datasets import ClassLabel, DatasetDict, Features, Image, Value
-from prediction import inputs
 
 from hf_vit.data import hold_out, load_image_classification
-from hf_vit.data.formats.folders import IMAGE_SUFFIXES
 
 from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_idx, write_idx_file, write_pictures
 from ..helpers.fresh import run_with_package
@@ -456,11 +454,6 @@ def test_all_class_folders_without_an_image_are_listed(tmp_path):
     (tmp_path / "c" / "deep").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"without an image: 'b', 'c'. Remove them, or put images there"):
         load(tmp_path)
-
-
-def test_scripts_and_package_know_the_same_suffixes():
-    # The script must run without the package, so it has a list of its own.
-    assert IMAGE_SUFFIXES == inputs.IMAGE_SUFFIXES
 
 
 def test_a_class_may_be_missing_from_test_but_not_from_train(tmp_path):

@@ -13,8 +13,7 @@ from transformers import SwinModel
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.training import ImageClassification, ModelArguments, load_classifier, run
-from hf_vit.training.distillation.base import PROJECTION_NAME
-from hf_vit.training.trainer import check_distillation
+from hf_vit.training.distillation.base import PROJECTION_NAME, check_distillation
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.dense_trainings import A_FEW_STEPS, ALL_TASKS, TASKS, make_trainer, run_task, write_scenes

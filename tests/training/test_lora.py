@@ -106,13 +106,14 @@ def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
     )
 
 
-def test_a_training_is_taken_up_again_bit_for_bit(tmp_path: Path) -> None:
+def test_a_training_is_taken_up_again_bit_for_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
     options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 9}
     whole = digits_trainer(tmp_path / "whole", tmp_path / "base", **options)
     whole.train()
     again = digits_trainer(tmp_path / "again", tmp_path / "base", **options)
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+    assert "keys in the checkpoint" not in caplog.text
     expected = whole.model.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
     (tmp_path / "whole" / "checkpoint-3" / "adapter" / "adapter_model.safetensors").unlink()

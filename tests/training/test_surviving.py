@@ -121,6 +121,17 @@ def test_a_signal_in_the_last_step_leaves_nothing_to_train(tmp_path: Path) -> No
     torch.testing.assert_close(resumed.model.state_dict(), trainer.model.state_dict(), rtol=0, atol=0)
 
 
+def test_a_signal_leaves_a_checkpoint_that_is_not_the_best(tmp_path: Path) -> None:
+    options = {"eval_strategy": "epoch", "save_strategy": "best", "metric_for_best_model": "accuracy"}
+    trainer = digits_trainer(tmp_path, learning_rate=0.0, per_device_train_batch_size=22, **options)
+    trainer.add_callback(AtStep(4, lambda: send(signal.SIGTERM)))
+    with pytest.raises(Preempted):
+        trainer.train()
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
+    assert len(logged(trainer, "eval_loss")) == 2
+    assert (trainer.state.best_global_step, trainer.args.save_strategy) == (2, "best")
+
+
 def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) -> None:
     class TooLate(TrainerCallback):
         def on_train_end(self, *_: Any, **kwargs: Any) -> None:

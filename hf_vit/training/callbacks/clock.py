@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ...data.augmentation.datasets import AugmentedDataset
@@ -17,12 +17,7 @@ class DatasetEpoch(TrainerCallback):
     """
 
     def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        train_dataloader: DataLoader[Any],
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
         # Before the loader reads its first image.
         if isinstance(train_dataloader.dataset, AugmentedDataset):
@@ -45,12 +40,8 @@ class TrainingClock(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"earlier": self.seconds}}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         self.start = time.monotonic()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         self.earlier, self.start = self.seconds, None

@@ -19,7 +19,7 @@ from .resume import ResumeCallback, best_checkpoint
 
 @dataclass
 class AveragingArguments:
-    """Whether weights are averaged."""
+    """Options of the average of the weights."""
 
     ema_decay: float | None = field(
         default=None,
@@ -165,9 +165,7 @@ class AverageWeights(ResumeCallback):
         self.is_fsdp = is_fsdp
         self.average: WeightAverage | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
         if not isinstance(model, PreTrainedModel) or model._hf_peft_config_loaded:
             raise ValueError(
@@ -183,15 +181,11 @@ class AverageWeights(ResumeCallback):
         if self.checkpoint is not None:
             self.average.load(self.checkpoint / AVERAGE_FOLDER)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         assert self.average is not None
         self.average.update(state.global_step)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if self.average is not None and (best := best_checkpoint(args, state)) is not None:
             self.average.load(best / AVERAGE_FOLDER)
 
@@ -202,8 +196,6 @@ class LastAverage(TrainerCallback):
     That is before the best model is loaded, whose weights are averages already.
     """
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_training_stop or state.global_step >= state.max_steps:
             kwargs["optimizer"].eval()

@@ -138,11 +138,12 @@ class SafeStop(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        assert self._loss is not None
-        numbers = torch.full((2,), self.signals.received, dtype=torch.int64, device=self._loss.device)
-        numbers[1] = ~self._loss.isfinite().all() * state.global_step
+        # Of a signal and of a lost loss; signals stay, so that a process that has one tells of it at every step.
+        numbers = torch.full((2,), self.signals.received, dtype=torch.int64, device=args.device)
+        numbers[1] = 0 if self._loss is None else ~self._loss.isfinite() * state.global_step
         self._loss = None
-        self._judge(self._exchange(numbers, args), args, kwargs["optimizer"])
+        self._number, lost_step = self._exchange(numbers, args)
+        check_loss(lost_step, args, kwargs["optimizer"])
         if not self._number:
             return
         control.should_training_stop = True
@@ -151,13 +152,11 @@ class SafeStop(TrainerCallback):
         if args.save_strategy == SaveStrategy.BEST:  # would leave out a checkpoint that is not the best
             self._save_strategy, args.save_strategy = args.save_strategy, SaveStrategy.STEPS
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         if self._number:
             control.should_save = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         self.saving = None
         if not self._number:
             return
@@ -174,8 +173,8 @@ class SafeStop(TrainerCallback):
         self, args: TrainingArguments, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         """Raises `NotFiniteError` on all processes if the loss so far, or a weight of one, is not finite."""
-        if self._pending is not None:
-            self._judge(self._settle(), args, optimizer)
+        _, lost_step = self._settle()  # every later step tells of a signal again
+        check_loss(lost_step, args, optimizer)
         if largest(lost_weights(model).to(args.device), args).item():
             raise NotFiniteError(describe_lost_numbers("weights", step, learning_rate(optimizer), args))
 
@@ -201,10 +200,11 @@ class SafeStop(TrainerCallback):
         event.synchronize()
         return numbers.tolist()
 
-    def _judge(self, numbers: list[int], args: TrainingArguments, optimizer: torch.optim.Optimizer) -> None:
-        self._number, lost_step = numbers
-        if lost_step:
-            raise NotFiniteError(describe_lost_numbers("loss", lost_step, learning_rate(optimizer), args))
+
+def check_loss(lost_step: int, args: TrainingArguments, optimizer: torch.optim.Optimizer) -> None:
+    """Raises `NotFiniteError` if there is a step whose loss is not finite; 0 is none."""
+    if lost_step:
+        raise NotFiniteError(describe_lost_numbers("loss", lost_step, learning_rate(optimizer), args))
 
 
 def largest(numbers: Tensor, args: TrainingArguments) -> Tensor:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from ..distillation.base import Distillation
 from ..lora import ADAPTER_FOLDER, is_adapted, load_adapter
@@ -27,15 +27,11 @@ def best_checkpoint(args: TrainingArguments, state: TrainerState) -> Path | None
 class AdapterCheckpoints(ResumeCallback):
     """Loads the adapter of a checkpoint into an adapted model: the merged weights beside it are rounded."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         if self.checkpoint is not None and is_adapted(kwargs["model"]):
             load_adapter(kwargs["model"], self.checkpoint / ADAPTER_FOLDER)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
         if is_adapted(kwargs["model"]) and (best := best_checkpoint(args, state)) is not None:
             load_adapter(kwargs["model"], best / ADAPTER_FOLDER)
 
@@ -46,8 +42,6 @@ class DistillationCheckpoints(ResumeCallback):
     def __init__(self, distillation: Distillation) -> None:
         self.distillation = distillation
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         if self.checkpoint is not None:
             self.distillation.load(self.checkpoint)

@@ -49,12 +49,10 @@ class Throughput(TrainerCallback):
         self._images = 0
         self._flops = 0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         self._reset()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, *_: Any, **kwargs: Any) -> None:
         self.resume()
 
     def count(self, images: int, flops: int) -> None:

@@ -1,4 +1,4 @@
-"""What a training can be told about a teacher."""
+"""Options of a training with a teacher."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,9 +9,8 @@ from transformers import BaseImageProcessor
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_classification import HfViTForImageClassification
 from .base import ALPHA, Distillation
-from .features import FeatureDistillation
+from .methods import FeatureDistillation, TokenDistillation
 from .open_teacher import open_classifier, open_encoder
-from .tokens import TokenDistillation
 
 
 TEMPERATURE = 3.0
@@ -48,7 +47,6 @@ class DistillationArguments:
     )
 
     def __post_init__(self) -> None:
-        """Checks what can be checked without the teacher."""
         given = [name for name, value in vars(self).items() if value not in (None, False)]
         if self.teacher is None and given:
             raise ValueError(f"--{given[0]} needs a teacher: --teacher path/to/model, or a name on the Hub.")
@@ -71,7 +69,7 @@ class DistillationArguments:
 def make_distillation(
     args: DistillationArguments, student: HfViTPreTrainedModel, processor: BaseImageProcessor
 ) -> Distillation | None:
-    """Returns what a training is told about a teacher; None if there is none.
+    """Opens the teacher of a training and returns how it is learned from; None if there is none.
 
     Args:
         args: Which teacher, and how to learn from it.

@@ -1,4 +1,4 @@
-"""The loss of a student that learns from a teacher too.
+"""Distillation: the loss of a student that learns from a teacher too, and its state in checkpoints.
 
 Shapes: B batch, K classes, n tokens, D width of the teacher, h w and h' w' patch grids.
 """
@@ -94,11 +94,9 @@ class Projection(nn.Linear):
     It trains with the student but is no part of it: what saves or loads the student's weights does not see it.
     """
 
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Saves nothing."""
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Expects nothing."""
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None: ...
 
 
 class Distillation(ABC):
@@ -106,16 +104,14 @@ class Distillation(ABC):
 
     Its loss becomes (1 - alpha) times its own and alpha times that of the teacher. That happens inside of its forward
     pass, by a hook, so that DDP knows of all that has a part in the loss. Hooks are there while it trains, see
-    `attached`; the student that is saved, scored and drawn is as it would be without.
+    `attached`; the student that is saved, evaluated and drawn is as it would be without.
+
+    Args:
+        teacher: What to learn from.
+        alpha: Share of the teacher in the loss.
     """
 
     def __init__(self, teacher: Teacher, alpha: float) -> None:
-        """Begins.
-
-        Args:
-            teacher: What to learn from.
-            alpha: Share of the teacher in the loss.
-        """
         self.teacher = teacher
         self.alpha = alpha
         self.projection: Projection | None = None
@@ -146,13 +142,13 @@ class Distillation(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Says what is learned, and how."""
+        """Returns what is distilled, and how."""
 
     @torch.compiler.disable
     def _teach(
         self, student: HfViTPreTrainedModel, _: tuple[Any, ...], inputs: dict[str, Any], outputs: ModelOutput
     ) -> None:
-        """Adds what the teacher says to the loss of a batch."""
+        """Adds the teacher's part to the loss of a batch."""
         if not student.training or outputs.loss is None:
             return
         own, parts = self.losses(student, inputs, outputs)
@@ -183,14 +179,14 @@ class Distillation(ABC):
             save_file(weights, checkpoint / PROJECTION_NAME)
 
     def load(self, checkpoint: Path) -> None:
-        """Reads it again."""
+        """Reads what `save` has written."""
         if weights := self.weights():
             saved = load_file(checkpoint / PROJECTION_NAME)
             for name, weight in weights.items():
                 weight.copy_(saved[name])
 
     def facts(self) -> dict[str, str]:
-        """Says what the card of the student shall say."""
+        """Returns the rows of the student's card."""
         model, path = self.teacher.model, Path(self.teacher.name)
         name = path.resolve().name if path.exists() else self.teacher.name
         return {
@@ -216,7 +212,7 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
         )
 
 
-def check_distillation(args: TrainingArguments, has_soft_labels: bool, loss: Any) -> None:
+def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, loss: Any = None) -> None:
     """Raises `ValueError` if a teacher does not go with the arguments of a training.
 
     Args:

@@ -1,4 +1,4 @@
-"""Opens the model that another one learns from, of whatever library it is."""
+"""Opens teachers of any library."""
 
 from collections.abc import Sequence
 from pathlib import Path

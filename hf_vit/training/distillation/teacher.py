@@ -1,4 +1,4 @@
-"""A trained model that another one learns from, and how it sees what its student sees.
+"""A trained model that another one learns from, and how its images are made of its student's.
 
 Shapes: B batch, C channels, H W pixels of the student's images, L tokens, D width, h w patch grid.
 """
@@ -15,7 +15,7 @@ from ...model.modeling_hf_vit import HfViTModel
 
 
 class Features(NamedTuple):
-    """What an encoder says of images.
+    """Tokens of images from an encoder.
 
     Args:
         cls: (B, D) of the CLS token, if it has one.
@@ -31,22 +31,20 @@ class TeacherView(nn.Module):
 
     Between the two lie [0, 1] and a bilinear resampling with antialiasing. As its weights sum up to 1, what is done to
     the colors before and after it is done at once.
+
+    Args:
+        student: The image processor that has made the pixels.
+        teacher: That of the teacher's images, which tells their colors and size.
+        num_channels: Number C of channels of both.
+
+    Raises:
+        ValueError: if one of them normalizes other channels, or the teacher's makes images of no known size.
     """
 
     gain: Tensor
     offset: Tensor
 
     def __init__(self, student: BaseImageProcessor, teacher: BaseImageProcessor, num_channels: int) -> None:
-        """Reads off two image processors how they scale colors, and of the teacher's the size it resizes to.
-
-        Args:
-            student: What has made the pixels.
-            teacher: What the teacher's images are made by.
-            num_channels: Number C of channels of both.
-
-        Raises:
-            ValueError: if one of them normalizes other channels, or the teacher's makes images of no known size.
-        """
         super().__init__()
         (own_scale, own_mean, own_std), (scale, mean, std) = (
             read_colors(processor.to_dict(), num_channels) for processor in (student, teacher)
@@ -78,7 +76,7 @@ def read_colors(options: dict[str, Any], num_channels: int) -> tuple[float, Tens
 
 
 def check_colors(processor: BaseImageProcessor, num_channels: int) -> None:
-    """Looks what an image processor makes of a picture of one color, which no resizing changes.
+    """Checks what an image processor makes of a picture of one color, which no resizing changes.
 
     Raises:
         ValueError: if that is not what `read_colors` reads off its options, as where it turns RGB into BGR.
@@ -116,19 +114,17 @@ def read_size(options: dict[str, Any]) -> tuple[int, int] | None:
 
 
 class Teacher(nn.Module):
-    """A trained model that does not learn any more, and takes the pixels of its student.
+    """A trained model that is not trained any more, and takes the pixels of its student.
 
     It is never a part of the student, so that nobody trains, wraps or saves it.
+
+    Args:
+        name: What it was opened from.
+        model: The model, which goes into evaluation mode for good. None of its weights gets a gradient from now on.
+        view: Makes its images.
     """
 
     def __init__(self, name: str, model: PreTrainedModel, view: TeacherView) -> None:
-        """Puts a model into evaluation mode for good.
-
-        Args:
-            name: What it was opened from.
-            model: The model. None of its weights gets a gradient from now on.
-            view: Makes its images.
-        """
         super().__init__()
         self.name = name
         self.model = model.requires_grad_(False)
@@ -142,7 +138,7 @@ class Teacher(nn.Module):
         return self.model(pixel_values=images), images
 
     def logits(self, pixel_values: Tensor) -> Tensor:
-        """Returns what it says of the classes of images (B, C, H, W), (B, its classes)."""
+        """Returns the logits (B, its classes) of images (B, C, H, W)."""
         outputs, _ = self(pixel_values)
         return outputs.logits
 
@@ -153,7 +149,7 @@ class Teacher(nn.Module):
 
 
 def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Features:
-    """Tells CLS and patches apart.
+    """Returns CLS token and patches apart.
 
     Args:
         model: Any encoder.

@@ -1,4 +1,4 @@
-"""How a training changes the weights: beside what the library's arguments say of optimizer and schedule."""
+"""Options of optimizer and schedule beside those of the library."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ SCHEDULE_FREE = (
 
 @dataclass
 class OptimizationArguments:
-    """Which parameters learn, how fast, and by what."""
+    """Options of optimizer, learning rates and frozen parts."""
 
     layer_decay: float = field(
         default=1.0,
@@ -66,7 +66,7 @@ class OptimizationArguments:
         return int(share)
 
     def describe(self) -> dict[str, str]:
-        """Says what differs from a plain training, for a card."""
+        """Returns the rows of a card: what differs from a plain training."""
         rows = {
             "matrices of blocks": "Muon" if self.use_muon else None,
             "learning rate from layer to layer": f"x {self.layer_decay:g}" if self.layer_decay != 1 else None,
@@ -78,7 +78,7 @@ class OptimizationArguments:
 
 
 def optimization_of(args: TrainingArguments) -> OptimizationArguments:
-    """Returns what the arguments of a training say of this, or what holds where they say nothing."""
+    """Returns the arguments of a training if they have these options, or the defaults."""
     return args if isinstance(args, OptimizationArguments) else OptimizationArguments()
 
 

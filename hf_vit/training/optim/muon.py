@@ -56,30 +56,27 @@ class Muon(torch.optim.Optimizer):
 
     Where FSDP2 has spread the matrices over processes, their momenta are gathered for a step and each process makes
     all of them orthogonal: what FSDP2 saves of weights, gradients and momenta between the steps stays saved.
+
+    Args:
+        groups: From `make_parameter_groups`.
+        lr: Learning rate of groups that do not have their own.
+        momentum: Of Muon, in the manner of Nesterov.
+        **adamw: Further arguments of `torch.optim.AdamW`.
+
+    Raises:
+        ValueError: if no parameters are there for AdamW.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float = 0.95, **adamw: Any) -> None:
-        """Begins.
-
-        Args:
-            groups: From `make_parameter_groups`.
-            lr: Learning rate of groups that do not have their own.
-            momentum: Of Muon, in the manner of Nesterov.
-            **adamw: Further arguments of `torch.optim.AdamW`.
-
-        Raises:
-            ValueError: if no parameters are there for AdamW.
-        """
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "momentum": momentum, "num_matrices": 0})
         self._adamw = torch.optim.AdamW(self._groups_of_adamw(), lr=lr, **adamw)  # completes these groups
 
     def _groups_of_adamw(self) -> list[dict[str, Any]]:
-        """Returns what is not for Muon."""
         return [group for group in self.param_groups if not group["num_matrices"]]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Makes a step; returns what `closure` does."""
+        """Makes a step; returns what `closure` returns."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Learning of a teacher's features, whatever the student is trained for.
+"""How a student learns from its teacher: by the answers to a distillation token, or by features, for any task.
 
 Shapes: B batch, L tokens, D width of the student, D' that of the teacher, h w patch grid.
 """
@@ -14,28 +14,63 @@ from transformers.utils import ModelOutput
 from ...model.configuration_hf_vit import to_pair
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
-from .base import ALPHA, Distillation, Projection, cosine_loss, precise, resample_patches
+from ...model.task_classification import classification_loss
+from .base import ALPHA, Distillation, Projection, cosine_loss, hard_loss, precise, resample_patches, soft_loss
 from .teacher import Teacher
 
 
+class TokenDistillation(Distillation):
+    """Distillation of a teacher's answers by a distillation token, which has a head of its own.
+
+    The head on the pooled image learns the labels; used later is the mean of both. Source: DeiT,
+    https://arxiv.org/abs/2012.12877.
+
+    Args:
+        teacher: A classifier.
+        order: The number that it gives to each of the student's classes.
+        alpha: Share of the teacher in the loss.
+        temperature: That of soft distillation; None distills its answers alone.
+    """
+
+    def __init__(
+        self, teacher: Teacher, order: list[int], alpha: float = ALPHA, temperature: float | None = None
+    ) -> None:
+        super().__init__(teacher, alpha)
+        self.order = order
+        self.temperature = temperature
+
+    def losses(
+        self, student: HfViTPreTrainedModel, inputs: dict[str, Any], outputs: ModelOutput
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss of the labels, and that of the teacher's answers."""
+        own = classification_loss(outputs.cls_logits, inputs["labels"], student.config.problem_type)
+        logits, theirs = outputs.distillation_logits, self.teacher.logits(inputs["pixel_values"])[:, self.order]
+        if self.temperature is None:
+            return own, {"hard": hard_loss(logits, theirs)}
+        return own, {"soft": soft_loss(logits, theirs, self.temperature)}
+
+    def describe(self) -> str:
+        """Returns what is distilled, and how."""
+        kind = "hard" if self.temperature is None else f"soft, temperature {self.temperature:g}"
+        return f"token, {kind}"
+
+
 class FeatureDistillation(Distillation):
-    """Learning of a teacher's features: 1 - cosine of the patches and, where both have one, of the CLS tokens.
+    """Distillation of features: 1 - cosine of the patches and, where both have one, of the CLS tokens.
 
     The student's last tokens go through a linear layer where they have another width; the teacher's patches are
     resampled to the student's grid. Where images are padded, the padding does not count.
+
+    Args:
+        teacher: An encoder. How wide its tokens are, an image of the student's size tells.
+        student: The model that will learn.
+        alpha: Share of the teacher in the loss.
+
+    Raises:
+        ValueError: if it is not known where the teacher's patches are.
     """
 
     def __init__(self, teacher: Teacher, student: HfViTPreTrainedModel, alpha: float = ALPHA) -> None:
-        """Looks how wide the teacher's tokens are, on an image of the student's size.
-
-        Args:
-            teacher: An encoder.
-            student: The model that will learn.
-            alpha: Share of the teacher in the loss.
-
-        Raises:
-            ValueError: if it is not known where the teacher's patches are.
-        """
         super().__init__(teacher, alpha)
         config = student.config
         image = torch.zeros(1, config.num_channels, *to_pair(config.image_size), device=teacher.model.device)
@@ -46,7 +81,7 @@ class FeatureDistillation(Distillation):
 
     @contextmanager
     def attached(self, student: HfViTPreTrainedModel) -> Iterator[None]:
-        """The same, and keeps the tokens of its encoder."""
+        """Lets a student learn from the teacher, and keeps the tokens of its encoder, as long as this lasts."""
         hook = student.model.register_forward_hook(self._keep)
         try:
             with super().attached(student):
@@ -88,5 +123,5 @@ class FeatureDistillation(Distillation):
         return tokens if self.projection is None else self.projection(tokens)
 
     def describe(self) -> str:
-        """Says what is learned, and how."""
+        """Returns what is distilled, and how."""
         return "features" if self.projection is None else "features through a linear layer"
