@@ -47,7 +47,7 @@ TEMPLATE = Path(__file__).with_name("model_card.md")
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """What the card of a trained model says.
+    """Facts on a trained model for its card.
 
     Args:
         model_name: Title of the card.
@@ -55,7 +55,7 @@ class TrainingInfo:
         model_class: Name of the model's class.
         usage: Code that uses it.
         num_parameters: Number of parameters.
-        data: What it was trained and scored on.
+        data: What it was trained and evaluated on.
         metrics: Scores on the test split.
         baselines: Scores of other predictors under the same names, by predictor.
         command: What to type to train it again.
@@ -65,8 +65,8 @@ class TrainingInfo:
         recipe: Settings worth naming.
         limits: What the model is not good for.
         license: License of the weights.
-        selection: Which step of the training the scored weights are from.
-        is_chosen_on_scored: Whether that step was chosen by its score on the very images that are scored.
+        selection: Which step of the training the weights are from.
+        is_chosen_on_scored: Whether that step was chosen by its score on the very images that are evaluated.
         base_model: The saved model that the training started from, if any.
         units: Units of the scores that have one.
         parts: Scores of each class or the like by name, by what they are.
@@ -155,7 +155,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
 
     Args:
         folder: Where the model is saved.
-        info: What the card says.
+        info: The facts on it.
 
     Returns:
         The path of the card, README.md in `folder`.

@@ -164,7 +164,7 @@ class DetectionModelArguments(TaskModelArguments):
 
     decoder: str | None = field(
         default=None,
-        metadata={"help": "deformable or queries; deformable, or that of the saved model, unless said."},
+        metadata={"help": "deformable or queries; deformable, or that of the saved model, by default."},
     )
 
 
