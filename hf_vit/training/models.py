@@ -20,17 +20,8 @@ logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 # Options of heads by the field of `HfViTConfig` that holds them
 HeadOptions = Mapping[str, Mapping[str, Any]]
-# How the names of the weights of heads begin.
-HEADS = (
-    "segmentation_head.",
-    "universal_segmentation_head.",
-    "depth_head.",
-    "detection_head.",
-    "keypoint_head.",
-    "masked_image_modeling_head.",
-    "text_model.",
-    "contrastive_head.",
-)
+# How the names of the weights of heads begin
+HEADS = ("text_model.", *(f"{name.removesuffix('_config')}_head." for name in TASK_CONFIGS))
 # What in the head of any task has a number for each class. The rest of a head is of use for other classes too.
 CLASS_WEIGHTS = (
     "classifier.",

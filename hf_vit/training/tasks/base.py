@@ -59,10 +59,6 @@ class EvaluatedModel:
         },
     )
 
-    def __post_init__(self) -> None:
-        if not self.model_name_or_path:
-            raise ValueError("Say what to score: --model_name_or_path path/to/model, or a name on the Hub.")
-
 
 @dataclass
 class EvaluationArguments(HfViTTrainingArguments):
