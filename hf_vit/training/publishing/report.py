@@ -85,7 +85,7 @@ def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
     return {
         "model_name": Path(trainer.args.output_dir).resolve().name,
         "selection": "after the last step" if best is None else f"at step {best}, the best on the validation images",
-        "is_chosen_on_scored": best is not None and split == "validation",
+        "is_chosen_on_evaluated": best is not None and split == "validation",
         "arguments": RECIPE_NAME,
         "seconds": trainer.seconds,
         "location": trainer.hub_model_id or TrainingInfo.location,
