@@ -1,11 +1,11 @@
-"""Trains a recipe and variants of it that differ in one thing, and says what each difference is worth.
+"""Trains a recipe and variants of it that differ in one thing, and measures what each difference is worth.
 
 python scripts/ablate.py scripts/ablations/cifar10.yaml --dataset_name path/to/cifar10
 python scripts/ablate.py scripts/ablations/cifar10.yaml --dataset_name path/to/cifar10 --seeds 0 1 2
 
 The file names a training script, a recipe, the score to compare and the variants: arguments that take the place of the
 recipe's, null for those left out. The first variant is the one that others are compared with. Each training is one of
-the script's, in a folder of its own; those that have ended are not run again, so that what was killed can be taken up.
+the script's, in a folder of its own; those that have ended are not run again, so that a killed run resumes.
 The table, in Markdown, is printed and written beside them.
 """
 
@@ -117,5 +117,5 @@ if __name__ == "__main__":
     parser = HfArgumentParser(Arguments, usage=usage, description=__doc__, formatter_class=HelpFormatter)
     if not sys.argv[1:] or sys.argv[1].startswith("-"):
         parser.parse_args([*sys.argv[1:], "--dataset_name", ""])  # for --help
-        parser.error("the first argument is the file that says what to compare: scripts/ablations/cifar10.yaml")
+        parser.error("the first argument is the file that names what to compare: scripts/ablations/cifar10.yaml")
     main(Path(sys.argv[1]), parser.parse_args_into_dataclasses(sys.argv[2:])[0])

@@ -1,8 +1,8 @@
 r"""Trains an encoder on images without labels, by what is behind a mask, and writes all that publishing needs.
 
 The output folder then holds the model with its image processor and code, scores, curves, pictures of reconstructions
-and a model card. Every task starts from it: give it to a training script as --model_name_or_path. Killed, it goes on
-from its last checkpoint, to the same weights.
+and a model card. Every task starts from it: give it to a training script as --model_name_or_path. Killed, it resumes
+from its last checkpoint and ends in the same weights.
 
 Examples:
     S=scripts/pretrain_masked_image_modeling.py

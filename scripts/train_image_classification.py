@@ -1,7 +1,7 @@
 """Trains an image classifier, from scratch or from a saved or published one, and writes all that publishing needs.
 
 The output folder then holds the model with its image processor and code, scores, curves, a confusion matrix and a
-model card. Killed, it goes on from its last checkpoint, to the same weights.
+model card. Killed, it resumes from its last checkpoint and ends in the same weights.
 
 Examples:
     python scripts/train_image_classification.py --dataset_name path/to/photos --output_dir outputs/photos

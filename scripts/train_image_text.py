@@ -1,8 +1,8 @@
 r"""Trains images beside texts (CLIP, SigLIP), and writes all that publishing needs.
 
 The output folder then holds the model with its processor, tokenizer and code, scores, curves, pictures of what is
-found and a model card; it opens in the pipeline "zero-shot-image-classification". Killed, it goes on from its last
-checkpoint, to the same weights.
+found and a model card; it opens in the pipeline "zero-shot-image-classification". Killed, it resumes from its last
+checkpoint and ends in the same weights.
 
 Examples:
     S=scripts/train_image_text.py

@@ -1,7 +1,7 @@
 """Trains keypoints, from scratch or from any saved or published ViT, and writes all that publishing needs.
 
 The output folder then holds the model with its image processor and code, scores, curves, pictures of poses and a model
-card. Killed, it goes on from its last checkpoint, to the same weights.
+card. Killed, it resumes from its last checkpoint and ends in the same weights.
 
 Examples:
     S=scripts/train_keypoint_detection.py

@@ -1,7 +1,7 @@
 """Trains semantic segmentation, from scratch or from any saved or published ViT, and writes all that publishing needs.
 
 The output folder then holds the model with its image processor and code, scores, those of each class, curves, pictures
-of predictions and a model card. Killed, it goes on from its last checkpoint, to the same weights.
+of predictions and a model card. Killed, it resumes from its last checkpoint and ends in the same weights.
 
 Examples:
     S=scripts/train_semantic_segmentation.py

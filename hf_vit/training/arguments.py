@@ -21,7 +21,7 @@ from .regularization import RepeatedAugmentationArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__
-MAX_WORKERS = 8  # unless said otherwise
+MAX_WORKERS = 8  # by default
 
 
 @dataclass
@@ -37,7 +37,7 @@ class ModelArguments:
     )
     preset: str | None = field(
         default=None,
-        metadata={"help": f"Size of a model that starts from scratch: {', '.join(PRESETS)}. small unless said."},
+        metadata={"help": f"Size of a model that starts from scratch: {', '.join(PRESETS)}. small by default."},
     )
     image_size: int | None = field(
         default=None,
@@ -96,7 +96,7 @@ class SourceArguments:
             raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
 
     def source_options(self) -> dict[str, Any]:
-        """Returns what says where the data are beside `dataset_name`, as the loaders of `hf_vit.data` take it."""
+        """Returns where the data are beside `dataset_name`, as the loaders of `hf_vit.data` take it."""
         return {
             "dataset_config_name": self.dataset_config_name,
             "dataset_revision": self.dataset_revision,
@@ -162,8 +162,8 @@ class StreamArguments:
     streaming: bool = field(
         default=False,
         metadata={
-            "help": "Read images while training goes on; needs --max_steps, --save_strategy steps and --eval_strategy "
-            "steps, or no. Of what is not on disk, or is held out, --max_eval_samples (1000) images are scored."
+            "help": "Read images while training; needs --max_steps, --save_strategy steps and --eval_strategy "
+            "steps, or no. Of what is not on disk, or is held out, --max_eval_samples (1000) images are evaluated."
         },
     )
     shuffle_buffer_size: int = field(
@@ -311,7 +311,7 @@ class HfViTTrainingArguments(
     )
     resume_from_checkpoint: str | None = field(
         default=None,
-        metadata={"help": 'Go on with a training: "last" for the newest checkpoint in output_dir, or its folder.'},
+        metadata={"help": 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'},
     )
     # Early stopping counts on where it stood, and the wall time adds up.
     restore_callback_states_from_checkpoint: bool = field(
@@ -325,7 +325,7 @@ class HfViTTrainingArguments(
     dataloader_num_workers: int | None = field(
         default=None,
         metadata={
-            "help": "Processes that read images, for each that trains. Unless said otherwise its share of the cores "
+            "help": "Processes that read images, for each that trains. By default its share of the cores "
             "beside a GPU, at most 8; without one none, as the model takes all cores."
         },
     )

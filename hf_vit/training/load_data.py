@@ -228,7 +228,7 @@ def readable_images(
     Args:
         splits: As they were opened.
         args: What to do about images that cannot be read.
-        training_args: Says which share is that of this process.
+        training_args: Gives the share of this process.
         find_faults: Finds those that cannot.
         fault: What is wrong with them.
 

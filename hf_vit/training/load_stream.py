@@ -31,7 +31,7 @@ from .load_data import UNREADABLE, at_most, fault_finder, load_targets, readable
 
 
 logger = logging.get_logger(__name__)
-MAX_STREAMED = 1000  # images of a split of a stream that are scored, unless said otherwise
+MAX_STREAMED = 1000  # images of a split of a stream that are evaluated, by default
 
 
 @dataclass(frozen=True)
@@ -178,10 +178,10 @@ def _load_stream(args: UnlabeledDataArguments, training_args: HfViTTrainingArgum
         name: stream.shuffle(seed=SPLIT_SEED, buffer_size=args.shuffle_buffer_size) for name, stream in streams.items()
     }
     batch_size = training_args.train_batch_size * training_args.world_size
-    scored = args.max_eval_samples or MAX_STREAMED
-    num_scored = scored if len(streams) == 1 else 0  # of the training images
+    num_evaluated = args.max_eval_samples or MAX_STREAMED
+    num_scored = num_evaluated if len(streams) == 1 else 0  # of the training images
     num_known = args.max_knn_samples if all(CLASS in stream.features for stream in streams.values()) else 0
-    counts = dict.fromkeys(streams, scored) | {"train": max(num_scored + num_known, batch_size)}
+    counts = dict.fromkeys(streams, num_evaluated) | {"train": max(num_scored + num_known, batch_size)}
     find_faults = fault_finder(TargetData(DatasetDict(), masked_image_target))
     splits = readable_images(first_images(shuffled, counts), args, training_args, find_faults, UNREADABLE)
     sample = splits.pop("train")
@@ -192,7 +192,7 @@ def _load_stream(args: UnlabeledDataArguments, training_args: HfViTTrainingArgum
 
 
 def _with_class(rows: Dataset, num_scored: int, args: UnlabeledDataArguments, seed: int) -> Dataset:
-    """Returns images whose class is known, drawn at random from those after the first ones, which are scored."""
+    """Returns images whose class is known, drawn at random from those after the first ones, which are evaluated."""
     if CLASS not in rows.column_names or not args.max_knn_samples:
         return rows.select([])
     known = np.flatnonzero(np.array(rows[CLASS][:]) != NO_CLASS)

@@ -20,17 +20,8 @@ logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 # Options of heads by the field of `HfViTConfig` that holds them
 HeadOptions = Mapping[str, Mapping[str, Any]]
-# How the names of the weights of heads begin.
-HEADS = (
-    "segmentation_head.",
-    "universal_segmentation_head.",
-    "depth_head.",
-    "detection_head.",
-    "keypoint_head.",
-    "masked_image_modeling_head.",
-    "text_model.",
-    "contrastive_head.",
-)
+# How the names of the weights of heads begin
+HEADS = ("text_model.", *(f"{name.removesuffix('_config')}_head." for name in TASK_CONFIGS))
 # What in the head of any task has a number for each class. The rest of a head is of use for other classes too.
 CLASS_WEIGHTS = (
     "classifier.",
@@ -61,8 +52,8 @@ def load_model(
         args: A saved model, of this class or any other, or the size of a new one.
         names: The class names of the data, if it has classes. A saved model that knows others gets fresh weights for
             them.
-        facts: What the data tell of options of heads. What `args` say of the same goes before.
-        use_distillation_token: Whether there shall be a distillation token, unless `args` say otherwise.
+        facts: Options of heads that the data tell. Those in `args` take precedence.
+        use_distillation_token: Whether there is a distillation token, unless `args` have it otherwise.
 
     Raises:
         OSError: if there is no such saved model.
@@ -96,7 +87,7 @@ def new_model(
 
 
 def with_facts(saved: Mapping[str, Any], facts: HeadOptions, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of a configuration with what the data tell of options of heads, unless it is given otherwise."""
+    """Returns fields of a configuration with the options of heads that the data tell, unless they are given."""
     return {task: {**(saved.get(task) or {}), **options, **(given.get(task) or {})} for task, options in facts.items()}
 
 
@@ -205,7 +196,7 @@ def open_model(model_class: type[Model], name_or_path: str, **overrides: Any) ->
 
 
 def open_trained(model_class: type[Model], name_or_path: str) -> Model:
-    """Opens a saved or published model that has learned what it shall do.
+    """Opens a saved or published model whose head is trained.
 
     Raises:
         OSError: if there is no such saved model.
@@ -223,7 +214,7 @@ def open_trained(model_class: type[Model], name_or_path: str) -> Model:
 def load_with_info(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
 ) -> tuple[Model, dict[str, Any]]:
-    """Opens a saved or published model; returns with it what the library says of its weights.
+    """Opens a saved or published model; returns with it which weights were missing or unexpected.
 
     Raises:
         OSError: if there is no such saved model.
@@ -296,7 +287,7 @@ def whole_image_processor(
 
 
 def describe_whole_images(config: HfViTConfig, keep_aspect_ratio: bool) -> str:
-    """Says how large images are for a model that sees them through `whole_image_processor`."""
+    """Returns, in words, the size of images for a model that sees them through `whole_image_processor`."""
     height, width = to_pair(config.image_size)
     whole = f"their shorter side {min(height, width)}" if keep_aspect_ratio else f"{height} x {width}"
     return f"{height} x {width} pixels in training, in evaluations whole images, {whole}"

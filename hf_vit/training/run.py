@@ -19,7 +19,7 @@ from .checkpoints import check_labels, checkpoint_to_resume
 from .distillation.base import check_projection
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_go_on, in_one_line
 from .lora import count_parameters
-from .recipe import begin_recipe, given_arguments, parse_arguments, split_recipe, without_secrets
+from .recipe import begin_recipe, given_arguments, make_parser, parse_arguments, split_recipe, without_secrets
 from .tasks import TASKS
 from .tasks.base import EvaluatedModel, EvaluationArguments, Task
 from .trainer import HfViTTrainer
@@ -163,9 +163,10 @@ def parse_evaluation(arguments: Sequence[str], description: str | None = None) -
         ValueError: if the model is for no task that is evaluated, or an argument does not fit.
     """
     task_class = find_task(arguments)
-    if task_class is None:  # to tell what is missing, or for `--help`
-        parse_arguments((EvaluatedModel, ImageDataArguments, EvaluationArguments), arguments, description)
-        raise ValueError("Say which model to evaluate: --model_name_or_path path/to/model, or a name on the Hub.")
+    if task_class is None:
+        shared = (EvaluatedModel, EvaluationArguments, ImageDataArguments)
+        make_parser(shared, {}, description).parse_known_args(split_recipe(arguments)[1])  # exits at --help
+        raise ValueError("Say what to evaluate: --model_name_or_path path/to/model, or a name on the Hub.")
     kinds = task_class.fields()
     options = {name: kinds[name] for name in ("data", *task_class.evaluation_options)}
     batch_size = kinds["args"].per_device_eval_batch_size

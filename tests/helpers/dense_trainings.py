@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from hf_vit import HfViTForObjectDetection, training
+from hf_vit.data import ImageTextCollator, TargetDataset
 from hf_vit.training import EvaluatorTrainer, Task, parse_arguments, run
 from hf_vit.training.evaluator_trainer import TargetCollator
 
@@ -83,13 +84,11 @@ def write_scenes(folder: Path) -> Path:
 
 
 def arguments_of(task: str, data: Path, output_dir: Path, *options: str) -> list[str]:
-    """A command line of the script of a task."""
     model = [] if "--model_name_or_path" in options else TINY
     return [*SMALL, *model, "--dataset_name", str(data), "--output_dir", str(output_dir), *OF_TASK[task], *options]
 
 
 def run_task(task: str, data: Path, output_dir: Path, *options: str) -> None:
-    """Does what the script of a task does."""
     run(ALL_TASKS[task], arguments_of(task, data, output_dir, *options), None, report=lambda _: None)
 
 
@@ -126,7 +125,7 @@ def see_the_right(model: HfViTForObjectDetection) -> None:
 class Float64Collator:
     """Pixels in float64, so that predictions are the same in whatever batches."""
 
-    collator: TargetCollator
+    collator: TargetCollator | ImageTextCollator
     keeps_targets: bool = False
 
     def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -134,11 +133,10 @@ class Float64Collator:
         return {**batch, "pixel_values": batch["pixel_values"].double()}
 
 
-def scores_of(trainer: EvaluatorTrainer) -> dict[str, float]:
-    """What an evaluation says, but for its speed."""
-    names = ("loss", *trainer.evaluator.metric.score_names)
-    found = trainer.evaluate()
-    return {name: found[f"eval_{name}"] for name in names}
+def scores_of(trainer: EvaluatorTrainer, images: TargetDataset | None = None) -> dict[str, float]:
+    """The scores of images, by default of the validation images, without the speed."""
+    found = trainer.evaluate(images)
+    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 
 
 def scores_at_all_batch_sizes(data: dict[str, Path], folder: Path) -> dict[str, dict[int, dict[str, float]]]:

@@ -1,21 +1,18 @@
 """Trainings on a few drawn images and captions, by the script and by the Trainer."""
 
 import json
-from dataclasses import dataclass
-from dataclasses import replace as with_other
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.data import ImageTextCollator
 from hf_vit.training import parse_arguments, run
 from hf_vit.training.tasks.image_text import ImageTextContrast, ImageTextTrainer
 
+from .dense_trainings import Float64Collator, scores_of
 from .references import draw_weights
 
 
@@ -73,7 +70,6 @@ def write_labeled(folder: Path) -> Path:
 
 
 def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
-    """A command line of the script."""
     new = ["--preset", "tiny", "--image_size", "16", "--vocab_size", "300", "--max_text_length", "32"]
     new += ["--config_overrides", json.dumps({**CONFIG, "text_config": TEXT})]
     arguments = [*SMALL, *([] if "--model_name_or_path" in options else new)]
@@ -88,29 +84,10 @@ def train(data: Path, output_dir: Path, *options: str) -> dict[str, float]:
 
 
 def make_trainer(data: Path, output_dir: Path, *options: str) -> ImageTextTrainer:
-    """The trainer of a command line."""
     types = ImageTextContrast.argument_types()
     task = ImageTextContrast(*parse_arguments(types, arguments_of(data, output_dir, *options)))
     task.load_data()
     return task.make_trainer()
-
-
-@dataclass
-class Float64Collator:
-    """Pixels in float64, so that losses are the same in whatever batches."""
-
-    collator: ImageTextCollator
-    keeps_targets: bool = False
-
-    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = with_other(self.collator, keeps_targets=self.keeps_targets)(examples)
-        return {**batch, "pixel_values": batch["pixel_values"].double()}
-
-
-def scores_of(trainer: ImageTextTrainer) -> dict[str, float]:
-    """What an evaluation says, but for its speed."""
-    found = trainer.evaluate()
-    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 
 
 def train_as_one(data: Path, folder: Path, batch_size: int) -> dict[str, tuple[list[float], Tensor, dict[str, float]]]:

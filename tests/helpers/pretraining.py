@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_vit.data import TargetDataset
 from hf_vit.training import parse_arguments, run
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling, NeighborTrainer
 
+from .dense_trainings import scores_of
 from .references import draw_weights
 
 
@@ -51,7 +51,6 @@ def write_colors(folder: Path) -> Path:
 
 
 def arguments_of(data: Path | str, output_dir: Path | str, *options: str, **objective: object) -> list[str]:
-    """A command line of the script."""
     config = {**CONFIG, "masked_image_modeling_config": {**({} if "simmim" in options else DECODER), **objective}}
     arguments = [*SMALL, *BATCH, "--preset", "tiny", "--config_overrides", json.dumps(config)]
     return [*arguments, "--dataset_name", str(data), "--output_dir", str(output_dir), *options]
@@ -78,12 +77,6 @@ def make_trainer(data: Path, output_dir: Path, *options: str) -> NeighborTrainer
     trainer = make_task(data, output_dir, *options).make_trainer()
     draw_weights(trainer.model)
     return trainer
-
-
-def scores_of(trainer: NeighborTrainer, images: TargetDataset | None = None) -> dict[str, float]:
-    """What an evaluation says of images, by default the validation images, but for its speed."""
-    found = trainer.evaluate(images)
-    return {name: found[f"eval_{name}"] for name in ("loss", *trainer.evaluator.metric.score_names)}
 
 
 def train_all_ways(

@@ -335,7 +335,7 @@ def test_training_explains_mistakes(
 def test_evaluation_explains_mistakes(photos: Path, saved: tuple[Path, HfViTForImageClassification]) -> None:
     script = load_script("evaluate_model")
     for arguments, message in (
-        ([], "Say what to score: --model_name_or_path"),
+        ([], "Say what to evaluate: --model_name_or_path"),
         (["--model_name_or_path", str(saved[0])], "Say where the images are"),
         (
             ["--model_name_or_path", str(saved[0]), "--dataset_name", str(photos), "--split", "val"],

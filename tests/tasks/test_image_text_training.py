@@ -16,6 +16,7 @@ from hf_vit.model.task_contrastive import contrastive_loss
 from hf_vit.training import check_upload, train_tokenizer
 
 from ..helpers import distributed
+from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
 from ..helpers.image_text_trainings import (
     A_FEW,
@@ -26,7 +27,6 @@ from ..helpers.image_text_trainings import (
     arguments_of,
     captions_of,
     make_trainer,
-    scores_of,
     train,
     train_as_one,
     write_captions,

@@ -19,6 +19,7 @@ from hf_vit.training.publishing.report import describe_data
 from hf_vit.training.tasks.masked_image_modeling import MaskedImageTrainingArguments
 
 from ..helpers import distributed
+from ..helpers.dense_trainings import scores_of
 from ..helpers.fresh import run_without_package
 from ..helpers.pretraining import (
     A_FEW,
@@ -27,7 +28,6 @@ from ..helpers.pretraining import (
     make_task,
     make_trainer,
     pretrain,
-    scores_of,
     train_all_ways,
     write_colors,
 )

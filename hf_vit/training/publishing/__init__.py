@@ -1,1 +1,1 @@
-"""What is left of a training, and its way to the Hub."""
+"""Reports on trained models, their cards, and their upload to the Hub."""

@@ -84,7 +84,7 @@ def publish(
         folder: Where the model, its image processor and its card are saved.
         repo_id: Name on the Hub, "user/name".
         private: Whether a new repository is private; `None` leaves it to the owner's settings.
-        commit_message: What the history of the repository says.
+        commit_message: Line in the history of the repository.
         revision: Branch that the commit goes to, made where there is none, or pull request ("refs/pr/1"); `None` is
             the main branch.
         create_pr: Opens a pull request instead, which takes no right to write.
@@ -122,7 +122,7 @@ def publish(
 def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None) -> None:
     """Tags a commit with the version of this package, as "v0.1.0"; a tag that is there stays where it is.
 
-    Whoever opens the model by that revision then goes on getting the same weights and code.
+    Whoever opens the model by that revision always gets the same weights and code.
 
     Args:
         api: Client of the Hub.
@@ -135,12 +135,12 @@ def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None)
 
 @contextmanager
 def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None]:
-    """Makes of the errors of the Hub's client such as say what to do.
+    """Turns errors of the Hub's client into ones that advise what to do.
 
     Args:
         repo_id: Name on the Hub, "user/name".
         endpoint: Address of the Hub.
-        advice: What the message says in the end.
+        advice: End of the message.
 
     Raises:
         OSError: for a refusal, an error of the Hub or none of its answers.
@@ -156,7 +156,7 @@ def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None
 
 
 def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
-    """Says what an error of the Hub's client means and what to do."""
+    """Returns what an error of the Hub's client means and what to do."""
     again = "what has arrived is not uploaded a second time."
     if not isinstance(error, HfHubHTTPError):
         advice = f"Check the network, or HF_ENDPOINT, and try again: {again}"

@@ -47,7 +47,7 @@ TEMPLATE = Path(__file__).with_name("model_card.md")
 
 @dataclass(frozen=True)
 class TrainingInfo:
-    """What the card of a trained model says.
+    """Facts on a trained model for its card.
 
     Args:
         model_name: Title of the card.
@@ -55,7 +55,7 @@ class TrainingInfo:
         model_class: Name of the model's class.
         usage: Code that uses it.
         num_parameters: Number of parameters.
-        data: What it was trained and scored on.
+        data: What it was trained and evaluated on.
         metrics: Scores on the test split.
         baselines: Scores of other predictors under the same names, by predictor.
         command: What to type to train it again.
@@ -65,8 +65,8 @@ class TrainingInfo:
         recipe: Settings worth naming.
         limits: What the model is not good for.
         license: License of the weights.
-        selection: Which step of the training the scored weights are from.
-        is_chosen_on_scored: Whether that step was chosen by its score on the very images that are scored.
+        selection: Which step of the training the weights are from.
+        is_chosen_on_evaluated: Whether that step was chosen by its score on the very images that are evaluated.
         base_model: The saved model that the training started from, if any.
         units: Units of the scores that have one.
         parts: Scores of each class or the like by name, by what they are.
@@ -92,7 +92,7 @@ class TrainingInfo:
     limits: str
     license: str = "apache-2.0"
     selection: str = "after the last step"
-    is_chosen_on_scored: bool = False
+    is_chosen_on_evaluated: bool = False
     base_model: str | None = None
     units: dict[str, str] = field(default_factory=dict)
     parts: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
 
     Args:
         folder: Where the model is saved.
-        info: What the card says.
+        info: The facts on it.
 
     Returns:
         The path of the card, README.md in `folder`.
@@ -167,7 +167,7 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         if missing := sorted(set(info.metrics) - set(scores)):
             raise ValueError(f"The baseline {name!r} has no score for {', '.join(missing)}. Give it the same metrics.")
     # The Hub ranks models by these: not by images that the model was trained or its best step chosen on.
-    is_comparable = info.data.split != "train" and not info.is_chosen_on_scored
+    is_comparable = info.data.split != "train" and not info.is_chosen_on_evaluated
     results = [
         EvalResult(
             task_type=info.task,

@@ -44,13 +44,13 @@ def describe_data(
     examples: str = "images",
     parts: str = "in {} classes",
 ) -> DatasetInfo:
-    """Says of the data what its place and its splits tell.
+    """Describes the data by its place and its splits.
 
     Args:
-        dataset_name: Path, or name on the Hub; of a pool, several with commas between them.
+        dataset_name: Path, or name on the Hub; or several with commas between them.
         license: License of the data.
         sizes: Number of examples by split.
-        split: The split that is scored.
+        split: The split that is evaluated.
         names: Names of the classes, if there are classes.
         examples: What an example is.
         parts: What has the names, with a place for their number.
@@ -75,17 +75,17 @@ def public_name(source: str) -> str:
 
 
 def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
-    """Returns the fields of a `TrainingInfo` that a training by a script tells, whatever its task.
+    """Returns the fields of a `TrainingInfo` that a trainer tells, whatever its task.
 
     Args:
         trainer: Has finished its training.
-        split: The split that is scored.
+        split: The split that is evaluated.
     """
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     return {
         "model_name": Path(trainer.args.output_dir).resolve().name,
         "selection": "after the last step" if best is None else f"at step {best}, the best on the validation images",
-        "is_chosen_on_scored": best is not None and split == "validation",
+        "is_chosen_on_evaluated": best is not None and split == "validation",
         "arguments": RECIPE_NAME,
         "seconds": trainer.seconds,
         "location": trainer.hub_model_id or TrainingInfo.location,
@@ -98,7 +98,7 @@ def describe_weights(weights: Mapping[str, float]) -> str:
 
 
 def describe_stream(args: StreamArguments) -> dict[str, str]:
-    """Says how training images were read, if that was while the training went on."""
+    """Returns how training images were read, if that was during the training."""
     if not args.streaming:
         return {}
     return {"training images": f"a stream, each drawn among {args.shuffle_buffer_size:,}"}
@@ -132,7 +132,7 @@ def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> d
 def write_scores(
     folder: Path, split: str, output: PredictionOutput, names: list[str], files: Iterable[str]
 ) -> dict[str, float]:
-    """Writes the scores of a classifier on a split, its confusion matrix, and its answers.
+    """Writes the scores of a classifier on a split, its confusion matrix, and its predictions.
 
     Args:
         folder: Where to write `{split}_scores.json`, `{split}_confusion_matrix.json` and `.png`, and
@@ -148,13 +148,13 @@ def write_scores(
     folder.mkdir(parents=True, exist_ok=True)
     logits = np.asarray(output.predictions, dtype=np.float64)
     probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
-    answers, labels = logits.argmax(axis=1), np.asarray(output.label_ids)
+    predicted, labels = logits.argmax(axis=1), np.asarray(output.label_ids)
     matrix = ConfusionMatrix(keep_in_memory=True).compute(
-        predictions=answers, references=labels, num_labels=len(names)
+        predictions=predicted, references=labels, num_labels=len(names)
     )["confusion_matrix"]
     lines = (
-        {"file": file, "label": names[label], "prediction": names[answer], "score": round(scores[answer], 6)}
-        for file, label, answer, scores in zip(files, labels, answers, probabilities.tolist(), strict=True)
+        {"file": file, "label": names[label], "prediction": names[number], "score": round(scores[number], 6)}
+        for file, label, number, scores in zip(files, labels, predicted, probabilities.tolist(), strict=True)
     )
     scores = image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
     for name, text in {
@@ -170,7 +170,7 @@ def write_scores(
 def score_split(
     trainer: EvaluatorTrainer, split: str, examples: TargetDataset
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Scores a model on a split, on all processes, and writes scores and pictures into the output folder.
+    """Evaluates a model on a split, on all processes, and writes scores and pictures into the output folder.
 
     Args:
         trainer: Has the model and the evaluator, which has the scores afterwards.
@@ -229,17 +229,17 @@ def known(value: float) -> float | None:
 
 
 def score_naive_baseline(
-    trainer: EvaluatorTrainer, train: TargetDataset, scored: TargetDataset, most: int = MAX_BASELINE_IMAGES
+    trainer: EvaluatorTrainer, train: TargetDataset, evaluated: TargetDataset, most: int = MAX_BASELINE_IMAGES
 ) -> tuple[str, dict[str, float]]:
-    """Scores the best predictor that does not look at images; the evaluator's metric has its scores afterwards.
+    """Evaluates the best predictor that does not see images; the evaluator's metric has its scores afterwards.
 
-    Every process reads the same training targets and its share of those that are scored: none waits long for another.
+    Every process reads the same training targets and its share of those to evaluate: none waits long for another.
 
     Args:
         trainer: Has the evaluator.
-        train: What the predictor learns from.
-        scored: What it is scored on.
-        most: Of how many training images it learns at most, spread evenly.
+        train: What the predictor is made of.
+        evaluated: What it is evaluated on.
+        most: Of how many training images it is made at most, spread evenly.
 
     Returns:
         What to call the predictor, and its scores.
@@ -251,7 +251,7 @@ def score_naive_baseline(
     if count > most:
         train = train.select(np.linspace(0, count - 1, most).round().astype(int).tolist())
     name, predict = evaluator.naive_baseline(train.read_targets(shows))
-    share = scored.select(range(args.process_index, len(scored), args.world_size))
+    share = evaluated.select(range(args.process_index, len(evaluated), args.world_size))
     records = [evaluator.metric.record(predict(target), target) for target in share.read_targets(shows)]
     evaluator.metric.reset()
     evaluator.metric.update(gather_object(records))

@@ -59,10 +59,6 @@ class EvaluatedModel:
         },
     )
 
-    def __post_init__(self) -> None:
-        if not self.model_name_or_path:
-            raise ValueError("Say what to score: --model_name_or_path path/to/model, or a name on the Hub.")
-
 
 @dataclass
 class EvaluationArguments(HfViTTrainingArguments):
@@ -93,7 +89,7 @@ class Task(ABC):
     """A task: its arguments, data, transform, evaluator and lines of the model card.
 
     The fields of a subclass are the arguments of a training of this task; their annotations are dataclasses of
-    options. An evaluation takes `data`, and the fields in `evaluation_options`.
+    options.
 
     Args:
         model: Which model to train.
@@ -108,9 +104,9 @@ class Task(ABC):
     published: ClassVar[tuple[str, ...]] = ()  # in names of classes of other libraries, beside that of `model_class`
     trainer_class: ClassVar[type[HfViTTrainer]] = EvaluatorTrainer
     examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
-    parts: ClassVar[str] = "in {} classes"
+    parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
-    evaluation_options: ClassVar[tuple[str, ...]] = ()
+    evaluation_options: ClassVar[tuple[str, ...]] = ()  # fields that an evaluation takes beside `data` and `args`
 
     model: ModelArguments
     data: ImageDataArguments

@@ -118,7 +118,7 @@ class DepthModelArguments(TaskModelArguments):
     task_config = "depth_config"
 
     head: str | None = field(
-        default=None, metadata={"help": "dpt, conv or linear; dpt, or that of the saved model, unless said."}
+        default=None, metadata={"help": "dpt, conv or linear; dpt, or that of the saved model, by default."}
     )
 
 
@@ -135,9 +135,7 @@ class DepthDataArguments(ImageDataArguments):
     )
     depth_scale: float | None = field(
         default=None,
-        metadata={
-            "help": "Units per meter: 256 for KITTI. Unless said, whole numbers are millimeters, floats meters."
-        },
+        metadata={"help": "Units per meter: 256 for KITTI. By default, whole numbers are millimeters, floats meters."},
     )
 
     def source_options(self) -> dict[str, Any]:
@@ -162,7 +160,7 @@ class DepthEvaluationArguments:
     )
     min_eval_depth: float = field(default=1e-3, metadata={"help": "Least depth that counts, in meters."})
     max_eval_depth: float | None = field(
-        default=None, metadata={"help": "Largest depth that counts, in meters; the model's max_depth unless said."}
+        default=None, metadata={"help": "Largest depth that counts, in meters; the model's max_depth by default."}
     )
 
 

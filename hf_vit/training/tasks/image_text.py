@@ -65,24 +65,24 @@ class ImageTextModelArguments(TaskModelArguments):
     tokenizer_name: str | None = field(
         default=None,
         metadata={
-            "help": "Tokenizer for a fresh text tower: a folder, or a Hub name. Unless said, one is trained on the "
+            "help": "Tokenizer for a fresh text tower: a folder, or a Hub name. By default, one is trained on the "
             "captions."
         },
     )
     vocab_size: int | None = field(
-        default=None, metadata={"help": "Number of tokens, at most, of a tokenizer that is trained; 8192 unless said."}
+        default=None, metadata={"help": "Number of tokens, at most, of a tokenizer that is trained; 8192 by default."}
     )
     max_text_length: int | None = field(
         default=None,
-        metadata={"help": "Tokens after which texts are cut off; 64, or what the saved model has, unless said."},
+        metadata={"help": "Tokens after which texts are cut off; 64, or what the saved model has, by default."},
     )
     text_preset: str | None = field(
         default=None,
-        metadata={"help": "Size of a fresh text tower, as --preset; the same, or small, unless said."},
+        metadata={"help": "Size of a fresh text tower, as --preset; the same, or small, by default."},
     )
     loss: str | None = field(
         default=None,
-        metadata={"help": "sigmoid (SigLIP) or softmax (CLIP); sigmoid, or that of the saved model, unless said."},
+        metadata={"help": "sigmoid (SigLIP) or softmax (CLIP); sigmoid, or that of the saved model, by default."},
     )
     freeze_vision: bool = field(
         default=False,
@@ -421,7 +421,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         processor="processor",
         inputs='images=image, text=["a dog runs.", "two cats sleep."]',
     )
-    published = ("CLIPModel", "SiglipModel")
+    published = ("CLIPModel", "SiglipModel", "Siglip2Model")
     trainer_class = ImageTextTrainer
     evaluation_options = ("zero_shot",)
 

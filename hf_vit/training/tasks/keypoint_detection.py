@@ -133,7 +133,7 @@ class KeypointModelArguments(TaskModelArguments):
     task_config = "keypoint_config"
 
     head: str | None = field(
-        default=None, metadata={"help": "classic or simple; classic, or that of the saved model, unless said."}
+        default=None, metadata={"help": "classic or simple; classic, or that of the saved model, by default."}
     )
 
 

@@ -62,16 +62,16 @@ class MaskedImageModelArguments(TaskModelArguments):
     objective: str | None = field(
         default=None,
         metadata={
-            "help": "mae (the encoder sees what is not masked) or simmim (it sees mask tokens); mae unless said."
+            "help": "mae (the encoder sees what is not masked) or simmim (it sees mask tokens); mae by default."
         },
     )
     mask_ratio: float | None = field(
         default=None,
-        metadata={"help": "Share of the patches that is masked; 0.75 for mae, 0.6 for simmim unless said."},
+        metadata={"help": "Share of the patches that is masked; 0.75 for mae, 0.6 for simmim by default."},
     )
-    mask_type: str | None = field(default=None, metadata={"help": "random, unless said, or blockwise."})
+    mask_type: str | None = field(default=None, metadata={"help": "random, by default, or blockwise."})
     norm_pix_loss: bool | None = field(
-        default=None, metadata={"help": "Whether mae predicts normalized patches; true unless said."}
+        default=None, metadata={"help": "Whether mae predicts normalized patches; true by default."}
     )
 
     def overrides(self) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from ...model.deformable_decoder import DetectionPrediction
 from ...model.task_detection import HfViTForObjectDetection, class_loss_of, detection_loss
 from ...visualize import draw_detections, draw_precision_recall
 from ..arguments import LIBRARY, split_names
-from ..models import describe_whole_images, whole_image_processor
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from ..trainer import HfViTTrainer
@@ -164,7 +163,7 @@ class DetectionModelArguments(TaskModelArguments):
 
     decoder: str | None = field(
         default=None,
-        metadata={"help": "deformable or queries; deformable, or that of the saved model, unless said."},
+        metadata={"help": "deformable or queries; deformable, or that of the saved model, by default."},
     )
 
 
@@ -270,10 +269,6 @@ print(len(result["boxes"]), "objects")""",
         warn_of_full_images(self.loaded, trainer.model.options.num_queries)
         return trainer
 
-    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Returns an image processor that leaves nothing of an image out."""
-        return whole_image_processor(processor, config, self.augmentation.keep_aspect_ratio)
-
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images and boxes."""
         options = augmentation_options(self.augmentation)
@@ -302,7 +297,3 @@ print(len(result["boxes"]), "objects")""",
             "decoder": f"{options.decoder}, {options.num_queries} queries",
             "loss": describe_weights(weights),
         }
-
-    def describe_size(self, config: HfViTConfig) -> str:
-        """Returns the size of images, in words."""
-        return describe_whole_images(config, self.augmentation.keep_aspect_ratio)

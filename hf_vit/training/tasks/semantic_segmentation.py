@@ -151,7 +151,7 @@ class SemanticModelArguments(TaskModelArguments):
     task_config = "segmentation_config"
 
     head: str | None = field(
-        default=None, metadata={"help": "conv, linear, mask or simple; conv, or that of the saved model, unless said."}
+        default=None, metadata={"help": "conv, linear, mask or simple; conv, or that of the saved model, by default."}
     )
 
 

@@ -139,20 +139,25 @@ class SupervisedTask(Task):
         """Opens the data."""
 
     @abstractmethod
-    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Returns the image processor of the trained model, given that of the model which it starts from."""
-
-    @abstractmethod
-    def describe_size(self, config: HfViTConfig) -> str:
-        """Returns the size of images for a model, in words."""
-
-    @abstractmethod
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Evaluator:
         """Returns the evaluator of a model; raises `ValueError` if the model cannot be evaluated so."""
 
     def options_of_head(self) -> dict[str, dict[str, Any]]:
         """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
         return {}
+
+    def options_of_processor(self) -> dict[str, Any]:
+        """Returns the options of this task's image processor."""
+        return {}
+
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+        """Returns an image processor that leaves nothing of an image out, given that of the model to start from."""
+        keeps_aspect_ratio = self.augmentation.keep_aspect_ratio
+        return whole_image_processor(processor, config, keeps_aspect_ratio, **self.options_of_processor())
+
+    def describe_size(self, config: HfViTConfig) -> str:
+        """Returns the size of images for a model, in words."""
+        return describe_whole_images(config, self.augmentation.keep_aspect_ratio)
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
@@ -229,25 +234,11 @@ class DenseTask(SupervisedTask):
 
     augmentation: DenseAugmentationArguments
 
-    def processor_options(self) -> dict[str, Any]:
-        """Returns the options of this task's image processor."""
-        return {}
-
-    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
-        """Returns an image processor that leaves nothing of an image out."""
-        return whole_image_processor(
-            processor, config, self.augmentation.keep_aspect_ratio, **self.processor_options()
-        )
-
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images and targets."""
         return dense_augmentation(
             to_pair(config.image_size), num_channels=config.num_channels, **augmentation_options(self.augmentation)
         )
-
-    def describe_size(self, config: HfViTConfig) -> str:
-        """Returns the size of images for a model, in words."""
-        return describe_whole_images(config, self.augmentation.keep_aspect_ratio)
 
 
 def size_of(target: Any) -> tuple[int, int]:

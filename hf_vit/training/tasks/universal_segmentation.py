@@ -252,7 +252,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
         """Returns the annealing of masked attention."""
         return [MaskAnnealing()]
 
-    def processor_options(self) -> dict[str, Any]:
+    def options_of_processor(self) -> dict[str, Any]:
         """Returns which classes are stuff, of which an image has one segment."""
         things = self.loaded.thing_ids
         return {"label_ids_to_fuse": [label for label in range(len(self.loaded.names)) if label not in things]}

@@ -68,7 +68,7 @@ class ZeroShotArguments:
         default=None, metadata={"help": "Column of its labels, where it is not clear by itself."}
     )
     zero_shot_split: str | None = field(
-        default=None, metadata={"help": "Its split: test, else validation, else train, unless said."}
+        default=None, metadata={"help": "Its split: test, else validation, else train, by default."}
     )
     prompt_templates: list[str] = field(
         default_factory=lambda: ["a photo of a {}."],
@@ -98,7 +98,7 @@ class ZeroShotArguments:
 def load_zero_shot(
     args: ZeroShotArguments, captions: ImageDataArguments, training_args: HfViTTrainingArguments
 ) -> ZeroShotImages | None:
-    """Opens and checks the labeled images, if any are wanted.
+    """Opens and checks the labeled images, if any are asked for.
 
     Args:
         args: Which images.
@@ -170,7 +170,7 @@ def embed_classes(
 def evaluate_zero_shot(
     model: HfViTForZeroShotImageClassification,
     processor: HfViTProcessor,
-    wanted: ZeroShotImages,
+    labeled: ZeroShotImages,
     args: HfViTTrainingArguments,
 ) -> dict[str, float]:
     """Evaluates a model on labeled images, on all processes, and writes what `write_scores` does as `zero_shot_…`.
@@ -178,20 +178,20 @@ def evaluate_zero_shot(
     Args:
         model: Compares images with texts.
         processor: Its own.
-        wanted: The images.
+        labeled: The images.
         args: How to run it, and where to write.
 
     Returns:
         The scores, see `image_classification_metrics`.
     """
-    class_embeds = embed_classes(model.eval(), processor, wanted.names, wanted.templates)
+    class_embeds = embed_classes(model.eval(), processor, labeled.names, labeled.templates)
     trainer = HfViTTrainer(
         model=ZeroShotClassifier(model, class_embeds),
         args=args,
-        eval_dataset=wanted.images,  # the arguments of a training may ask for some
+        eval_dataset=labeled.images,  # the arguments of a training may ask for some
         data_collator=ImageClassificationCollator(processor.image_processor),
     )
-    output = trainer.predict(wanted.images, metric_key_prefix="zero_shot")
+    output = trainer.predict(labeled.images, metric_key_prefix="zero_shot")
     if not trainer.is_world_process_zero():
         return image_classification_metrics(EvalPrediction(output.predictions, output.label_ids))
-    return write_scores(Path(args.output_dir), "zero_shot", output, wanted.names, wanted.images["file"])
+    return write_scores(Path(args.output_dir), "zero_shot", output, labeled.names, labeled.images["file"])

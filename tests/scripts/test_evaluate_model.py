@@ -1,0 +1,83 @@
+"""The script that evaluates models finds the task of each, and offers the options of that task."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_vit import HfViTConfig, HfViTForMaskedImageModeling, HfViTImageProcessor
+from hf_vit.training import TASKS
+from hf_vit.training.run import find_task, task_of_model
+
+from .test_demo import load_script
+
+
+def config_of(folder: Path, *architectures: str) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"architectures": list(architectures)} if architectures else {}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_class_of_a_saved_model_tells_its_task(task: str, tmp_path: Path) -> None:
+    assert task_of_model(config_of(tmp_path, TASKS[task].model_class.__name__)) == task
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("DeiTForImageClassificationWithTeacher", "image_classification"),
+        ("DPTForSemanticSegmentation", "semantic_segmentation"),
+        ("EomtForUniversalSegmentation", "universal_segmentation"),
+        ("DepthAnythingForDepthEstimation", "depth_estimation"),
+        ("YolosForObjectDetection", "object_detection"),
+        ("VitPoseForPoseEstimation", "keypoint_detection"),
+        ("CLIPModel", "image_text"),
+        ("Siglip2Model", "image_text"),
+    ],
+)
+def test_so_does_that_of_a_published_one(architecture: str, task: str, tmp_path: Path) -> None:
+    assert task_of_model(config_of(tmp_path, architecture)) == task
+
+
+def test_what_names_no_class_is_a_classifier_or_what_the_user_gives(tmp_path: Path) -> None:
+    (tmp_path / "vit.pth").write_bytes(b"")
+    arguments = ["--dataset_name", "photos", "--model_name_or_path"]
+    for model in (config_of(tmp_path / "timm"), str(tmp_path / "vit.pth")):
+        assert task_of_model(model) == "image_classification"
+        assert find_task([*arguments, model, "--task", "depth_estimation"]) is TASKS["depth_estimation"]
+
+
+def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
+    config_of(tmp_path / "rooms", "HfViTForDepthEstimation")
+    (tmp_path / "recipe.yaml").write_text(f"model_name_or_path: {tmp_path / 'rooms'}\neval_crop: eigen")
+    assert find_task([str(tmp_path / "recipe.yaml")]) is TASKS["depth_estimation"]
+    (tmp_path / "recipe.yaml").write_text("eval_crop: eigen")
+    assert find_task([str(tmp_path / "recipe.yaml")]) is None
+
+
+def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
+    model = config_of(tmp_path, "HfViTModel")
+    message = r"was saved as HfViTModel, which is of no task. .* --task, one of image_classification"
+    with pytest.raises(SystemExit, match=message):
+        load_script("evaluate_model").main(["--model_name_or_path", model, "--dataset_name", "photos", "--use_cpu"])
+
+
+def test_a_pretrained_encoder_is_evaluated_by_its_features(tmp_path: Path) -> None:
+    config = HfViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8)
+    HfViTForMaskedImageModeling(config).save_pretrained(tmp_path)
+    HfViTImageProcessor.for_model(config).save_pretrained(tmp_path)
+    arguments = ["--model_name_or_path", str(tmp_path), "--dataset_name", "photos", "--use_cpu"]
+    with pytest.raises(SystemExit, match=r"Evaluate its features: scripts/extract_features\.py"):
+        load_script("evaluate_model").main(arguments)
+
+
+def test_help_lists_the_options_of_the_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, model = load_script("evaluate_model"), config_of(tmp_path, "HfViTForDepthEstimation")
+    for arguments, is_listed in ((["--help"], False), (["--model_name_or_path", model, "--help"], True)):
+        with pytest.raises(SystemExit) as stopped:
+            script.main(arguments)
+        assert stopped.value.code == 0
+        printed = capsys.readouterr().out
+        assert ("--min_eval_depth" in printed) is is_listed
+        assert "--model_name_or_path" in printed
