@@ -1,4 +1,4 @@
-"""Runs the jobs of `tests.trainings` in processes of their own: one, or several that train together."""
+"""Runs the jobs of `tests.helpers.trainings` in processes of their own: one, or several that train together."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Pro
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "output.txt"
     return Process(
-        *("-m", "tests.trainings", job, str(folder), *map(str, arguments)),
+        *("-m", "tests.helpers.trainings", job, str(folder), *map(str, arguments)),
         workdir=ROOT,
         environment=os.environ,
         stdout=output,

@@ -409,7 +409,7 @@ def test_positions_follow_the_image_whatever_the_flag(flag: bool | None) -> None
 
 
 def test_golden_outputs() -> None:
-    """Outputs and gradients stand as they were when written by `python -m tests.golden`."""
+    """Outputs and gradients stand as they were when written by `python -m tests.helpers.golden`."""
     assert golden_values().keys() == GOLDEN.keys()
     for name, value in golden_values().items():
         # The resampling of positions in float32 is the last digits' only difference between torch releases.

@@ -141,7 +141,7 @@ def test_a_signal_that_comes_too_late_counts_after_the_training(tmp_path: Path) 
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The folder of trainings in two processes, which stop in several ways, and what each of them got."""
     folder = tmp_path_factory.mktemp("two_processes")
-    job = ("-m", "tests.trainings", "stop_one_of_two", str(folder))
+    job = ("-m", "tests.helpers.trainings", "stop_one_of_two", str(folder))
     launcher = distributed.launch("--standalone", "--nproc_per_node", "2", *job, folder=folder)
     give_up = time.monotonic() + distributed.TIMEOUT
     while last_checkpoint(folder / "long") is None and launcher.poll() is None and time.monotonic() < give_up:
