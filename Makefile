@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 # Waiting threads sleep rather than spin: on a busy machine that makes small models ten times faster.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help install demo test lint format
+.PHONY: help install demo test quick lint format
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,9 @@ demo: install  ## train on real digits, save, reopen in a fresh process, predict
 
 test: install lint  ## run the linters, the type checker and all tests
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
+
+quick: install  ## run the tests that train nothing, compile nothing and start no process: two minutes
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal -m 'not slow'
 
 lint: install  ## check style and types
 	$(VENV)/bin/ruff check

@@ -232,6 +232,7 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
 
 @cases
 @torch.no_grad()
+@pytest.mark.slow
 def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     save_source(name, tmp_path, torch.float64)

@@ -154,6 +154,7 @@ def test_equals_source(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["two levels, positions of another size"])
 @torch.no_grad()
+@pytest.mark.slow
 def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     save_source(name, tmp_path)
     images = draw_images(name, torch.float64)

@@ -322,6 +322,7 @@ def test_pixels_beyond_whole_patches_are_left_out(name: str, tmp_path: Path) -> 
 
 
 @cases
+@pytest.mark.slow
 def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     save_source(name, tmp_path, torch.float64)

@@ -90,6 +90,7 @@ def test_equals_source(name: str, expert: int | None, dtype: torch.dtype, tmp_pa
 
 @cases
 @torch.no_grad()
+@pytest.mark.slow
 def test_every_tensor_of_the_source_matters(name: str, tmp_path: Path) -> None:
     save_source(name, tmp_path, torch.float64)
     file, images = tmp_path / "model.safetensors", draw_images(torch.float64)

@@ -78,6 +78,7 @@ def test_equals_source(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
 
 @kinds
 @torch.no_grad()
+@pytest.mark.slow
 def test_every_tensor_of_the_source_matters(kind: str, tmp_path: Path) -> None:
     save_source(kind, tmp_path, torch.float64)
     file, (images, noise) = tmp_path / "model.safetensors", draw_images(torch.float64)

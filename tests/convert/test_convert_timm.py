@@ -253,7 +253,7 @@ def test_timm_is_not_needed(tmp_path: Path) -> None:
     """
     (tmp_path / "published").mkdir()
     saved(tmp_path / "published")
-    assert run_with_package(code, tmp_path).stdout.strip() == "4"
+    assert run_with_package(code, tmp_path, fresh=True).stdout.strip() == "4"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Pro
     return Process(
         *("-m", "tests.helpers.trainings", job, str(folder), *map(str, arguments)),
         workdir=ROOT,
-        environment=os.environ,
+        environment={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=output,
         stderr=output,
         processes=processes,

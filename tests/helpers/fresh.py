@@ -31,11 +31,11 @@ def run_without_package(
 
 
 def run_with_package(
-    code: str, workdir: Path, *arguments: str, **environment: str
+    code: str, workdir: Path, *arguments: str, fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs `code` in `workdir`, where `hf_vit` can be imported; otherwise as `run_without_package`."""
     environment["PYTHONPATH"] = str(ROOT)
-    process = run_python("-c", textwrap.dedent(code), *arguments, workdir=workdir, **environment)
+    process = run_python("-c", textwrap.dedent(code), *arguments, workdir=workdir, fresh=fresh, **environment)
     assert process.returncode == 0, process.stdout + process.stderr
     return process
 
@@ -51,20 +51,22 @@ def run_script(
 
 def start_script(name: str, workdir: Path, *arguments: str) -> Process:
     """Starts `scripts/{name}.py` in `workdir`; what it prints is lost."""
-    nowhere, environment = Path(os.devnull), offline(workdir, {"PYTHONPATH": str(ROOT)})
+    nowhere, environment = Path(os.devnull), offline({"PYTHONPATH": str(ROOT)})
     command = (str(ROOT / "scripts" / f"{name}.py"), *arguments)
     return Process(*command, workdir=workdir, environment=environment, stdout=nowhere, stderr=nowhere)
 
 
 def run_python(
-    *arguments: str, workdir: Path, processes: int = 1, **environment: str
+    *arguments: str, workdir: Path, processes: int = 1, fresh: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python in `workdir`, whose cache stays from one run there to the next; offline unless given a Hub."""
     workdir.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         outputs = {name: Path(folder) / name for name in ("stdout", "stderr")}
-        variables = offline(workdir, environment)
-        process = Process(*arguments, workdir=workdir, environment=variables, processes=processes, **outputs)
+        variables = offline(environment)
+        process = Process(
+            *arguments, workdir=workdir, environment=variables, processes=processes, fresh=fresh, **outputs
+        )
         try:
             process.wait()
         finally:
@@ -73,11 +75,11 @@ def run_python(
     return subprocess.CompletedProcess(arguments, process.wait(), **said)
 
 
-def offline(workdir: Path, environment: dict[str, str]) -> dict[str, str]:
-    """Returns the whole environment of a process in `workdir`: without a network, unless given a Hub."""
+def offline(environment: dict[str, str]) -> dict[str, str]:
+    """Returns the whole environment of a process: without a network, unless given a Hub."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     return variables | {
-        "HF_HOME": str(workdir / "hf_home"),
+        "HF_HOME": "hf_home",  # in whichever folder the process runs: all processes have the same environment
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_HUB_OFFLINE": "1"} if "HF_ENDPOINT" not in environment else {}),

@@ -1,10 +1,12 @@
 """A stand-in for the Hub that speaks its protocol to the real client, for tests without a network."""
 
 import base64
+import functools
 import hashlib
 import json
 import re
 import secrets
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -305,11 +307,23 @@ class Handler(BaseHTTPRequestHandler):
         """Keeps the test output clean."""
 
 
+@functools.cache
+def own_port() -> int:
+    """A port for all hubs of this process: their clients have the same environment, and so the same zygote."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @contextmanager
 def serve(root: Path) -> Iterator[Hub]:
     """Runs a hub that starts with every folder `root/user/name` as repository "user/name"."""
     hub = Hub(root)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": hub}))
+    handler = type("BoundHandler", (Handler,), {"hub": hub})
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", own_port()), handler)
+    except OSError:  # another hub runs at the same time
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,7 +16,11 @@ from .zygote import NUMBER, Order
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 480  # seconds, of which a busy machine needs half
+LIBRARIES = ("accelerate", "datasets", "peft", "safetensors.torch", "transformers.pipelines", "transformers.trainer")
+PACKAGE = ("hf_vit.features", "hf_vit.training", "hf_vit.visualize")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which torch reads at import
+
+_STARTED: list[subprocess.Popen[bytes]] = []  # none of which is waited for
 
 
 class Process:
@@ -34,6 +39,7 @@ class Process:
         stdout: Path,
         stderr: Path,
         processes: int = 1,
+        fresh: bool = False,
     ) -> None:
         """Starts it.
 
@@ -44,7 +50,10 @@ class Process:
             stdout: File that it prints to.
             stderr: File of its errors; may be the same.
             processes: How many there are of it, that torchrun would start.
+            fresh: Whether it is to import the libraries of Hugging Face and `hf_vit` by itself.
         """
+        variables = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
+        source = zygote() if fresh else warm_zygote(tuple(sorted(variables.items())))
         order: Order = {
             "arguments": list(arguments),
             "processes": processes,
@@ -56,7 +65,7 @@ class Process:
         self.returncode: int | None = None
         self._connection, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(zygote()[1], [b"+"], [theirs.fileno()])
+            socket.send_fds(source, [b"+"], [theirs.fileno()])
         self._connection.sendall(json.dumps(order).encode())
         self._connection.shutdown(socket.SHUT_WR)
         self.pid = self._receive()
@@ -90,10 +99,31 @@ class Process:
 
 
 @functools.cache
-def zygote() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts the zygote, which ends with this process; returns it and where it receives sockets."""
+def zygote() -> socket.socket:
+    """Starts the zygote, which ends with this process; returns where it receives sockets."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, str(ROOT / "tests" / "helpers" / "zygote.py"), str(theirs.fileno())]
-        return subprocess.Popen(command, env={**variables, **ONE_THREAD}, pass_fds=[theirs.fileno()]), ours
+        _STARTED.append(subprocess.Popen(command, env={**variables, **ONE_THREAD}, pass_fds=[theirs.fileno()]))
+    return ours
+
+
+@functools.lru_cache(maxsize=4)  # of some hundred MiB; one that is dropped ends
+def warm_zygote(environment: tuple[tuple[str, str], ...]) -> socket.socket:
+    """Starts a zygote that has imported Hugging Face's libraries too, and `hf_vit` where it is in the path."""
+    variables = dict(environment)
+    ours, theirs = socket.socketpair()
+    connection, others = socket.socketpair()
+    order: Order = {
+        "arguments": [*LIBRARIES, *(PACKAGE if "PYTHONPATH" in variables else ())],
+        "processes": 1,
+        "workdir": tempfile.gettempdir(),
+        "environment": variables,
+        "stdout": os.devnull,
+        "stderr": os.devnull,
+    }
+    with theirs, connection, others:
+        socket.send_fds(zygote(), [b"+"], [others.fileno(), theirs.fileno()])
+        connection.sendall(json.dumps(order).encode())
+    return ours

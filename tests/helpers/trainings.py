@@ -1,6 +1,6 @@
 """Trainings that must come out the same in one process, in several, and in pieces.
 
-Run as a script, `python -m tests.helpers.trainings JOB FOLDER ...`, it does a job and writes the results to FOLDER.
+Run as a script, `python -m tests.helpers.trainings JOB FOLDER ...`, it does one of the jobs and writes to FOLDER.
 """
 
 import json

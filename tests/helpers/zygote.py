@@ -1,13 +1,15 @@
 """A process that has imported the large libraries and forks into the processes that tests start.
 
-A fresh process takes seconds to import them. It imports nothing of Hugging Face, which reads its environment
-(`HF_HOME`, `HF_ENDPOINT`, …) at import: what it forks into does so by itself, in the environment of its order.
+A fresh process takes seconds to import them. Those of Hugging Face read their environment (`HF_HOME`, `HF_ENDPOINT`,
+…) at import, so that these are imported by a further zygote, one for each environment, or by the process itself.
 
 `python zygote.py SOCKET` receives sockets, until the socket that they come by is closed. On each there is an `Order`,
-answered by two numbers: the id of the process and, when that has ended, its exit code.
+answered by two numbers: the id of the process and, when that has ended, its exit code. With a second socket beside it
+the process is a zygote too, which imports the modules that are its arguments and receives its orders there.
 """
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -27,12 +29,14 @@ LIBRARIES = (
     *("torch.distributed.tensor", "torch.utils.data", "torch.utils.tensorboard", "torchvision.transforms.v2", "yaml"),
 )
 NUMBER = struct.Struct("i")
+LIBRARY_PATH = sys.path[1:]
 
 
 class Order(TypedDict):
     """What a process is to be."""
 
-    arguments: list[str]  # as of Python: a script, "-m" and a module or "-c" and code, and what follows in `sys.argv`
+    # As of Python: a script, "-m" and a module or "-c" and code, and what follows in `sys.argv`; of a zygote, modules
+    arguments: list[str]
     processes: int  # with more than one, what torchrun would start
     workdir: str
     environment: dict[str, str]
@@ -40,22 +44,29 @@ class Order(TypedDict):
     stderr: str
 
 
-def serve(source: socket.socket) -> Order:
-    """Answers orders; returns, in a process of its own, each one."""
+def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
+    """Answers orders; returns, in a process of its own, each one, with where that receives orders if it is to."""
+    gc.collect()
+    gc.freeze()  # else every process searches what was imported here for garbage, and copies it for that
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that answer
-    while descriptors := socket.recv_fds(source, 1, 1)[1]:
-        with socket.socket(fileno=descriptors[0]) as connection:
+    while descriptors := socket.recv_fds(source, 1, 2)[1]:
+        connection, *others = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+        with connection:
             if os.fork() == 0:
                 source.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 order = json.load(connection.makefile())
+                if others:
+                    return order, others[0]
                 child = os.fork()
                 if child == 0:
-                    return order
+                    return order, None
                 connection.sendall(NUMBER.pack(child))
                 _, status = os.waitpid(child, 0)
                 connection.sendall(NUMBER.pack(os.waitstatus_to_exitcode(status)))
                 os._exit(0)
+        for other in others:
+            other.close()
     sys.exit()
 
 
@@ -69,8 +80,8 @@ def become(order: Order) -> None:
     os.environ.update(order["environment"])
     os.chdir(order["workdir"])
     script = order["arguments"][0]
-    first = "" if script in ("-c", "-m") else os.path.dirname(os.path.abspath(script))
-    sys.path[0:1] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    first = os.path.dirname(os.path.abspath(script)) if script.endswith(".py") else ""
+    sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *LIBRARY_PATH]
 
 
 def run(arguments: list[str]) -> None:
@@ -106,17 +117,25 @@ def run_processes(order: Order) -> None:
 
     import hf_vit.training  # noqa: F401
 
+    gc.freeze()
     processes: Any = order["processes"]
     start_processes(run_as_one_of, (processes, get_free_port(), order["arguments"]), processes, start_method="fork")
 
 
-if __name__ == "__main__":
-    for name in LIBRARIES:
-        importlib.import_module(name)
-    with socket.socket(fileno=int(sys.argv[1])) as orders:
-        task = serve(orders)
-    become(task)
-    if task["processes"] > 1:
-        run_processes(task)
+def main() -> None:
+    modules: list[str] = list(LIBRARIES)
+    orders: socket.socket | None = socket.socket(fileno=int(sys.argv[1]))
+    while orders:
+        for name in modules:
+            importlib.import_module(name)
+        order, orders = serve(orders)
+        become(order)
+        modules = order["arguments"]
+    if order["processes"] > 1:
+        run_processes(order)
     else:
-        run(task["arguments"])
+        run(order["arguments"])
+
+
+if __name__ == "__main__":
+    main()

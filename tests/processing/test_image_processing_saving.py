@@ -1,10 +1,6 @@
 """Saved image processors: what is written, and that it opens elsewhere, with and without torchvision."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +9,7 @@ from transformers import AutoImageProcessor
 
 from hf_vit import HfViTConfig, HfViTImageProcessor, HfViTImageProcessorPil
 
+from ..helpers.fresh import run_python, run_with_package
 from ..helpers.images import BACKENDS
 
 
@@ -125,11 +122,7 @@ import PIL.Image
 pixels = hf_vit.HfViTImageProcessorPil()(PIL.Image.new("RGB", (9, 9)), return_tensors="pt").pixel_values
 assert pixels.shape == (1, 3, 224, 224)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    finished = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
+    run_with_package(code, tmp_path, fresh=True)
 
 
 @pytest.mark.parametrize("has_torchvision", [True, False])
@@ -139,11 +132,8 @@ def test_a_saved_folder_opens_where_the_package_is_not_installed(tmp_path, has_t
     processor.save_pretrained(tmp_path / "saved")
     (tmp_path / "elsewhere").mkdir()
     backends = [None, "pil", "torchvision"] if has_torchvision else [None, "pil"]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     arguments = [str(tmp_path / "saved"), str(tmp_path / "elsewhere"), str(has_torchvision), json.dumps(backends)]
-    command = [sys.executable, "-c", ELSEWHERE, *arguments]
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    run = run_python("-c", ELSEWHERE, *arguments, workdir=tmp_path, fresh=True)
     assert run.returncode == 0, run.stderr[-3000:]
     results = json.loads((tmp_path / "elsewhere" / "results.json").read_text())
     image = (np.arange(20 * 30) % 256).astype(np.uint8).reshape(20, 30)

@@ -28,7 +28,7 @@ preset: tiny
 config_overrides: {hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 32,
                    image_size: 16, patch_size: 8, hidden_dropout_prob: 0.1, drop_path_rate: 0.1}
 per_device_train_batch_size: 8
-num_train_epochs: 30
+num_train_epochs: 16
 eval_strategy: steps
 eval_steps: 50
 save_strategy: steps

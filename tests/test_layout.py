@@ -1,0 +1,138 @@
+"""The layout of the package: what may import what, and how large folders, files and functions are."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hf_vit"
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+TRAVELING = [path for path in TREES if path.parent == PACKAGE / "model"]
+
+# What a file that travels with checkpoints imports beside its neighbors, and what only where that is installed.
+ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "numpy", *sys.stdlib_module_names}
+OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
+# Each imports those before it, convert the model alone.
+ORDER = ("model", "data", "evaluation", "visualize", "training", "features")
+# What is otherwise. These lists may only shrink.
+OTHER_IMPORTS = {("features", "convert"), ("training", "convert"), ("visualize", "convert"), ("visualize", "training")}
+LARGE_FOLDERS = {"model", "convert/families", "training"}
+LONG_FUNCTIONS = {"preprocess"}
+
+MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 21, 700, 60
+
+
+def name_of(path: Path) -> str:
+    """The name of a file as a module."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in TREES}
+
+
+def nodes_with_parents(
+    node: ast.AST, parents: tuple[ast.AST, ...] = ()
+) -> Iterator[tuple[ast.AST, tuple[ast.AST, ...]]]:
+    for child in ast.iter_child_nodes(node):
+        yield child, (*parents, node)
+        yield from nodes_with_parents(child, (*parents, node))
+
+
+def is_where_installed(parents: tuple[ast.AST, ...]) -> bool:
+    """Whether a node stands under `if is_…_available():`."""
+    tests = (ast.unparse(parent.test) for parent in parents if isinstance(parent, ast.If))
+    return any("is_" in test and "_available()" in test for test in tests)
+
+
+def is_never_called(parents: tuple[ast.AST, ...]) -> bool:
+    """Whether a node stands in the function whose imports only tell the library what travels."""
+    return any(isinstance(parent, ast.FunctionDef) and parent.name == "_travel_together" for parent in parents)
+
+
+def imported_by(path: Path) -> Iterator[str]:
+    """Names of the files of this package that a file imports."""
+    is_folder = path.name == "__init__.py"
+    for node, parents in nodes_with_parents(TREES[path]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        if not isinstance(node, ast.ImportFrom) or is_never_called(parents):
+            continue
+        source = node.module or ""
+        if node.level:
+            folders = name_of(path).split(".")
+            folders = folders[: len(folders) - node.level + is_folder]
+            source = ".".join((*folders, *filter(None, [node.module])))
+        for alias in node.names:
+            name = f"{source}.{alias.name}"
+            yield from (known for known in (name if name in MODULES else source,) if known in MODULES)
+
+
+IMPORTS = {name: set(imported_by(path)) - {name} for name, path in MODULES.items()}
+
+
+def folder_of(module: str) -> str:
+    """The folder right under the package, or "" for what lies there."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+@pytest.mark.parametrize("path", TRAVELING, ids=lambda path: path.stem)
+def test_what_travels_imports_its_neighbors_and_what_everybody_has(path: Path) -> None:
+    for node, parents in nodes_with_parents(TREES[path]):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            assert node.level == 1, f"line {node.lineno} leaves the folder"
+            assert node.module is not None or path.name == "__init__.py", f"line {node.lineno} names no file"
+            assert "." not in (node.module or ""), f"line {node.lineno}: a folder within does not travel"
+            continue
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for root in (str(name).partition(".")[0] for name in names):
+            assert root in ALWAYS_THERE or root in OPTIONAL, f"line {node.lineno} imports {root}"
+            assert root in ALWAYS_THERE or is_where_installed(parents), f"line {node.lineno}: {root} may be missing"
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " → ".join((*path[path.index(module) :], module))
+        if module not in done:
+            for other in sorted(IMPORTS[module]):
+                visit(other, (*path, module))
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+def test_imports_between_folders_run_one_way() -> None:
+    wrong = {
+        f"{module} imports {other}"
+        for module, others in IMPORTS.items()
+        for other in others
+        if (source := folder_of(module)) and (target := folder_of(other)) not in ("", source)
+        if target not in (ORDER[: ORDER.index(source)] if source in ORDER else ["model"])
+        and (source, target) not in OTHER_IMPORTS
+    }
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def test_folders_are_small_enough_to_be_read() -> None:
+    folders = {path.parent for path in TREES}
+    counts = {folder.relative_to(PACKAGE).as_posix(): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name for name, count in counts.items() if count > MOST_FILES} <= LARGE_FOLDERS
+
+
+@pytest.mark.parametrize("path", TREES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_files_and_functions_are_small_enough_to_be_read(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+    for node in ast.walk(TREES[path]):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lines = node.end_lineno - node.lineno + 1
+            assert lines <= MOST_LINES_OF_A_FUNCTION or node.name in LONG_FUNCTIONS, f"{node.name} has {lines} lines"
