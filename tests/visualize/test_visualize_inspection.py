@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hf_vit.visualize.inspection import kinds_of, open_for_inspection
 from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTForImageClassification
 
