@@ -1,4 +1,4 @@
-"""What can be said of a training before its first step: that it would fail, or could not choose its best model."""
+"""Checks of a training before its first step: that it will not fail, and can choose its best model."""
 
 from collections.abc import Collection
 from importlib.util import find_spec

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -75,18 +74,11 @@ class EvaluatorTrainer(HfViTTrainer):
         self._losses += [(loss, weight) for _, loss, weight in gathered]
         return None, None, None
 
-    def score_weights(
-        self,
-        dataloader: DataLoader[Any],
-        description: str,
-        prediction_loss_only: bool | None,
-        ignore_keys: list[str] | None,
-        metric_key_prefix: str,
-    ) -> EvalLoopOutput:
+    def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
         """Scores all images: the scores of the metric, and `loss`, the sum over images by the sum of their weights."""
         self.evaluator.metric.reset()
         self._losses = []
-        output = super().score_weights(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         scores = {"loss": self.mean_loss(), **self.evaluator.metric.compute()}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
         return output

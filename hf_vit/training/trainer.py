@@ -418,38 +418,23 @@ class HfViTTrainer(Trainer):
         with self.throughput.paused():
             return super().evaluate(*args, **kwargs)
 
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader[Any],
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         """Scores the model and, where there are some, the averaged weights; predictions are those of the model."""
-        options = (dataloader, description, prediction_loss_only, ignore_keys)
         if self.average is None:
-            return self.score_weights(*options, metric_key_prefix)
+            return self.score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         # The model comes last, so that what an evaluator still holds afterwards is of the model.
         prefix = f"{metric_key_prefix}_{AVERAGE_FOLDER}"
         with self.average.applied():
-            averaged = self.score_weights(*options, prefix)
+            averaged = self.score_weights(*args, metric_key_prefix=prefix, **kwargs)
         self.averaged_scores = {name.removeprefix(f"{prefix}_"): value for name, value in averaged.metrics.items()}
-        output = self.score_weights(*options, metric_key_prefix)
+        output = self.score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         return output._replace(
             metrics={**output.metrics, **averaged.metrics}, num_samples=averaged.num_samples + output.num_samples
         )
 
-    def score_weights(
-        self,
-        dataloader: DataLoader[Any],
-        description: str,
-        prediction_loss_only: bool | None,
-        ignore_keys: list[str] | None,
-        metric_key_prefix: str,
-    ) -> EvalLoopOutput:
+    def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
         """Scores the weights that the model has at the moment."""
-        return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        return super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
 
     # Saving
 

@@ -50,15 +50,13 @@ class WeightAverage:
 
     What the model has beside them, frozen weights and buffers such as the statistics of batch norms, is its own. Under
     FSDP2 each process averages the part of the weights that it has.
+
+    Args:
+        model: In training, on its device. The average starts with its weights as they are.
+        decay: What is left of the average at a step; the rest comes from the weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        """Starts with the weights as they are.
-
-        Args:
-            model: In training, on its device.
-            decay: What is left of the average at a step; the rest comes from the weights.
-        """
         self.model = model
         self.decay = decay
         # By the state, which does not have what trains beside the model.
@@ -152,15 +150,13 @@ class AverageWeights(ResumeCallback):
     """Keeps a `WeightAverage` of the model in training, from the weights that it begins with or a checkpoint has.
 
     Where the best model is loaded at the end, so is the average of its step.
+
+    Args:
+        decay: What is left of the average at a step.
+        is_fsdp: Whether the Trainer shards the model, and so can save it whole.
     """
 
     def __init__(self, decay: float, is_fsdp: bool) -> None:
-        """Keeps no average yet.
-
-        Args:
-            decay: What is left of the average at a step.
-            is_fsdp: Whether the Trainer shards the model, and so can save it whole.
-        """
         self.decay = decay
         self.is_fsdp = is_fsdp
         self.average: WeightAverage | None = None

@@ -193,7 +193,7 @@ def training_flops(model: nn.Module, height: int, width: int) -> int:
 class TrainingProgress(ProgressCallback):
     """The library's bar of steps with the time left, which also shows loss, images per second and peak memory.
 
-    In a training that is taken up again it begins where that was, and tells the time from there.
+    In a training that resumes it starts where that was, and tells the time from there.
     """
 
     training_bar: Any
@@ -202,7 +202,6 @@ class TrainingProgress(ProgressCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Draws the bar."""
         super().on_train_begin(args, state, control, **kwargs)
         self.current_step = state.global_step
         if self.training_bar is not None:
@@ -226,7 +225,7 @@ class TrainingProgress(ProgressCallback):
             self.training_bar.set_postfix(**shown, memory=f"{logs['peak_memory_mib']} MiB")
 
     def close(self) -> None:
-        """Leaves the bars as they are, so that what is said next begins on a line of its own."""
+        """Leaves the bars as they are, so that what is printed next starts on a line of its own."""
         for bar in (self.prediction_bar, self.training_bar):
             if bar is not None:
                 bar.close()

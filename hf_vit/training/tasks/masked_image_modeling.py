@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -282,11 +281,11 @@ class NeighborTrainer(EvaluatorTrainer):
         super().__init__(*args, **kwargs)
         self.known = known
 
-    def score_weights(self, dataloader: DataLoader[Any], *args: Any, **kwargs: Any) -> EvalLoopOutput:
+    def score_weights(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Scores all images."""
         if len(self.known):
             self.evaluator.known = self.describe_known()
-        return super().score_weights(dataloader, *args, **kwargs)
+        return super().score_weights(*args, **kwargs)
 
     @torch.no_grad()
     def describe_known(self) -> tuple[Tensor, Tensor]:
