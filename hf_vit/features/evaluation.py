@@ -25,7 +25,7 @@ COLUMNS = {
     "retrieval_map": "mAP in train",
     "retrieval_map_among_scored": "mAP among these",
 }
-COMMONEST = "commonest class"
+MOST_FREQUENT = "most frequent class"
 PAIRS_AT_A_TIME = 2**24  # of a test image and one that it is compared with
 FILE_NAME = "evaluation.json"
 
@@ -38,7 +38,7 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
         test: Features that are evaluated.
 
     Returns:
-        By feature, and for the baseline that always predicts the commonest class of the training images, the scores
+        By feature, and for the baseline that always predicts the most frequent class of the training images, the scores
         that `COLUMNS` names, in [0, 1]; beside them the splits, their sizes and the model.
 
     Raises:
@@ -48,8 +48,8 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
     names = sorted({*train.labels, *test.labels})
     numbers = {name: number for number, name in enumerate(names)}
     classes, truth = (torch.tensor([numbers[label] for label in split.labels]) for split in (train, test))
-    commonest, _ = Counter(train.labels).most_common(1)[0]
-    share = test.labels.count(commonest) / len(test.labels)
+    most_frequent, _ = Counter(train.labels).most_common(1)[0]
+    share = test.labels.count(most_frequent) / len(test.labels)
     scores = {
         feature: score(train.read(feature), classes, test.read(feature), truth)
         for feature in train.vectors
@@ -60,7 +60,7 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
         "splits": [train.name, test.name],
         "images": [len(train.labels), len(test.labels)],
         "classes": len(names),
-        "scores": {**scores, COMMONEST: {"knn_accuracy": share, "linear_probe_accuracy": share}},
+        "scores": {**scores, MOST_FREQUENT: {"knn_accuracy": share, "linear_probe_accuracy": share}},
     }
 
 

@@ -89,8 +89,8 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
     found = json.loads((workplace / "features" / "evaluation.json").read_text())
     assert (found["images"], found["splits"], found["classes"]) == ([36, 21], ["train", "test"], 3)
     scores = found["scores"]
-    assert list(scores) == ["mean", "pixels", "commonest class"]  # patches are no vector
-    assert scores["commonest class"] == {"knn_accuracy": 1 / 3, "linear_probe_accuracy": 1 / 3}
+    assert list(scores) == ["mean", "pixels", "most frequent class"]  # patches are no vector
+    assert scores["most frequent class"] == {"knn_accuracy": 1 / 3, "linear_probe_accuracy": 1 / 3}
     known, features = (rows_of(workplace / "features", split) for split in ("train", "test"))
     tensors = [torch.tensor(table["pixels"].to_pylist()) for table in (features, known)]
     numbers = {"blue": 0, "green": 1, "red": 2}

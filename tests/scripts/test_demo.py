@@ -107,7 +107,7 @@ def test_committed_card_is_valid_and_compares_with_peer_and_majority() -> None:
         "CC BY 4.0",
         "AMD EPYC, 2 cores",
         "ViTForImageClassification",
-        "commonest",
+        "most frequent",
         "five seeds",
     ):
         assert part in card.content

@@ -279,7 +279,7 @@ def test_the_card_has_both_scores(root: Path) -> None:
     assert raw["loss"] != averaged["loss"]
     card = ModelCard.load(folder / "README.md")
     assert {result.metric_type: result.metric_value for result in card.data.eval_results} == raw
-    assert "| metric | this model | averaged weights (`ema/`) | commonest class |" in card.content
+    assert "| metric | this model | averaged weights (`ema/`) | most frequent class |" in card.content
     assert f"| loss | **{raw['loss']:.4f}** | {averaged['loss']:.4f} |" in card.content
     assert "| average of the weights | exponential, decay 0.7, in `ema/` |" in card.content
     assert f"Averaged weights: loss {averaged['loss']:.4f}, accuracy" in (root / "said.txt").read_text()

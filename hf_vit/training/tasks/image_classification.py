@@ -198,9 +198,9 @@ class ImageClassification(Task):
         return scores, {**CURVES, "Right classes and answers": f"{split}_confusion_matrix.png"}
 
     def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Scores the commonest class as the prediction for every image."""
+        """Scores the most frequent class as the prediction for every image."""
         train, labels = (self.loaded.splits[name]["label"][:] for name in ("train", split))
-        return "commonest class", majority_baseline(train, labels, len(self.loaded.names))
+        return "most frequent class", majority_baseline(train, labels, len(self.loaded.names))
 
     def describe_recipe(self, trainer: HfViTTrainer) -> dict[str, str]:
         """Returns the lines of the card's table that the trainer's settings do not tell."""

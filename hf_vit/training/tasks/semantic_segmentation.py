@@ -103,12 +103,12 @@ class SemanticEvaluator(Evaluator):
         )
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Predicts the commonest class for every pixel."""
+        """Predicts the most frequent class for every pixel."""
         counts = torch.zeros(256, dtype=torch.int64)
         for target in targets:
             counts += target.flatten().bincount(minlength=256)
-        commonest = int(counts[: len(self.metric.names)].argmax())
-        return f"{self.metric.names[commonest]} everywhere", lambda target: torch.full(size_of(target), commonest)
+        most_frequent = int(counts[: len(self.metric.names)].argmax())
+        return f"{self.metric.names[most_frequent]} everywhere", lambda target: torch.full(size_of(target), commonest)
 
     def draw(
         self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]

@@ -98,24 +98,24 @@ class UniversalEvaluator(Evaluator):
         counts = torch.zeros(len(names), dtype=torch.int64)
         for target in targets:
             counts.index_add_(0, target["class_labels"], target["masks"].sum(dim=(1, 2)))
-        commonest = int(counts.argmax())
+        most_frequent = int(counts.argmax())
 
         def predict(target: dict[str, Any]) -> dict[str, Any]:
             size = size_of(target)
             return {
                 PANOPTIC: {
                     "segmentation": torch.zeros(size, dtype=torch.int64),
-                    "segments_info": [{"id": 0, "label_id": commonest, "score": 1.0}],
+                    "segments_info": [{"id": 0, "label_id": most_frequent, "score": 1.0}],
                 },
-                SEMANTIC: torch.full(size, commonest),
+                SEMANTIC: torch.full(size, most_frequent),
                 INSTANCE: {
                     "masks": torch.ones(1, *size, dtype=torch.bool),
-                    "class_labels": torch.tensor([commonest]),
+                    "class_labels": torch.tensor([most_frequent]),
                     "scores": torch.ones(1),
                 },
             }
 
-        return f"{names[commonest]} as one segment", predict
+        return f"{names[most_frequent]} as one segment", predict
 
     def draw(
         self,
