@@ -38,7 +38,7 @@ def evaluate_features(train: FeatureSplit, test: FeatureSplit) -> dict[str, Any]
         test: Features that are evaluated.
 
     Returns:
-        By feature, and for the baseline that always predicts the most frequent class of the training images, the scores
+        By feature, and for the baseline of the most frequent class of the training images, the scores
         that `COLUMNS` names, in [0, 1]; beside them the splits, their sizes and the model.
 
     Raises:

@@ -108,7 +108,9 @@ class SemanticEvaluator(Evaluator):
         for target in targets:
             counts += target.flatten().bincount(minlength=256)
         most_frequent = int(counts[: len(self.metric.names)].argmax())
-        return f"{self.metric.names[most_frequent]} everywhere", lambda target: torch.full(size_of(target), commonest)
+        return f"{self.metric.names[most_frequent]} everywhere", lambda target: torch.full(
+            size_of(target), most_frequent
+        )
 
     def draw(
         self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]
