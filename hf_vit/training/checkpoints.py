@@ -13,7 +13,14 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
+from transformers.utils import (
+    ADAPTER_CONFIG_NAME,
+    ADAPTER_SAFE_WEIGHTS_NAME,
+    CONFIG_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    logging,
+)
 
 from .callbacks.ema import AVERAGE_FOLDER
 
@@ -51,7 +58,8 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
 def missing_weights(folder: Path) -> list[str]:
     """Lists the files of weights, one or the shards that an index names, that a saved model lacks."""
-    weights, index = {SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
+    is_adapter = (folder / ADAPTER_CONFIG_NAME).is_file()  # alone, in a checkpoint
+    weights, index = {ADAPTER_SAFE_WEIGHTS_NAME if is_adapter else SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
     if index.is_file():
         weights = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     return sorted(name for name in weights if not (folder / name).is_file())

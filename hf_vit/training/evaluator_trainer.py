@@ -20,6 +20,7 @@ from ..data import (
     TargetDataset,
 )
 from ..evaluation.evaluator import BaseEvaluator
+from .lora import unwrap_peft
 from .trainer import HfViTTrainer
 
 
@@ -62,7 +63,7 @@ class EvaluatorTrainer(HfViTTrainer):
         """Scores a batch; returns nothing that the library would collect."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad():
-            results = self.evaluator.predict(model, inputs)
+            results = self.evaluator.predict(unwrap_peft(model), inputs)
         metric = self.evaluator.metric
         records = [
             (metric.record(result.prediction, target), result.loss, result.weight)
@@ -102,7 +103,7 @@ def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path
         examples: The data set.
         file: Where to save the picture.
     """
-    evaluator, model = trainer.evaluator, trainer.model
+    evaluator, model = trainer.evaluator, trainer.plain_model
     indices = np.linspace(0, len(examples) - 1, min(MAX_PICTURED, len(examples))).round().astype(int).tolist()
     chosen = [examples[index] for index in indices]
     batch = replace(trainer.data_collator, keeps_targets=True)(chosen)

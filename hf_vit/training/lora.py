@@ -1,12 +1,13 @@
 """LoRA: models whose weights stay as they are but for updates of low rank, trained and saved as an adapter."""
 
 import copy
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, is_peft_available
@@ -15,7 +16,7 @@ from ..model.pretrained import HfViTPreTrainedModel
 
 
 if is_peft_available():
-    from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+    from peft import LoraConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -185,35 +186,42 @@ def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     model.peft_config[name].save_pretrained(folder)
 
 
-def load_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Loads a saved adapter into an adapted model.
+def as_peft_model(model: PreTrainedModel) -> "PeftModel":
+    """Wraps an adapted model as the library's Trainer knows adapters, which it then saves and loads alone."""
+    name = active_adapter(model)
+    adapter = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    adapter = {f"{PREFIX}{key}": weight.clone() for key, weight in adapter.items()}
+    with (
+        torch.random.fork_rng(),
+        warnings.catch_warnings(),
+    ):  # peft draws the adapter anew, and warns that there is one
+        warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
+        wrapped = PeftModel(model, model.peft_config[name], adapter_name=name)
+    set_peft_model_state_dict(wrapped, adapter, adapter_name=name)
+    return wrapped
 
-    Args:
-        model: Has an adapter of the same shape.
-        folder: Where `save_adapter` has put it.
 
-    Raises:
-        ValueError: if there is none.
-    """
-    file = folder / ADAPTER_SAFE_WEIGHTS_NAME
-    if not file.is_file():
+def unwrap_peft(model: nn.Module) -> nn.Module:
+    """Returns the model that `as_peft_model` has wrapped, and any other one as it is."""
+    if is_peft_available() and isinstance(model, PeftModel):
+        base: nn.Module = model.get_base_model()
+        return base
+    return model
+
+
+def check_adapter(model: nn.Module, checkpoint: Path) -> None:
+    """Raises `ValueError` if a checkpoint holds an adapter and the model has none, or the other way around."""
+    has_adapter = (checkpoint / ADAPTER_SAFE_WEIGHTS_NAME).is_file()
+    if is_adapted(model) and not has_adapter:
         raise ValueError(
-            f"{folder.parent} holds no adapter ({ADAPTER_FOLDER}/{ADAPTER_SAFE_WEIGHTS_NAME}): it is of a training in "
-            "which all weights learned. Go on without lora_rank."
+            f"{checkpoint} holds no adapter ({ADAPTER_SAFE_WEIGHTS_NAME}): it is of a training in which all weights "
+            "learned. Go on without lora_rank."
         )
-    weights = {key.removeprefix(PREFIX): weight for key, weight in load_file(file).items()}
-    set_peft_model_state_dict(model, weights, adapter_name=active_adapter(model))
-
-
-def ignore_plain_weights(model: PreTrainedModel, weights: dict[str, Tensor], *_: Any) -> None:
-    """Leaves an adapted model as it is when weights of a plain one are loaded: a hook before `load_state_dict`.
-
-    The library's Trainer loads the merged weights of a checkpoint, which are rounded. The adapter beside them is what
-    counts, and warnings of keys that are missing would mislead.
-    """
-    if any(f"{name}.weight" in weights for name, _ in adapted_modules(model)):
-        weights.clear()
-        weights.update(model.state_dict())
+    if has_adapter and not is_adapted(model):
+        raise ValueError(
+            f"{checkpoint} holds an adapter alone ({ADAPTER_SAFE_WEIGHTS_NAME}). Go on with the lora_rank of its "
+            "training."
+        )
 
 
 def describe_adapter(model: PreTrainedModel) -> dict[str, str]:

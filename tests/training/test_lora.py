@@ -14,6 +14,7 @@ from transformers import pipeline
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, run
+from hf_vit.training.checkpoints import find_fault
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
@@ -116,7 +117,16 @@ def test_a_training_is_taken_up_again_bit_for_bit(tmp_path: Path, caplog: pytest
     assert "keys in the checkpoint" not in caplog.text
     expected = whole.model.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
-    (tmp_path / "whole" / "checkpoint-3" / "adapter" / "adapter_model.safetensors").unlink()
+    (tmp_path / "whole" / "checkpoint-3" / "adapter_model.safetensors").unlink()
+    checkpoint = tmp_path / "whole" / "checkpoint-6"
+    assert not (checkpoint / "model.safetensors").exists()
+    assert find_fault(checkpoint) is None
+    (checkpoint / "adapter_model.safetensors").rename(tmp_path / "adapter_model.safetensors")
+    assert "adapter_model.safetensors" in find_fault(checkpoint)
+    (tmp_path / "adapter_model.safetensors").rename(checkpoint / "adapter_model.safetensors")
+    plain = digits_trainer(tmp_path / "plain", tmp_path / "base", **{**options, "lora_rank": None})
+    with pytest.raises(ValueError, match=r"checkpoint-6 holds an adapter alone .* with the lora_rank of its training"):
+        plain.train(resume_from_checkpoint=str(checkpoint))
     with pytest.raises(ValueError, match=r"checkpoint-3 holds no adapter .* Go on without lora_rank"):
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
 
@@ -136,7 +146,7 @@ def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path) -> None:
     )
     trainer.train()
     assert trainer.state.best_global_step < 3
-    best = load_file(Path(trainer.state.best_model_checkpoint) / "adapter" / "adapter_model.safetensors")
+    best = load_file(Path(trainer.state.best_model_checkpoint) / "adapter_model.safetensors")
     trainer.save_model()
     kept = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
     assert all(torch.equal(weight, best[name]) for name, weight in kept.items())

@@ -6,7 +6,6 @@ from typing import Any
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from ..distillation.base import Distillation
-from ..lora import ADAPTER_FOLDER, is_adapted, load_adapter
 
 
 class ResumeCallback(TrainerCallback):
@@ -22,18 +21,6 @@ def best_checkpoint(args: TrainingArguments, state: TrainerState) -> Path | None
     """Returns the checkpoint that the library loads at the end of a training, or None if it keeps the last weights."""
     is_loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
     return Path(state.best_model_checkpoint) if is_loaded else None
-
-
-class AdapterCheckpoints(ResumeCallback):
-    """Loads the adapter of a checkpoint into an adapted model: the merged weights beside it are rounded."""
-
-    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        if self.checkpoint is not None and is_adapted(kwargs["model"]):
-            load_adapter(kwargs["model"], self.checkpoint / ADAPTER_FOLDER)
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        if is_adapted(kwargs["model"]) and (best := best_checkpoint(args, state)) is not None:
-            load_adapter(kwargs["model"], best / ADAPTER_FOLDER)
 
 
 class DistillationCheckpoints(ResumeCallback):

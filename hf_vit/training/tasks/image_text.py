@@ -396,7 +396,7 @@ class ImageTextTrainer(EvaluatorTrainer):
 
     def mean_loss(self) -> float:
         """Returns the loss of all images that have been evaluated."""
-        return self.evaluator.loss(self.model)
+        return self.evaluator.loss(self.plain_model)
 
     def get_decay_parameter_names(self, model: torch.nn.Module) -> list[str]:
         """Leaves the temperature out, as CLIP does."""

@@ -294,7 +294,7 @@ class NeighborTrainer(EvaluatorTrainer):
         features, classes = [], []
         for batch in self.get_test_dataloader(self.known):
             inputs = self._prepare_inputs(batch)
-            described = self.evaluator.features(self.model, inputs["pixel_values"])
+            described = self.evaluator.features(self.plain_model, inputs["pixel_values"])
             numbers = torch.tensor(inputs["targets"], device=described.device)
             described, numbers = self.accelerator.gather_for_metrics((described, numbers))
             features.append(described)
