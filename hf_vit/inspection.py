@@ -76,24 +76,15 @@ def _class_of(config: Mapping[str, Any]) -> type[HfViTPreTrainedModel]:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A photo as a model sees it.
-
-    Args:
-        model: A model in evaluation mode.
-        processor: Prepares photos without cutting anything off, see `open_for_inspection`.
-        photo: The photo.
-        point: x and y in pixels of the photo: the patch that attends or is compared; None means the image's summary,
-            or the patch in the middle.
-        class_name: The class that saliency explains; None means the likeliest.
-        foreground_threshold: See `feature_colors`.
-    """
+    """A photo as a model sees it; for model and processor see `open_for_inspection`."""
 
     model: HfViTPreTrainedModel
     processor: BaseImageProcessor
     photo: Image.Image
+    # x and y in pixels of the photo: what attends or is compared; None means the image's summary, or the middle
     point: tuple[float, float] | None = None
-    class_name: str | None = None
-    foreground_threshold: float | None = None
+    class_name: str | None = None  # that saliency explains; None means the likeliest
+    foreground_threshold: float | None = None  # see `feature_colors`
 
     @cached_property
     def pixel_values(self) -> Tensor:
@@ -120,11 +111,7 @@ class Inspection:
         return None if self.point is None else patch_at(self.point, (self.photo.height, self.photo.width), grid)
 
     def class_number(self) -> int:
-        """Returns the number of the class.
-
-        Raises:
-            ValueError: if the model does not know it.
-        """
+        """Returns the number of the class; raises `ValueError` if the model does not know it."""
         known = self.model.config.label2id
         if self.class_name is None:
             with torch.no_grad():

@@ -158,12 +158,7 @@ def _open_predictor(
 
 
 class Predictor(ABC):
-    """Predicts for one task: answers as JSON, as files and as a picture.
-
-    Args:
-        model: Folder of a saved model, or its name on the Hub.
-        **options: Keyword arguments of the pipeline's call.
-    """
+    """Predicts for one task, as JSON, files and pictures; `options` are keyword arguments of the pipeline's call."""
 
     pipeline: ClassVar[str]
     columns: ClassVar[int | None] = 1  # of a picture of many images; None makes as many as there are rows
@@ -214,13 +209,7 @@ class ClassificationPredictor(Predictor):
 
 
 class SemanticPredictor(Predictor):
-    """Predicts the class of every pixel: `classes` with their share of the image, the largest first.
-
-    Args:
-        model: As in `Predictor`.
-        threshold: Lowest score of a segment; classes have none.
-        subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
-    """
+    """Predicts the class of every pixel: `classes` with their share of the image, the largest first."""
 
     pipeline = "image-segmentation"
 
@@ -364,13 +353,7 @@ class DetectionPredictor(Predictor):
 
 
 class KeypointPredictor(Predictor):
-    """Predicts `poses`: the keypoints of the one object that an image shows, or of each in a box.
-
-    Args:
-        model: As in `Predictor`.
-        boxes: Of each image; where it has no entry, the whole image is the object.
-        **options: As in `Predictor`.
-    """
+    """Predicts `poses`: the keypoints of each object in the boxes of an image, or of the one that the image shows."""
 
     pipeline = "keypoint-detection"
 
@@ -413,16 +396,7 @@ class KeypointPredictor(Predictor):
 
 
 def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
-    """Returns the boxes of each image from the lines that are predicted for objects.
-
-    Args:
-        file: A JSON line for each image, see `BOX_LINE`.
-        images: The images.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is another one, or says nothing of an image.
-    """
+    """Returns the boxes of each image from lines like `BOX_LINE`; raises `ValueError` if one is wrong or missing."""
     boxes = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -442,11 +416,7 @@ def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
 
 
 def find_images(inputs: Sequence[Path]) -> list[Path]:
-    """Lists the files among `inputs` and, sorted, the images in their folders.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Lists the files among `inputs` and, sorted, the images in folders; raises `ValueError` where there is none."""
     files: list[Path] = []
     for path in inputs:
         if not path.exists():
@@ -459,11 +429,7 @@ def find_images(inputs: Sequence[Path]) -> list[Path]:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Opens an image upright, as 8-bit colors on white, as no pipeline does by itself.
-
-    Raises:
-        ValueError: if it cannot be read.
-    """
+    """Opens an image upright, as 8-bit colors on white, as no pipeline does; raises `ValueError` if unreadable."""
     try:
         with Image.open(file) as opened:
             pixels = read_image(opened, "it", num_channels=3)  # (3, H, W)

@@ -29,7 +29,7 @@ from ..model.image_inputs import decode_image
 from ..training.recipe import parse_arguments
 from .arguments import DTYPES, ExtractionArguments
 from .encoder import ImageEncoder, open_encoder
-from .files import FeatureSettings, Shard, digest, digest_processor, digest_weights, plan_shards
+from .files import FeatureSettings, Shard, digest, digest_weights, plan_shards
 
 
 logger = logging.get_logger(__name__)
@@ -81,19 +81,12 @@ def _rounded(vectors: Tensor, name: str, dtype: str) -> Tensor:
 
 
 class ReadImage(NamedTuple):
-    """An image, or what is wrong with it.
-
-    Args:
-        file: Its name.
-        label: Name of its class, if that is known.
-        pixels: (C, H, W) uint8 or float32; None where it cannot be read.
-        fault: Why it cannot.
-    """
+    """An image, or what is wrong with it."""
 
     file: str
-    label: str | None
-    pixels: Tensor | None
-    fault: str = ""
+    label: str | None  # name of its class, if that is known
+    pixels: Tensor | None  # (C, H, W) uint8 or float32; None where it cannot be read
+    fault: str = ""  # why it cannot
 
 
 class ImageReader(torch.utils.data.Dataset[ReadImage]):
@@ -194,7 +187,7 @@ def describe(args: ExtractionArguments, splits: DatasetDict, encoder: ImageEncod
         model=args.model_name_or_path,
         dataset=args.dataset_name,
         weights=digest_weights(encoder.model),
-        image_processor=digest_processor(encoder.processor),
+        image_processor=digest([encoder.processor.to_json_string()]),
         files=digest(f"{file}\n" for split in splits.values() for file in _files(split)),
         images={name: len(split) for name, split in splits.items()},
         features=list(args.features),
@@ -216,19 +209,7 @@ def write_shard(
     args: ExtractionArguments,
     count: Callable[[int], object],
 ) -> None:
-    """Writes the features of a range of the images of a split.
-
-    Args:
-        folder: Where to write.
-        shard: The range.
-        split: All images of the split.
-        encoder: Computes the features.
-        args: How to read images.
-        count: Called with the number of images of every batch.
-
-    Raises:
-        OSError: if an image cannot be read and `skip_unreadable` is not set.
-    """
+    """Writes the features of a range of a split's images; calls `count` with the number of images of every batch."""
     images = ImageReader(split.select(range(shard.start, shard.stop)), encoder.processor)
     schema = make_schema(encoder.widths, args.dtype, has_labels=CLASS in split.column_names)
     batches = DataLoader(images, args.batch_size, num_workers=args.num_workers, collate_fn=list)

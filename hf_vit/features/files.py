@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
-from transformers import BaseImageProcessor, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..data.formats.files import SPLITS, listed
 
@@ -56,11 +56,7 @@ class FeatureSettings:
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
     def start(self, folder: Path) -> None:
-        """Writes the settings into a new folder, or compares them with those of the features that it holds.
-
-        Raises:
-            ValueError: if the folder holds other features, or other files.
-        """
+        """Writes the settings into a new folder; raises `ValueError` if it holds other features, or other files."""
         file = folder / SETTINGS_NAME
         if file.is_file():
             found = FeatureSettings.read(folder)
@@ -107,11 +103,6 @@ def digest_weights(model: PreTrainedModel) -> str:
             weight.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
         )
     )
-
-
-def digest_processor(processor: BaseImageProcessor) -> str:
-    """Returns the digest of the settings of an image processor."""
-    return digest([processor.to_json_string()])
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..evaluation.base import as_array
-from ..model.configuration_hf_vit import HfViTConfig
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.embeddings import Grid
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_classification import HfViTForImageClassification
 from ..model.task_detection import HfViTForObjectDetection
 from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
 from .figures import PictureFile, new_figure, save
-from .patches import Patch, check_eval_mode, grids_of, number_of, patch_distances, patch_size_of
+from .patches import Patch, check_eval_mode, grids_of, number_of, patch_distances
 
 
 # Their blocks have queries beside the tokens of the model inside
@@ -48,11 +48,7 @@ class Attention:
     pooled: Tensor
 
     def query(self, patch: Patch | None) -> Tensor:
-        """Returns the weight (L,) of each token in what attends: one patch, or with None the image's summary.
-
-        Raises:
-            ValueError: if there is no such patch.
-        """
+        """Returns the weight (L,) of each token in what attends: one patch, or with None the image's summary."""
         if patch is None:
             return self.pooled
         number = torch.tensor(self.num_prefix + number_of(patch, self.grid), device=self.pooled.device)
@@ -113,10 +109,8 @@ def _each_image(
     pixel_values: Tensor,
     patch_attention_mask: Tensor | None,
 ) -> list[Attention]:
-    """Splits weights (B, heads, L, L) of each layer into those of each image, without padding, in float32 at least.
-
-    Blocks before a head's queries have Q tokens less.
-    """
+    """Splits weights (B, heads, L, L) of each layer into those of each image, without padding, in float32 at least."""
+    # Blocks before a head's queries have Q tokens less.
     num_prefix, num_tokens = model.config.num_prefix_tokens, layers[-1].shape[-1]
     weights = torch.stack([_with_queries(layer, num_tokens) for layer in layers], dim=1)  # (B, layers, heads, L, L)
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
@@ -129,7 +123,7 @@ def _each_image(
         own = torch.cat((prefix, inside, queries))
         own_weights = own_weights[..., own[:, None], own]  # (layers, heads, own L, own L)
         pooled = _pooled(model.config, own_weights, len(inside))
-        result.append(Attention(own_weights, grid, patch_size_of(model), num_prefix, pooled))
+        result.append(Attention(own_weights, grid, to_pair(model.config.patch_size), num_prefix, pooled))
     return result
 
 

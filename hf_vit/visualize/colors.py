@@ -89,14 +89,7 @@ def span_of(values: np.ndarray) -> tuple[float, float]:
 
 
 def in_colors(values: np.ndarray, valid: np.ndarray, span: tuple[float, float], colors: str) -> np.ndarray:
-    """Returns values (H, W) in colors, (H, W, 3) uint8; gray where `valid` (H, W) is False.
-
-    Args:
-        values: The values.
-        valid: Where to draw them.
-        span: The values of the first and the last color.
-        colors: Name of a color map of matplotlib.
-    """
+    """Returns values (H, W) in a color map with the ends `span`, (H, W, 3) uint8; gray where not `valid` (H, W)."""
     from matplotlib import colormaps  # here, as training needs this package but not always a picture
 
     lowest, highest = span

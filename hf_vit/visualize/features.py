@@ -20,15 +20,10 @@ from .patches import Patch, check_eval_mode, grids_of, number_of
 
 
 def principal_components(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Returns the directions along which vectors vary most.
+    """Returns the `count` directions along which rows (M, D) vary most, and the share of the variance along each.
 
-    Args:
-        rows: (M, D).
-        count: How many directions; there are no more than M or D.
-
-    Returns:
-        The directions (count, D), each of length 1 and with a positive largest entry, and the share of the variance
-        (count,) along each; the first has the most. Float64, as shares are small differences of large sums.
+    The directions (count, D) have length 1 and a positive largest entry. Both are float64, as shares are small
+    differences of large sums, the largest share first; there are no more than M or D.
     """
     centered = rows.double() - rows.double().mean(dim=0)
     variances, directions = torch.linalg.eigh(centered.T @ centered)  # of the least first; directions are columns

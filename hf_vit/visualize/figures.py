@@ -34,11 +34,7 @@ TEXT_HEIGHT, TEXT_SIZE = 20, 13  # pixels
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Returns an empty figure of a size in inches.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
+    """Returns an empty figure of a size in inches; raises `ImportError` if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure  # here, as training needs this package but not always a picture
     except ImportError as error:
@@ -52,11 +48,7 @@ def save(figure: "Figure", file: PictureFile) -> None:
 
 
 def as_picture(image: Picture) -> np.ndarray:
-    """Returns a PIL image, an array (H, W, 3) or a tensor (C, H, W), with C = 1 or 3, as (H, W, 3) uint8.
-
-    Raises:
-        ValueError: if the image has another shape, or an array or tensor is not uint8.
-    """
+    """Returns an array (H, W, C) or a tensor (C, H, W) of uint8, C = 1 or 3, or a PIL image as (H, W, 3) uint8."""
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"))
     array = image.movedim(0, -1).numpy(force=True) if isinstance(image, torch.Tensor) else image
@@ -69,11 +61,7 @@ def as_picture(image: Picture) -> np.ndarray:
 
 
 def check_size(picture: np.ndarray, values: np.ndarray, name: str) -> None:
-    """Compares the size of a picture (H, W, 3) with that of values (..., H, W) to draw over or beside it.
-
-    Raises:
-        ValueError: if they differ.
-    """
+    """Raises `ValueError` if a picture (H, W, 3) and values (..., H, W) to draw over it differ in size."""
     if picture.shape[:2] != values.shape[-2:]:
         sizes = ["x".join(map(str, size)) for size in (picture.shape[:2], values.shape[-2:])]
         raise ValueError(
@@ -85,16 +73,9 @@ def check_size(picture: np.ndarray, values: np.ndarray, name: str) -> None:
 def picture_rows(
     pictures: Sequence[np.ndarray], titles: Sequence[str], widths: Sequence[float], legend_lines: int = 0
 ) -> tuple["Figure", np.ndarray]:
-    """Returns a figure with a row of empty panels for each picture, and the panels (rows, columns).
+    """Returns a figure with a row for each picture (H, W, 3), and its empty panels (rows, columns).
 
-    Args:
-        pictures: The first picture (H, W, 3) of each row, which sets the height of the row.
-        titles: Of each column.
-        widths: Of each column, 1 for a picture.
-        legend_lines: How many lines of text to leave room for at the bottom.
-
-    Raises:
-        ValueError: if there is no picture.
+    The width of a column with a picture is 1; `legend_lines` of text have room at the bottom.
     """
     if not pictures:
         raise ValueError("There is no image to draw.")
@@ -132,17 +113,9 @@ def draw_comparison(
     legend: "Legend",
     file: PictureFile,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, then the columns.
+    """Draws a row for each of the first `MAX_ROWS` images: the image, then a panel for its value in each column.
 
-    Args:
-        images: N images of any sizes.
-        columns: A value for each image, by the title of the column.
-        draw: Fills a panel; takes the panel, the image (H, W, 3) and the column's value for it.
-        legend: The legend below.
-        file: Where to save the picture; the suffix is the format.
-
-    Raises:
-        ValueError: if there is no image, or a column has not as many entries as there are images.
+    `draw` fills a panel, given the panel, the image (H, W, 3) and the value. Raises `ValueError` if there is no image.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]
     widths = [1.0] * (1 + len(columns))
@@ -156,13 +129,7 @@ def draw_comparison(
 
 
 class Legend:
-    """Names of those classes that occur in a figure, beside their colors.
-
-    Args:
-        labels: Class numbers, in any order; those that are none of the K classes stand for ignored pixels.
-        names: The K class names.
-        palette: (K, 3) uint8.
-    """
+    """Names and colors of those of K classes that occur in a figure; labels beyond stand for ignored pixels."""
 
     def __init__(self, labels: Iterable[int], names: Sequence[str], palette: np.ndarray) -> None:
         found = set(labels)

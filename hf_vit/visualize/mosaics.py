@@ -73,11 +73,7 @@ def patch_filters(model: HfViTPreTrainedModel, count: int = 28) -> Tensor:
 
 
 def mosaic(maps: np.ndarray) -> np.ndarray:
-    """Puts maps (R, C, h, w), maybe with channels (R, C, h, w, K), into rows and columns.
-
-    Returns:
-        (R·(h + 1) - 1, C·(w + 1) - 1) or with channels, float64; NaN in the gaps.
-    """
+    """Puts maps (R, C, h, w), maybe with channels (R, C, h, w, K), into rows and columns with gaps of NaN, float64."""
     gaps = [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)][: maps.ndim]
     framed = np.pad(maps.astype(np.float64), gaps, constant_values=np.nan).swapaxes(1, 2)  # (R, h + 1, C, w + 1)
     rows, height, columns, width = framed.shape[:4]

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from ..evaluation.base import as_array
-from ..model.configuration_hf_vit import to_pair
 from ..model.embeddings import Grid, image_grids
 from ..model.pretrained import HfViTPreTrainedModel
 from .colors import BAR_COLUMN, draw_bar, in_colors, span_of
@@ -47,11 +46,7 @@ def patch_at(point: tuple[float, float], image_size: tuple[int, int], grid: Grid
 
 
 def number_of(patch: Patch, grid: Grid) -> int:
-    """Returns the number of a patch, counted row by row.
-
-    Raises:
-        ValueError: if it lies outside the grid.
-    """
+    """Returns the number of a patch, counted row by row; raises `ValueError` if it lies outside the grid."""
     row, column = patch
     if not (0 <= row < grid[0] and 0 <= column < grid[1]):
         raise ValueError(
@@ -79,11 +74,6 @@ def grids_of(model: HfViTPreTrainedModel, pixel_values: Tensor, patch_attention_
         return image_grids(patch_attention_mask)
     grid: Grid = model.base_model.embeddings.patch_embeddings.grid(pixel_values)
     return [grid] * len(pixel_values)
-
-
-def patch_size_of(model: HfViTPreTrainedModel) -> tuple[int, int]:
-    """Returns height and width of a model's patches in pixels."""
-    return to_pair(model.config.patch_size)
 
 
 def check_eval_mode(model: HfViTPreTrainedModel) -> None:

@@ -12,7 +12,7 @@ from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import TargetData, load_depth_estimation
+from ...data import load_depth_estimation
 from ...evaluation import DepthMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_geometry import resize_nearest
@@ -33,13 +33,6 @@ class DepthEvaluator(Evaluator):
     metric: DepthMetric
 
     def __init__(self, processor: BaseImageProcessor, metric: DepthMetric, options: HfViTDepthConfig) -> None:
-        """Makes an evaluator.
-
-        Args:
-            processor: Makes maps of outputs.
-            metric: Scores them.
-            options: The model's, which say whether it predicts meters.
-        """
         super().__init__(processor, metric)
         self.is_relative = options.depth_estimation_type == "relative"
         trained = math.inf if self.is_relative or options.max_depth is None else options.max_depth
@@ -174,13 +167,10 @@ class DepthTrainingArguments(TaskTrainingArguments):
 
 @dataclass
 class DepthEstimation(DenseTask):
-    """Monocular depth.
-
-    Args:
-        evaluation: How it is evaluated.
-    """
+    """Monocular depth."""
 
     model_class = HfViTForDepthEstimation
+    load_source = staticmethod(load_depth_estimation)
     pipeline = "depth-estimation"
     usage = Usage(
         name="estimate",
@@ -198,10 +188,6 @@ print(result["predicted_depth"])  # (height, width)""",
     args: DepthTrainingArguments
     evaluation: DepthEvaluationArguments
 
-    def open_data(self) -> TargetData:
-        """Opens images and depth maps."""
-        return load_depth_estimation(self.data.dataset_name, **self.data.source_options())
-
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
         options = model.options
@@ -213,11 +199,7 @@ print(result["predicted_depth"])  # (height, width)""",
         }
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DepthEvaluator:
-        """Returns the evaluator.
-
-        Raises:
-            ValueError: if the model's predictions cannot be aligned so.
-        """
+        """Returns the evaluator; raises `ValueError` if the model's predictions cannot be aligned so."""
         options, evaluation = model.options, self.evaluation
         max_depth = options.max_depth if evaluation.max_eval_depth is None else evaluation.max_eval_depth
         metric = DepthMetric(
@@ -230,15 +212,7 @@ print(result["predicted_depth"])  # (height, width)""",
 
 
 def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "relative"]) -> Alignment | None:
-    """Returns what is fitted to the truth before depth is evaluated.
-
-    Args:
-        given: `--eval_alignment`.
-        depth_type: What the model predicts.
-
-    Raises:
-        ValueError: if the predictions cannot be aligned so.
-    """
+    """Returns what is fitted to the truth; raises `ValueError` if what is `given` does not suit the predictions."""
     if depth_type == "metric" and given == "scale_shift":
         raise ValueError(
             "--eval_alignment scale_shift fits inverse depth, but the model answers meters. Leave it out, or set "

@@ -194,16 +194,7 @@ VOCAB_SIZE, MAX_TEXT_LENGTH = 8192, 64
 def load_image_text_model(
     args: ImageTextModelArguments, captions: Iterable[str]
 ) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
-    """Returns the model to train and its processor.
-
-    Args:
-        args: What it starts from.
-        captions: What a tokenizer is trained on, if it is.
-
-    Raises:
-        OSError: if there is no such model or tokenizer.
-        ValueError: if one is of another kind, or an option does not fit.
-    """
+    """Returns the model to train and its processor; its tokenizer is trained on `captions` where `args` name none."""
     name, text_name = args.model_name_or_path, args.text_model_name_or_path
     if name is not None and text_name is None and has_tokenizer(name):
         args.refuse_beside("model_name_or_path", "tokenizer_name", "vocab_size", "text_preset", "max_text_length")
@@ -234,12 +225,7 @@ def has_tokenizer(name_or_path: str) -> bool:
 
 
 def make_tokenizer(args: ImageTextModelArguments, captions: Iterable[str]) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a fresh text tower, or of a text encoder of the library.
-
-    Raises:
-        OSError: if there is none of its name.
-        ValueError: if it cannot bring texts to one length, or the encoder cannot read as long texts as are wanted.
-    """
+    """Returns the tokenizer of a fresh text tower or of the library's encoder; raises `ValueError` if none fits."""
     name = args.text_model_name_or_path or args.tokenizer_name
     if name is None:
         return train_tokenizer(captions, args.vocab_size or VOCAB_SIZE, args.max_text_length or MAX_TEXT_LENGTH)
@@ -256,18 +242,12 @@ def make_tokenizer(args: ImageTextModelArguments, captions: Iterable[str]) -> Pr
 
 
 def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Returns the options of a text tower that is a text encoder of the library.
-
-    What sums up a text is its first token, or the last one where the tokenizer puts nothing before it.
-
-    Raises:
-        OSError: if there is no such model.
-        ValueError: if it reads no texts.
-    """
+    """Returns the options of a text tower that is a text encoder of the library; raises `ValueError` if it is none."""
     config = AutoConfig.from_pretrained(name)
     if "vocab_size" not in config.to_dict():
         raise ValueError(f"{name} is of the kind {config.model_type!r}, which reads no texts. Give a text encoder.")
     options: dict[str, Any] = {"encoder_config": config.to_diff_dict()}
+    # A text is summed up by its first token, or by the last where the tokenizer puts nothing before it.
     return options if tokenizer.cls_token_id is not None else {**options, "pooling": "last"}
 
 
@@ -405,11 +385,7 @@ class ImageTextTrainer(EvaluatorTrainer):
 
 @dataclass
 class ImageTextContrast(Task):
-    """Contrast of images and texts.
-
-    Args:
-        zero_shot: On which labeled images to evaluate it too.
-    """
+    """Contrast of images and texts."""
 
     model_class = HfViTForZeroShotImageClassification
     pipeline = "zero-shot-image-classification"
@@ -453,12 +429,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
         return split, loaded
 
     def open_model(self) -> tuple[HfViTForZeroShotImageClassification, HfViTProcessor]:
-        """Returns the new or saved model to train and its processor.
-
-        Raises:
-            OSError: if there is no such model or tokenizer.
-            ValueError: if an option does not fit, or an adapter is wanted of a fresh text tower.
-        """
+        """Returns the model to train and its processor; raises `ValueError` for an adapter of a fresh text tower."""
         if self.args.lora_rank is not None and has_fresh_text(self.model):
             raise ValueError(
                 f"lora_rank={self.args.lora_rank} changes little in what has learned much, and the text tower would "

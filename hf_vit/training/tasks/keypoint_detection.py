@@ -47,17 +47,9 @@ class KeypointEvaluator(Evaluator):
         skeleton: Sequence[Sequence[int]] = (),
         flip_test: bool = True,
     ) -> None:
-        """Makes an evaluator.
-
-        Args:
-            processor: Makes keypoints of outputs.
-            metric: Scores them.
-            skeleton: Pairs of keypoints that a line joins in pictures.
-            flip_test: Whether mirror images count too.
-        """
         super().__init__(processor, metric)
-        self.skeleton = skeleton
-        self.flip_test = flip_test
+        self.skeleton = skeleton  # pairs of keypoints that a line joins in pictures
+        self.flip_test = flip_test  # whether mirror images count too
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the keypoints of each object and its loss, which as in training is without mirror images."""
@@ -217,13 +209,10 @@ class KeypointTrainingArguments(TaskTrainingArguments):
 
 @dataclass
 class KeypointDetection(SupervisedTask):
-    """Keypoints of objects in given boxes.
-
-    Args:
-        evaluation: How they are evaluated.
-    """
+    """Keypoints of objects in given boxes."""
 
     model_class = HfViTForKeypointDetection
+    load_source = staticmethod(load_keypoint_detection)
     pipeline = "keypoint-detection"
     usage = Usage(
         name="find_keypoints",
@@ -248,10 +237,6 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     augmentation: KeypointAugmentationArguments
     args: KeypointTrainingArguments
     evaluation: KeypointEvaluationArguments
-
-    def open_data(self) -> KeypointData:
-        """Opens images and keypoints."""
-        return load_keypoint_detection(self.data.dataset_name, **self.data.source_options())
 
     def options_of_head(self) -> dict[str, dict[str, Any]]:
         """Returns what the data tell of the keypoints."""

@@ -28,7 +28,6 @@ from ...evaluation import NeighborAccuracy, classify_by_neighbors
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
-from ...model.task_configurations import HfViTMaskedImageModelingConfig
 from ...model.task_mim import (
     HfViTForMaskedImageModeling,
     PatchScale,
@@ -74,11 +73,7 @@ class MaskedImageModelArguments(TaskModelArguments):
     )
 
     def overrides(self) -> dict[str, Any]:
-        """Returns the same, with the mask token that "simmim" needs.
-
-        Raises:
-            ValueError: as for other tasks.
-        """
+        """Returns the same, with the mask token that "simmim" needs."""
         fields = super().overrides()
         if (fields.get(self.task_config) or {}).get("objective") == "simmim":
             return {"use_mask_token": True, **fields}
@@ -121,19 +116,12 @@ RAW_SIZE = 32  # pixels a side of the images whose pixels are taken for features
 
 @dataclass(frozen=True)
 class MaskedImage:
-    """What a model made of an image.
+    """What a model made of an image."""
 
-    Args:
-        pixel_values: (C, H, W), the image as the model takes it.
-        mask: (h, w) bool, True where a patch was masked.
-        reconstruction: (C, H, W) in the units of `pixel_values`.
-        class_number: Class of its neighbors, None where no classes are known.
-    """
-
-    pixel_values: Tensor
-    mask: Tensor
-    reconstruction: Tensor
-    class_number: int | None
+    pixel_values: Tensor  # (C, H, W), as the model takes it
+    mask: Tensor  # (h, w) bool, True where a patch was masked
+    reconstruction: Tensor  # (C, H, W) in the units of `pixel_values`
+    class_number: int | None  # of its neighbors, None where no classes are known
 
 
 class MaskedImageEvaluator(BaseEvaluator):
@@ -148,12 +136,6 @@ class MaskedImageEvaluator(BaseEvaluator):
     metric: NeighborAccuracy
 
     def __init__(self, processor: BaseImageProcessor, has_classes: bool) -> None:
-        """Makes an evaluator.
-
-        Args:
-            processor: Has made the images.
-            has_classes: Whether the classes of images are known.
-        """
         super().__init__(processor, NeighborAccuracy(has_classes))
         # Features (M, D) and classes (M,) of training images
         self.known: tuple[Tensor, Tensor] | None = None
@@ -172,7 +154,8 @@ class MaskedImageEvaluator(BaseEvaluator):
         """Returns the reconstruction, the class and the loss of each image."""
         pixel_values, options, patch_size = batch["pixel_values"], model.options, to_pair(model.config.patch_size)
         grid = pixel_values.shape[-2] // patch_size[0], pixel_values.shape[-1] // patch_size[1]
-        masks = _masks(batch, grid, options)
+        if (masks := batch.get("bool_masked_pos")) is None:
+            masks = draw_mask(len(batch["noise"]), grid, options, noise=batch["noise"])  # (B, N)
         patches = patchify(pixel_values, patch_size)  # (B, N, p·q·C)
         logits = self.logits(model, pixel_values, masks)
         scale = PatchScale(patches) if options.normalizes_patches else None
@@ -253,31 +236,12 @@ def raw_pixels(pixel_values: Tensor) -> Tensor:
     return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
 
 
-def _masks(batch: Batch, grid: tuple[int, int], options: HfViTMaskedImageModelingConfig) -> Tensor:
-    """Returns the masks (B, N) of a batch of `MaskedImageModelingCollator`."""
-    if "bool_masked_pos" in batch:
-        masks: Tensor = batch["bool_masked_pos"]
-        return masks
-    return draw_mask(len(batch["noise"]), grid, options, noise=batch["noise"])
-
-
 class NeighborTrainer(EvaluatorTrainer):
-    """`EvaluatorTrainer`, whose evaluations begin with the features of training images whose class is known.
-
-    Every process encodes a share of these images, gets the features of all, and then finds the neighbors of the images
-    that it evaluates.
-    """
+    """`EvaluatorTrainer`, whose evaluations begin with the features of training images whose class is known."""
 
     evaluator: MaskedImageEvaluator
 
     def __init__(self, *args: Any, known: TargetDataset, **kwargs: Any) -> None:
-        """Takes the arguments of `EvaluatorTrainer`.
-
-        Args:
-            *args: Passed on.
-            known: Training images with `class_number`; may be empty.
-            **kwargs: Passed on.
-        """
         super().__init__(*args, **kwargs)
         self.known = known
 
@@ -289,7 +253,7 @@ class NeighborTrainer(EvaluatorTrainer):
 
     @torch.no_grad()
     def describe_known(self) -> tuple[Tensor, Tensor]:
-        """Returns the features (M, D) and the classes (M,) of the training images whose class is known."""
+        """Returns features (M, D) and classes (M,) of all these images, of which each process encodes a share."""
         self.model.eval()
         features, classes = [], []
         for batch in self.get_test_dataloader(self.known):

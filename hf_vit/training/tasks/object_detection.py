@@ -51,13 +51,6 @@ class DetectionEvaluator(Evaluator):
     metric: DetectionMetric
 
     def __init__(self, processor: BaseImageProcessor, metric: DetectionMetric, num_queries: int) -> None:
-        """Makes an evaluator.
-
-        Args:
-            processor: Makes boxes of outputs.
-            metric: Scores them.
-            num_queries: How many objects the model finds at most.
-        """
         super().__init__(processor, metric)
         self.num_queries = num_queries
 
@@ -240,6 +233,7 @@ class ObjectDetection(SupervisedTask):
     """Object detection."""
 
     model_class = HfViTForObjectDetection
+    load_source = staticmethod(load_object_detection)
     pipeline = "object-detection"
     usage = Usage(
         name="detect",
@@ -258,10 +252,6 @@ print(len(result["boxes"]), "objects")""",
     data: DetectionDataArguments
     augmentation: DetectionAugmentationArguments
     args: DetectionTrainingArguments
-
-    def open_data(self) -> TargetData:
-        """Opens images and boxes."""
-        return load_object_detection(self.data.dataset_name, **self.data.source_options())
 
     def make_trainer(self) -> HfViTTrainer:
         """Returns the trainer, and warns if the model has not enough queries."""

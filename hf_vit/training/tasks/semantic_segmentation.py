@@ -11,7 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
-from ...data import TargetData, load_semantic_segmentation
+from ...data import load_semantic_segmentation
 from ...evaluation import SemanticSegmentationMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_targets import IGNORED_LABEL
@@ -55,13 +55,6 @@ class SemanticEvaluator(Evaluator):
         names: Sequence[str],
         evaluation: SemanticEvaluationArguments = WHOLE_IMAGE,
     ) -> None:
-        """Makes an evaluator.
-
-        Args:
-            processor: Makes maps of outputs.
-            names: The class names.
-            evaluation: Windows and copies; by default the whole image as it is.
-        """
         super().__init__(processor, SemanticSegmentationMetric(names))
         self.evaluation = evaluation
 
@@ -166,13 +159,10 @@ class SemanticTrainingArguments(TaskTrainingArguments):
 
 @dataclass
 class SemanticSegmentation(DenseTask):
-    """Semantic segmentation, a class for every pixel.
-
-    Args:
-        evaluation: How it is evaluated.
-    """
+    """Semantic segmentation, a class for every pixel."""
 
     model_class = HfViTForSemanticSegmentation
+    load_source = staticmethod(load_semantic_segmentation)
     pipeline = "image-segmentation"
     usage = Usage(
         name="segment",
@@ -189,10 +179,6 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     args: SemanticTrainingArguments
     evaluation: SemanticEvaluationArguments
 
-    def open_data(self) -> TargetData:
-        """Opens images and masks."""
-        return load_semantic_segmentation(self.data.dataset_name, **self.data.source_options())
-
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
         options = model.options
@@ -205,11 +191,7 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         return {"head": options.head, "loss": describe_weights(weights)}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
-        """Returns the evaluator.
-
-        Raises:
-            ValueError: if windows are no whole patches, or the model ignores another label than masks have.
-        """
+        """Returns the evaluator; raises `ValueError` for windows of no whole patches, or another ignored label."""
         if (ignored := model.options.semantic_loss_ignore_index) != IGNORED_LABEL:
             raise ValueError(
                 f"semantic_loss_ignore_index={ignored} of segmentation_config must be {IGNORED_LABEL} here, which is "

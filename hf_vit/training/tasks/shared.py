@@ -30,11 +30,7 @@ class TaskModelArguments(ModelArguments):
     task_options: ClassVar[tuple[str, ...]] = ("head",)  # those of them that are fields here
 
     def overrides(self) -> dict[str, Any]:
-        """Returns the fields of `config_overrides`, and with them `image_size` and the options of the head.
-
-        Raises:
-            ValueError: if one of these is given twice, or the fields are no JSON object.
-        """
+        """Returns all overrides with the head's options; raises `ValueError` if one is given twice."""
         fields = super().overrides()
         options = fields.get(self.task_config) or {}
         given = {name: vars(self)[name] for name in self.task_options if vars(self)[name] is not None}
@@ -122,21 +118,18 @@ class ObjectDataArguments(ImageDataArguments):
 
 @dataclass
 class SupervisedTask(Task):
-    """A task whose targets are predicted one by one, maybe with the help of a teacher.
+    """A task whose targets are predicted one by one, maybe with the help of a teacher."""
 
-    Args:
-        distillation: From which teacher, if any.
-    """
-
+    load_source: ClassVar[Callable[..., TargetData]]  # of `hf_vit.data`
     collator_class: ClassVar[type[TargetCollator]]
 
     distillation: DistillationArguments
 
     loaded: TargetData = field(init=False)
 
-    @abstractmethod
     def open_data(self) -> TargetData:
-        """Opens the data."""
+        """Opens images and targets."""
+        return self.load_source(self.data.dataset_name, **self.data.source_options())
 
     @abstractmethod
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> Evaluator:

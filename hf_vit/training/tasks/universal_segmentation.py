@@ -16,7 +16,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ...data import TargetData, load_universal_segmentation
+from ...data import load_universal_segmentation
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
@@ -55,7 +55,14 @@ class UniversalEvaluator(Evaluator):
             instances = self.processor.post_process_instance_segmentation(
                 outputs, threshold=MIN_INSTANCE_SCORE, return_binary_maps=True, **same
             )
-            found[INSTANCE] = [_listed(result) for result in instances]
+            found[INSTANCE] = [
+                {
+                    "masks": result["segmentation"],
+                    "class_labels": [segment["label_id"] for segment in result["segments_info"]],
+                    "scores": [segment["score"] for segment in result["segments_info"]],
+                }
+                for result in instances
+            ]
         predictions = [dict(zip(found, parts, strict=True)) for parts in zip(*found.values(), strict=True)]
         return [ImageResult(*pair) for pair in zip(predictions, self._losses(model, outputs, batch), strict=True)]
 
@@ -145,15 +152,6 @@ class UniversalEvaluator(Evaluator):
         )
 
 
-def _listed(result: dict[str, Any]) -> dict[str, Any]:
-    info = result["segments_info"]
-    return {
-        "masks": result["segmentation"],
-        "class_labels": [segment["label_id"] for segment in info],
-        "scores": [segment["score"] for segment in info],
-    }
-
-
 class MaskAnnealing(TrainerCallback):
     """Lowers the chance of masked attention with every step, so that the trained model does without it.
 
@@ -168,19 +166,10 @@ class MaskAnnealing(TrainerCallback):
         model: HfViTForUniversalSegmentation,
         **kwargs: Any,
     ) -> None:
-        """Sets the chances of the first step."""
-        model.anneal_masks(state.global_step / state.max_steps)
-
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: HfViTForUniversalSegmentation,
-        **kwargs: Any,
-    ) -> None:
         """Sets the chances of the next step; after the last there is none left."""
         model.anneal_masks(state.global_step / state.max_steps)
+
+    on_step_end = on_train_begin
 
 
 @dataclass
@@ -223,6 +212,7 @@ class UniversalSegmentation(DenseTask):
     """Universal segmentation: semantic, instance and panoptic."""
 
     model_class = HfViTForUniversalSegmentation
+    load_source = staticmethod(load_universal_segmentation)
     pipeline = "image-segmentation"
     usage = Usage(
         name="segment",
@@ -236,10 +226,6 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     data: UniversalDataArguments
     args: UniversalTrainingArguments
-
-    def open_data(self) -> TargetData:
-        """Opens images and masks."""
-        return load_universal_segmentation(self.data.dataset_name, **self.data.source_options())
 
     def load_data(self) -> list[str]:
         """Opens and checks the data and returns the names of its classes."""

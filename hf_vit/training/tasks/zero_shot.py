@@ -26,19 +26,12 @@ from ..trainer import HfViTTrainer
 
 @dataclass(frozen=True)
 class ZeroShotImages:
-    """Labeled images, on whose classes a model has not been trained.
+    """Labeled images, on whose classes a model has not been trained."""
 
-    Args:
-        source: Where they are from.
-        split: Which split of it they are.
-        images: The columns `image`, `label` and `file`.
-        templates: Texts with {} for the name of a class.
-    """
-
-    source: str
+    source: str  # where they are from
     split: str
-    images: Dataset
-    templates: list[str]
+    images: Dataset  # columns `image`, `label` and `file`
+    templates: list[str]  # texts with {} for the name of a class
 
     @property
     def names(self) -> list[str]:
@@ -98,18 +91,7 @@ class ZeroShotArguments:
 def load_zero_shot(
     args: ZeroShotArguments, captions: ImageDataArguments, training_args: HfViTTrainingArguments
 ) -> ZeroShotImages | None:
-    """Opens and checks the labeled images, if any are asked for.
-
-    Args:
-        args: Which images.
-        captions: What to do about images that cannot be read, and how many to take.
-        training_args: Gives the seed and, on several processes, the share of each.
-
-    Raises:
-        ImportError: if a package is missing that is needed to score them.
-        OSError: if the data is missing.
-        ValueError: if it is bad, or has no such split.
-    """
+    """Opens and checks the labeled images, if any are asked for; raises `ValueError` if there is no such split."""
     data = args.data_arguments(captions)
     if data is None:
         return None
@@ -150,14 +132,7 @@ def embed_classes(
     names: Sequence[str],
     templates: Sequence[str],
 ) -> Tensor:
-    """Returns embeddings of classes, (K, E) of length 1: the mean over the templates, as CLIP does.
-
-    Args:
-        model: In evaluation mode.
-        processor: Has the tokenizer.
-        names: Of the K classes; an underscore stands for a space.
-        templates: Texts with {} for a name.
-    """
+    """Returns embeddings of K classes, (K, E) of length 1: the mean over the templates, as CLIP does."""
     rows = []
     for name in names:
         texts = [template.replace("{}", name.replace("_", " ")) for template in templates]
@@ -173,17 +148,7 @@ def evaluate_zero_shot(
     labeled: ZeroShotImages,
     args: HfViTTrainingArguments,
 ) -> dict[str, float]:
-    """Evaluates a model on labeled images, on all processes, and writes what `write_scores` does as `zero_shot_…`.
-
-    Args:
-        model: Compares images with texts.
-        processor: Its own.
-        labeled: The images.
-        args: How to run it, and where to write.
-
-    Returns:
-        The scores, see `image_classification_metrics`.
-    """
+    """Returns the scores on labeled images, on all processes; writes the files of `write_scores` as `zero_shot_…`."""
     class_embeds = embed_classes(model.eval(), processor, labeled.names, labeled.templates)
     trainer = HfViTTrainer(
         model=ZeroShotClassifier(model, class_embeds),
