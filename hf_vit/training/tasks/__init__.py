@@ -1,23 +1,22 @@
-"""The tasks that models are trained for and evaluated on, by name."""
+"""The tasks that models are trained for and evaluated on: a file each, by whose name they are known."""
+
+import inspect
+from importlib import import_module
+from pkgutil import iter_modules
 
 from .base import Task
-from .depth_estimation import DepthEstimation
-from .image_classification import ImageClassification
-from .image_text import ImageTextContrast
-from .keypoint_detection import KeypointDetection
-from .masked_image_modeling import MaskedImageModeling
-from .object_detection import ObjectDetection
-from .semantic_segmentation import SemanticSegmentation
-from .universal_segmentation import UniversalSegmentation
 
 
-TASKS: dict[str, type[Task]] = {
-    "image_classification": ImageClassification,
-    "semantic_segmentation": SemanticSegmentation,
-    "universal_segmentation": UniversalSegmentation,
-    "depth_estimation": DepthEstimation,
-    "object_detection": ObjectDetection,
-    "keypoint_detection": KeypointDetection,
-    "masked_image_modeling": MaskedImageModeling,
-    "image_text": ImageTextContrast,
-}
+def find_tasks() -> dict[str, type[Task]]:
+    """Returns the tasks of the files beside this one, by the names of the files."""
+    found: dict[str, type[Task]] = {}
+    for file in iter_modules(__path__):
+        module = import_module(f"{__name__}.{file.name}")
+        for kind in vars(module).values():
+            is_task = isinstance(kind, type) and issubclass(kind, Task) and not inspect.isabstract(kind)
+            if is_task and kind.__module__ == module.__name__:
+                found[file.name] = kind
+    return found
+
+
+TASKS = find_tasks()
