@@ -99,9 +99,9 @@ def convert_weights(
 ) -> dict[str, Tensor]:
     """Converts published weights to our names; `ValueError` if a tensor is missing, left over or of another shape.
 
-    `expected` holds names and shapes of ours, without the prefix of the base model: the result has all of them. All
-    names of theirs may have one of `prefixes`, and those that match a regular expression of `dropped`, which says
-    why, are left out on purpose.
+    The error lists all missing and left over ones. `expected` holds names and shapes of ours, without the prefix of
+    the base model: the result has all of them. All names of theirs may have one of `prefixes`, and those that match a
+    regular expression of `dropped`, which says why, are left out on purpose.
     """
     # An empty tensor has no meaning: DINOv3 without registers keeps one in their place.
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}

@@ -47,6 +47,7 @@ def write_conversion_card(
     class_name = type(model).__name__
     auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
     task = next((name for name, model_class in TASKS.items() if model_class is type(model)), "features")
+    # The stock pipeline that opens the model; all models give features.
     pipeline = "image-segmentation" if task.endswith("-segmentation") else task
     if pipeline not in PIPELINE_REGISTRY.get_supported_tasks():
         pipeline = "image-feature-extraction"

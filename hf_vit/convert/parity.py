@@ -55,7 +55,7 @@ def open_reference(source: Source) -> Run:
         config = source.config
         name = (config.get("architectures") or ["AutoModel"])[0]
         model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
-        run = RUNNERS.get(config["model_type"], run_plain)
+        run: Callable[..., Outputs] = RUNNERS.get(config["model_type"], run_plain)
         chosen = {name: config[name] for name in ("dataset_index",) if name in config}
         return lambda images: run(model, images, **chosen)
     raise NoReferenceError(f"{source.name!r} holds weights alone, which no installed implementation opens by itself.")

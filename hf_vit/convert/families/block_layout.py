@@ -176,10 +176,11 @@ def table_size(
 ) -> tuple[Size, int]:
     """Returns which images a position table is made for, in whole patches, and how many rows are not those of patches.
 
-    `counts` are the numbers of rows that may come before those of the patches. `native`, as the configuration says,
-    comes first, then a square, then `wanted`, as the user says, which may explain the table by chance only: it may be
-    the size that the model is to have in the end.
+    `counts` are the numbers of rows that may come before those of the patches, `patch` is a height and width in pixels.
+    The first size that explains the table counts: `native` of the configuration, a square, or `wanted` by the user,
+    which may be that of the model in the end and explain the table by chance only.
     """
+    # Patches of 14 pixels leave a rest of 384, cut off.
     first, last = (
         None if size is None else tuple(side // part for side, part in zip(to_pair(size), patch, strict=True))
         for size in (native, wanted)

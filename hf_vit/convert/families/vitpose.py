@@ -28,7 +28,7 @@ KEYS: KeyMap = {
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rule for the data set's expert of ViTPose+, whose rows stand below the shared ones."""
+    """Returns the rule for the dataset's expert of ViTPose+, whose rows stand below the shared ones."""
     backbone, index = config.get("backbone_config", config), config.get("dataset_index", 0)
     num_experts = backbone.get("num_experts", 1)
     if not 0 <= index < num_experts:
@@ -86,7 +86,7 @@ VITPOSE = Family(
     adapt=adapt,
     configure=configure,
     prefixes=("backbone.",),
-    dropped={r"encoder\.layer\.\d+\.mlp\.experts\..*": "experts of other data sets"},
+    dropped={r"encoder\.layer\.\d+\.mlp\.experts\..*": "experts of other datasets"},
     has_experts=True,
     outputs="hidden states, heatmaps; one expert",
 )
