@@ -127,7 +127,6 @@ def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
     if config.proj_bias != config.mlp_bias:
         raise ValueError(f"timm cannot express proj_bias={config.proj_bias} with mlp_bias={config.mlp_bias}.")
     pool = TIMM_POOLINGS.get(config.pooling, config.pooling)
-    distilled = config.use_distillation_token
     arguments = {
         "img_size": config.image_size,
         "patch_size": config.patch_size,
@@ -150,7 +149,7 @@ def configure_timm(config: HfViTConfig, is_classifier: bool) -> dict[str, Any]:
     }
     names = list((config.id2label or {}).values())
     return {
-        "architecture": "deit_base_distilled_patch16_224" if distilled else "vit_base_patch16_224",
+        "architecture": f"{'deit_base_distilled' if config.use_distillation_token else 'vit_base'}_patch16_224",
         "num_classes": config.num_labels if is_classifier else 0,
         "num_features": config.hidden_size,
         "global_pool": pool,
@@ -180,13 +179,8 @@ def complete_timm(config: HfViTConfig, weights: Weights) -> Weights:
     if first == 0 or config.num_register_tokens == 0:
         return weights
     before, patches = weights["pos_embed"].tensor_split((first,), dim=1)
-    nothing = patches.new_zeros(1, config.num_register_tokens, config.hidden_size)
-    return {**weights, "pos_embed": torch.cat((before, nothing, patches), dim=1)}
-
-
-def adapt_timm(config: HfViTConfig) -> KeyMap:
-    """Returns the name of the last norm of timm."""
-    return {"norm": "fc_norm"} if config.norm_after_pooling else {}
+    of_registers = patches.new_zeros(1, config.num_register_tokens, config.hidden_size)
+    return {**weights, "pos_embed": torch.cat((before, of_registers, patches), dim=1)}
 
 
 LAYOUTS = {
@@ -204,7 +198,7 @@ LAYOUTS = {
     "timm": Layout(
         TIMM,
         configure_timm,
-        adapt=adapt_timm,
+        adapt=lambda config: {"norm": "fc_norm"} if config.norm_after_pooling else {},
         complete=complete_timm,
         # Its plain class has no argument for the others, or, for the norm before the blocks, no bias in the patches.
         requires={"position_embedding_type": "learned", "use_pre_layernorm": False, "key_bias": True},
@@ -286,7 +280,10 @@ def export_checkpoint(
         )
     target, is_classifier = LAYOUTS[layout], isinstance(model, HfViTForImageClassification)
     own, weights = without_mask_token(model, target, layout)
-    check_required(own, target, layout)
+    values = own.to_dict()
+    for name, value in target.requires.items():
+        if values[name] != value:
+            raise ValueError(f"The layout {layout!r} cannot express {name}={values[name]!r}, only {value!r}.")
     config = target.configure(own, is_classifier)
     exported = rename(model, own, weights, target, layout)
     check_expressible(own, config, exported, layout, is_classifier)
@@ -313,14 +310,6 @@ def without_mask_token(
     logger.warning(f"The layout {layout!r} has no mask token: it is left out. Only bool_masked_pos uses it.")
     weights = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("mask_token")}
     return HfViTConfig.from_dict({**config.to_dict(), "use_mask_token": False}), weights
-
-
-def check_required(config: HfViTConfig, target: Layout, layout: str) -> None:
-    """Raises `ValueError` unless the fields have the values that a layout requires."""
-    values = config.to_dict()
-    for name, value in target.requires.items():
-        if values[name] != value:
-            raise ValueError(f"The layout {layout!r} cannot express {name}={values[name]!r}, only {value!r}.")
 
 
 def rename(

@@ -54,16 +54,6 @@ def is_classifier(shapes: Shapes) -> bool:
     return "classifier.weight" in shapes
 
 
-def check_fixed(family: "Family", config: Config, name: str) -> None:
-    """Raises `ValueError` if a configuration asks for what has no counterpart here."""
-    for field_name, value in family.fixed.items():
-        if config.get(field_name, value) != value:
-            raise ValueError(
-                f"{name!r} has {field_name}={config[field_name]!r} in its configuration; of {family.name}, only "
-                f"{field_name}={value!r} is known here. Open it with transformers."
-            )
-
-
 def shape_of(shapes: Shapes, name: str) -> tuple[int, ...]:
     """Returns the shape of their tensor `name`; `ValueError` if there is none."""
     if name not in shapes:

@@ -74,33 +74,23 @@ CLASS_DEFAULTS: dict[str, Options] = {
     "DeformableDetr": DETR_DEFAULTS,
     "Yolos": DETR_DEFAULTS,
 }
-# The class of files that name none
-MODEL_CLASSES = {
-    "vit": "ViT",
-    "vit_mae": "ViT",
-    "vit_msn": "ViT",
-    "ijepa": "ViT",
-    "deit": "DeiT",
-    "dinov2": "Bit",
-    "dinov2_with_registers": "Bit",
-    "dinov3_vit": "DINOv3ViT",
-    "clip": "CLIP",
-    "clip_vision_model": "CLIP",
-    "siglip": "Siglip",
-    "siglip_vision_model": "Siglip",
-    "siglip2": "Siglip2",
-    "siglip2_vision_model": "Siglip2",
-    "beit": "Beit",
-    "data2vec-vision": "Beit",
-    "dpt": "DPT",
-    "depth_anything": "DPT",
-    "vitpose": "VitPose",
-    "vitpose_backbone": "VitPose",
-    "eomt": "Eomt",
-    "eomt_dinov3": "Eomt",
-    "lw_detr": "DeformableDetr",
-    "yolos": "Yolos",
+# The model types whose files may name no class
+MODEL_TYPES = {
+    "ViT": ("vit", "vit_mae", "vit_msn", "ijepa"),
+    "DeiT": ("deit",),
+    "Bit": ("dinov2", "dinov2_with_registers"),
+    "DINOv3ViT": ("dinov3_vit",),
+    "CLIP": ("clip", "clip_vision_model"),
+    "Siglip": ("siglip", "siglip_vision_model"),
+    "Siglip2": ("siglip2", "siglip2_vision_model"),
+    "Beit": ("beit", "data2vec-vision"),
+    "DPT": ("dpt", "depth_anything"),
+    "VitPose": ("vitpose", "vitpose_backbone"),
+    "Eomt": ("eomt", "eomt_dinov3"),
+    "DeformableDetr": ("lw_detr",),
+    "Yolos": ("yolos",),
 }
+MODEL_CLASSES = {model_type: name for name, model_types in MODEL_TYPES.items() for model_type in model_types}
 
 # Options by the same names and with the same meaning there and here
 SHARED = (
@@ -191,10 +181,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
     aspect ratio bounds only the number of patches: here images become the square of as many. YOLOS cuts sides down to
     multiples of 16, which are the nearest ones here, and its models see the padding of a batch. The `model_type` of
-    the checkpoint decides where the file does not name its class.
-
-    Raises:
-        ValueError: if the class is not known, or a key would change pixels in a way that ours cannot.
+    the checkpoint decides where the file does not name its class. `ValueError` if the class is not known, or a key
+    would change pixels in a way that ours cannot.
     """
     name = _class_name(preprocessor_config, model_type)
     given = {
@@ -209,9 +197,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
         if options["normalize_factor"] == 200:  # by which it divides and multiplies
             del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
-    padding: Options = {}
-    if name in ("DeformableDetr", "Yolos"):
-        padding = _take_padding(options)
+    padding = _take_padding(options) if name in ("DeformableDetr", "Yolos") else {}
     foreign = {key: value for key, value in options.items() if key not in HONORED and value is not False}
     if foreign:
         raise ValueError(
@@ -235,10 +221,7 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:
     """Returns our options for timm's evaluation transform of a checkpoint, by `pretrained_cfg` of its config.json.
 
-    Raises:
-        ValueError: if it resizes in a way that ours cannot.
-
-    Source: timm.data.resolve_data_config and timm.data.create_transform.
+    `ValueError` if it resizes in a way that ours cannot. Source: timm.data.resolve_data_config and create_transform.
     """
     config = TIMM_DEFAULTS | {name: value for name, value in pretrained_cfg.items() if value is not None}
     (num_channels, height, width), crop_mode = config["input_size"], config["crop_mode"]
@@ -272,9 +255,7 @@ def open_clip_image_processor_options(
 ) -> Options:
     """Returns our options for OpenCLIP's evaluation transform, by `preprocess_cfg` of open_clip_config.json.
 
-    Raises:
-        ValueError: if it resizes in a way that ours cannot.
-
+    `ValueError` if it resizes in a way that ours cannot.
     Source: https://github.com/mlfoundations/open_clip, src/open_clip/transform.py.
     """
     config = OPEN_CLIP_DEFAULTS | {name: value for name, value in preprocess_cfg.items() if value is not None}
@@ -283,21 +264,16 @@ def open_clip_image_processor_options(
             f"resize_mode={config['resize_mode']!r} has no counterpart: known are 'shortest' and 'squash'. Give the "
             "options that come closest yourself, as in HfViTImageProcessor(size=..., image_mean=..., image_std=...)."
         )
-    height, width = to_pair(image_size)
     options = original_image_processor_options("clip", image_size) | {
         "resample": BILINEAR if config["interpolation"] == "bilinear" else BICUBIC,
         "image_mean": list(config["mean"]),
         "image_std": list(config["std"]),
     }
-    return options | ({"size": {"height": height, "width": width}} if config["resize_mode"] == "squash" else {})
+    return options | ({"size": dict(options["crop_size"])} if config["resize_mode"] == "squash" else {})
 
 
 def original_image_processor_options(family: str, image_size: int | list[int] | tuple[int, int] = 224) -> Options:
-    """Returns our options for weights that come without any, as the code of a `family` of `ORIGINALS` evaluates them.
-
-    Raises:
-        ValueError: if the family is not known.
-    """
+    """Returns our options for weights that come without any, as `family` of `ORIGINALS` evaluates them."""
     if family not in ORIGINALS:
         raise ValueError(f"Nothing is known of the images of {family!r}. Known are: {', '.join(ORIGINALS)}.")
     crop_ratio, resample, colors = ORIGINALS[family]

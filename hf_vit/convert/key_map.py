@@ -42,17 +42,11 @@ class Made:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """Our tensor is one of theirs in another shape.
-
-    Args:
-        names: The one name.
-        order: Our dimensions in the order in which theirs run, where that differs.
-        back: Their shape, where it is exported, as `Tensor.reshape` takes it.
-    """
+    """Our tensor is one of theirs in another shape."""
 
     names: tuple[str, ...]
-    order: tuple[int, ...] | None = None
-    back: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None  # our dimensions in the order in which theirs run, where that differs
+    back: tuple[int, ...] | None = None  # their shape, where it is exported, as `Tensor.reshape` takes it
 
 
 @dataclass(frozen=True)
@@ -103,17 +97,11 @@ def convert_weights(
     prefixes: Iterable[str] = (),
     dropped: Mapping[str, str],
 ) -> dict[str, Tensor]:
-    """Converts published weights to our names.
+    """Converts published weights to our names; `ValueError` if a tensor is missing, left over or of another shape.
 
-    Args:
-        weights: The files.
-        keys: The key map.
-        expected: Names and shapes of ours, without the prefix of the base model; the result has all of them.
-        prefixes: Prefixes that all of their names may have, such as "vit.".
-        dropped: Regular expressions of their names that are left out on purpose, and why.
-
-    Raises:
-        ValueError: if a tensor is missing, has another shape, or is left over; all of them are listed.
+    The error lists all missing and left over ones. `expected` holds names and shapes of ours, without the prefix of
+    the base model: the result has all of them. All names of theirs may have one of `prefixes`, and those that match a
+    regular expression of `dropped`, which says why, are left out on purpose.
     """
     # An empty tensor has no meaning: DINOv3 without registers keeps one in their place.
     theirs = {strip_prefix(name, prefixes): name for name, shape in weights.shapes.items() if 0 not in shape}
@@ -146,7 +134,7 @@ def convert_weights(
 
 
 def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tuple[int, ...]) -> Tensor:
-    """Returns our tensor that `rule` makes; `theirs` gives the full names, `shape` what it should come out as."""
+    """Returns our tensor that `rule` makes, in our `shape` where the sizes agree; `theirs` gives the full names."""
     match rule:
         case str():
             return weights.read(theirs[rule])
@@ -161,23 +149,15 @@ def read_rule(weights: Weights, rule: Rule, theirs: Mapping[str, str], shape: tu
             return make(*weights.read_to_change([theirs[name] for name in names])).contiguous()
         case Reshaped(names, order, _):
             (tensor,) = weights.read_to_change([theirs[name] for name in names])
-            return reshape(tensor, shape, order or tuple(range(len(shape))))
-
-
-def reshape(tensor: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
-    """Returns `tensor` in our `shape`, or as it is if its size is another; `order` as in `Reshaped`."""
-    if tensor.numel() != math.prod(shape):
-        return tensor
-    back = sorted(range(len(order)), key=lambda dimension: order[dimension])
-    return tensor.reshape([shape[dimension] for dimension in order]).permute(back).contiguous()
+            if tensor.numel() != math.prod(shape):
+                return tensor
+            order = order or tuple(range(len(shape)))
+            back = sorted(range(len(order)), key=order.__getitem__)
+            return tensor.reshape([shape[dimension] for dimension in order]).permute(back).contiguous()
 
 
 def export_weights(weights: Mapping[str, Tensor], keys: KeyMap) -> dict[str, Tensor]:
-    """Converts our tensors (by name, without the prefix of the base model) back to published names, bit by bit.
-
-    Raises:
-        ValueError: if the format has no place for one of them.
-    """
+    """Returns our tensors, named without the prefix of the base model, under published names, bit by bit."""
     exported: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in weights.items():

@@ -1,9 +1,11 @@
 """Published checkpoints as our models."""
 
 import os
+import re
 import resource
 import sys
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +17,37 @@ from transformers.initialization import no_init_weights
 from ..model.configuration_hf_vit import PROPERTIES, HfViTConfig
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
-from ..model.task_classification import HfViTForImageClassification
+from ..model.remote_code import AUTO_MAP
 from ..model.task_configurations import TASK_CONFIGS
-from ..model.task_contrastive import HfViTForZeroShotImageClassification
-from ..model.task_depth import HfViTForDepthEstimation
-from ..model.task_detection import HfViTForObjectDetection
-from ..model.task_keypoints import HfViTForKeypointDetection
-from ..model.task_mim import HfViTForMaskedImageModeling
-from ..model.task_segmentation import HfViTForSemanticSegmentation
-from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
 from .families import FAMILIES
-from .family import Config, Family, Shapes, check_fixed
+from .family import Config, Family, Shapes
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
 from .source import HUB_ARGUMENTS, Source, open_source, read_image_processor
 
 
-TASKS: dict[str, type[HfViTPreTrainedModel]] = {
-    "features": HfViTModel,
-    "image-classification": HfViTForImageClassification,
-    "semantic-segmentation": HfViTForSemanticSegmentation,
-    "universal-segmentation": HfViTForUniversalSegmentation,
-    "depth-estimation": HfViTForDepthEstimation,
-    "keypoint-detection": HfViTForKeypointDetection,
-    "masked-image-modeling": HfViTForMaskedImageModeling,
-    "object-detection": HfViTForObjectDetection,
-    "zero-shot-image-classification": HfViTForZeroShotImageClassification,
-}
-# Our classes of models with a head, by a tensor of it
-HEADS: dict[str, type[HfViTPreTrainedModel]] = {
-    "classifier.weight": HfViTForImageClassification,
-    "universal_segmentation_head.queries.weight": HfViTForUniversalSegmentation,
-    "detection_head.queries.weight": HfViTForObjectDetection,
-    "detection_head.query_features.weight": HfViTForObjectDetection,
-    "depth_head.dpt.predictor.weight": HfViTForDepthEstimation,
-    "keypoint_head.simple.predictor.weight": HfViTForKeypointDetection,  # whose name there is that of "classic" too
-    "masked_image_modeling_head.mae.predictor.weight": HfViTForMaskedImageModeling,
-    "masked_image_modeling_head.simmim.predictor.weight": HfViTForMaskedImageModeling,
-    "contrastive_head.text_projection.weight": HfViTForZeroShotImageClassification,
+def classes_by_task() -> dict[str, type[HfViTPreTrainedModel]]:
+    """Returns our model classes, each by the task in the name of its Auto class."""
+    classes: dict[str, type[HfViTPreTrainedModel]] = {"features": HfViTModel}
+    for auto_class, path in AUTO_MAP.items():
+        if auto_class.startswith("AutoModelFor"):
+            words = re.findall("[A-Z][a-z]+", auto_class.removeprefix("AutoModelFor"))
+            module, name = path.split(".")
+            classes["-".join(words).lower()] = vars(import_module(f"..model.{module}", __package__))[name]
+    return classes
+
+
+TASKS = classes_by_task()
+# The tasks of published checkpoints with a head, by a tensor of it
+HEADS = {
+    "classifier.weight": "image-classification",
+    "universal_segmentation_head.queries.weight": "universal-segmentation",
+    "detection_head.queries.weight": "object-detection",
+    "detection_head.query_features.weight": "object-detection",
+    "depth_head.dpt.predictor.weight": "depth-estimation",
+    "keypoint_head.simple.predictor.weight": "keypoint-detection",  # whose name there is that of "classic" too
+    "masked_image_modeling_head.mae.predictor.weight": "masked-image-modeling",
+    "masked_image_modeling_head.simmim.predictor.weight": "masked-image-modeling",
+    "contrastive_head.text_projection.weight": "zero-shot-image-classification",
 }
 
 
@@ -158,7 +154,12 @@ def convert_checkpoint(source: Source, **given: Any) -> Converted:
 def describe(source: Source, **given: Any) -> tuple[Family, HfViTConfig]:
     """Returns the family of a checkpoint and its configuration in our terms; see `convert_checkpoint`."""
     family = find_family(source)
-    check_fixed(family, source.config, source.name)
+    for name, value in family.fixed.items():
+        if source.config.get(name, value) != value:
+            raise ValueError(
+                f"{source.name!r} has {name}={source.config[name]!r} in its configuration; of {family.name}, only "
+                f"{name}={value!r} is known here. Open it with transformers."
+            )
     if "dataset_index" in source.config and not family.has_experts:
         raise ValueError(f"{source.name!r} is of {family.name}, which has no experts. Leave out dataset_index.")
     try:
@@ -190,10 +191,10 @@ def shapes_of(source: Source, family: Family) -> Shapes:
 
 def class_by_weights(keys: KeyMap, shapes: Shapes) -> type[HfViTPreTrainedModel]:
     """Returns our class with the head that the weights hold, or the model alone."""
-    for name, model_class in HEADS.items():
+    for name, task in HEADS.items():
         rule = find_rule(keys, name)
         if rule is not None and set(names_of(rule)) <= shapes.keys():
-            return model_class
+            return TASKS[task]
     return HfViTModel
 
 

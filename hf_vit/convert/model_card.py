@@ -6,24 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.remote_code import AUTO_MAP
 from .families import FAMILIES
-from .loading import Converted
+from .loading import TASKS, Converted
 from .parity import OutputParity
 
 
 TEMPLATE = Path(__file__).with_suffix(".md")
-# The stock pipeline of each class, by the Auto class that opens it; others give features
-PIPELINES = {
-    "AutoModelForImageClassification": "image-classification",
-    "AutoModelForSemanticSegmentation": "image-segmentation",
-    "AutoModelForUniversalSegmentation": "image-segmentation",
-    "AutoModelForDepthEstimation": "depth-estimation",
-    "AutoModelForKeypointDetection": "keypoint-detection",
-    "AutoModelForZeroShotImageClassification": "zero-shot-image-classification",
-}
 
 
 def families_table() -> str:
@@ -54,9 +46,14 @@ def write_conversion_card(
     source = converted.name
     class_name = type(model).__name__
     auto_class = next(auto for auto, path in AUTO_MAP.items() if path.endswith(f".{class_name}"))
+    task = next((name for name, model_class in TASKS.items() if model_class is type(model)), "features")
+    # The stock pipeline that opens the model; all models give features.
+    pipeline = "image-segmentation" if task.endswith("-segmentation") else task
+    if pipeline not in PIPELINE_REGISTRY.get_supported_tasks():
+        pipeline = "image-feature-extraction"
     card_data = ModelCardData(
         library_name="transformers",
-        pipeline_tag=PIPELINES.get(auto_class, "image-feature-extraction"),
+        pipeline_tag=pipeline,
         tags=["vision", "hf_vit"],
         base_model=None if Path(source).exists() else source,
     )

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -51,17 +52,13 @@ def open_reference(source: Source) -> Run:
     if "architecture" in source.config and not Path(source.name).is_file():
         return _open_timm(source)
     if "model_type" in source.config and not Path(source.name).is_file():
-        return _open_transformers(source)
+        config = source.config
+        name = (config.get("architectures") or ["AutoModel"])[0]
+        model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
+        run: Callable[..., Outputs] = RUNNERS.get(config["model_type"], run_plain)
+        chosen = {name: config[name] for name in ("dataset_index",) if name in config}
+        return lambda images: run(model, images, **chosen)
     raise NoReferenceError(f"{source.name!r} holds weights alone, which no installed implementation opens by itself.")
-
-
-def _open_transformers(source: Source) -> Run:
-    config = source.config
-    name = (config.get("architectures") or ["AutoModel"])[0]
-    model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
-    run = RUNNERS.get(config["model_type"], run_plain)
-    chosen = {name: config[name] for name in ("dataset_index",) if name in config}
-    return lambda images: run(model, images, **chosen)
 
 
 def run_plain(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
@@ -126,10 +123,6 @@ def draw_texts(config: Any) -> Tensor:
     return texts
 
 
-def _run_siglip2(model: Any, images: Tensor) -> Outputs:
-    return run_towers(model, images, run_patches)
-
-
 def run_patches(model: Any, images: Tensor, **kwargs: Any) -> Outputs:
     """Runs a model that takes patches, their pixels row by row with the channels last."""
     config = model.config.vision_config if isinstance(model, TWO_TOWERS) else model.config
@@ -154,7 +147,7 @@ def run_eomt(model: Any, images: Tensor) -> Outputs:
 
 
 def run_vitpose(model: Any, images: Tensor, dataset_index: int = 0) -> Outputs:
-    """Runs a model that takes for each image the data set whose expert is to see it."""
+    """Runs a model that takes for each image the dataset whose expert it goes to."""
     return run_plain(model, images, dataset_index=torch.full((len(images),), dataset_index))
 
 
@@ -172,13 +165,13 @@ def run_lw_detr(model: Any, images: Tensor) -> Outputs:
     return {**outputs, "logits": predicted.logits, "pred_boxes": predicted.pred_boxes}
 
 
-RUNNERS = {
+RUNNERS: Mapping[str, Callable[..., Outputs]] = {
     "vit": run_vit,
     "vit_mae": run_vit_mae,
     "clip": run_towers,
     "siglip": run_towers,
-    "siglip2": _run_siglip2,
-    "siglip2_vision_model": _run_siglip2,
+    "siglip2": partial(run_towers, run_tower=run_patches),
+    "siglip2_vision_model": partial(run_towers, run_tower=run_patches),
     "eomt": run_eomt,
     "eomt_dinov3": run_eomt,
     "vitpose": run_vitpose,

@@ -94,10 +94,6 @@ def in_whole_patches(options: dict[str, Any], patch_size: Size) -> dict[str, Any
 
     Models with patches of 14 pixels that were published for 384 leave the rest out at the right and at the bottom.
     Ours refuse it, and get all of the image in 378 pixels: up to 6 pixels off from what the source sees.
-
-    Args:
-        options: Keyword arguments of `HfViTImageProcessor`.
-        patch_size: Height and width in pixels of a patch.
     """
     size = options["crop_size"] if options.get("do_center_crop") else options["size"]
     if "height" not in size or options.get("ensure_multiple_of"):

@@ -53,7 +53,7 @@ def open_source(
         name_or_path: Folder, file of weights, or name on the Hub. Of the configurations in `NAMES` the first that is
             there counts, also beside a file.
         architecture: timm's name of the model, where no configuration says it.
-        dataset_index: Which of several experts is taken, where there is one for each data set.
+        dataset_index: Which of several experts is taken, where there is one for each dataset.
         **hub: `HUB_ARGUMENTS`.
 
     Raises:

@@ -21,14 +21,10 @@ WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher")
 
 
 class Weights:
-    """Tensors by name, in one file or in several shards; nothing is read before it is asked for.
+    """Tensors by name, in one file or in several shards of one format; nothing is read before it is asked for.
 
-    Args:
-        files: Files of one format: `.safetensors`, `.npz`, or pickled by torch (`.pth`, `.pt`, `.bin`), which are
-            opened with `weights_only=True`, so that no code in them runs.
-
-    Raises:
-        OSError: if a file is damaged, cut off, or no file of weights.
+    Files are `.safetensors`, `.npz`, or pickled by torch (`.pth`, `.pt`, `.bin`), which are opened with
+    `weights_only=True`, so that no code in them runs. `OSError` if one is damaged, cut off, or no file of weights.
     """
 
     def __init__(self, files: Sequence[Path]) -> None:

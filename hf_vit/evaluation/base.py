@@ -48,11 +48,7 @@ def as_array(values: Any, dtype: DTypeLike) -> np.ndarray:
 
 
 def check_same_size(prediction: np.ndarray, target: np.ndarray) -> None:
-    """Checks that two maps or stacks of masks have one height and width.
-
-    Raises:
-        ValueError: if they differ.
-    """
+    """Raises `ValueError` unless two maps or stacks of masks have one height and width."""
     if prediction.shape[-2:] != target.shape[-2:]:
         sizes = " and ".join("x".join(map(str, array.shape[-2:])) for array in (prediction, target))
         raise ValueError(
@@ -62,11 +58,7 @@ def check_same_size(prediction: np.ndarray, target: np.ndarray) -> None:
 
 
 def check_labels(labels: np.ndarray, names: Sequence[str], what: str) -> None:
-    """Checks that class numbers are those of classes.
-
-    Raises:
-        ValueError: if some are none of the classes.
-    """
+    """Raises `ValueError` where class numbers are not those of classes; `what` holds them."""
     strange = np.unique(labels[(labels < 0) | (labels >= len(names))])
     if len(strange):
         raise ValueError(

@@ -20,13 +20,8 @@ class CocoMetric(StreamedMetric):
     """Average precision and recall as COCO defines them.
 
     Records hold objects and detections as entries of the COCO format; they are kept, as average precision has no sums.
-
-    Args:
-        categories: Numbers and names of the classes that are scored.
-        **options: Of the evaluator.
-
-    Raises:
-        ImportError: if faster-coco-eval is not installed.
+    `categories` are the numbers and names of the classes that are scored, `options` those of the evaluator, without
+    which there is an `ImportError`.
     """
 
     iou_type: ClassVar[str]
@@ -60,11 +55,15 @@ class CocoMetric(StreamedMetric):
 
     def _precision(self) -> np.ndarray:
         """Returns the precision of each class, (IoU threshold, recall, class), NaN where there is no object of it."""
-        return _known(self._evaluate().eval["precision"][..., 0, -1])  # all areas, the most detections
+        return self._per_class("precision")
 
     def _recall(self) -> np.ndarray:
         """Returns the highest recall of each class, (IoU threshold, class), NaN where there is no object of it."""
-        return _known(self._evaluate().eval["recall"][..., 0, -1])
+        return self._per_class("recall")
+
+    def _per_class(self, what: str) -> np.ndarray:
+        values = self._evaluate().eval[what][..., 0, -1]  # all areas, the most detections
+        return np.where(values < 0, np.nan, values)
 
     def _images(self) -> list[list[Record]]:
         """Returns the records of each image, in an order that does not depend on who saw them first."""
@@ -101,11 +100,7 @@ def ranked(record: Record) -> Record:
 
 
 def finite_array(values: Any, what: str) -> np.ndarray:
-    """Returns predicted values as an array of float64.
-
-    Raises:
-        ValueError: if they are not finite.
-    """
+    """Returns predicted values as an array of float64; `ValueError` if they are not finite."""
     array = as_array(values, np.float64)
     if not np.isfinite(array).all():
         raise ValueError(f"The predicted {what} are not finite (NaN or infinite). Has the training diverged?")
@@ -115,8 +110,3 @@ def finite_array(values: Any, what: str) -> np.ndarray:
 def corner_and_size(boxes: np.ndarray) -> np.ndarray:
     """Returns boxes (..., 4) of left, top, right and bottom as left, top, width and height; turned ones are empty."""
     return np.concatenate([boxes[..., :2], np.maximum(boxes[..., 2:] - boxes[..., :2], 0)], axis=-1)
-
-
-def _known(values: np.ndarray) -> np.ndarray:
-    """Returns the values with NaN for the evaluator's -1."""
-    return np.where(values < 0, np.nan, values)

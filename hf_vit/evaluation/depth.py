@@ -71,14 +71,11 @@ class DepthMetric(StreamedMetric):
         self._sums = dict.fromkeys(SCORES, Fraction(0))
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> dict[str, float]:
-        """Returns the records of all parts for one image.
+        """Returns the scores of one image; none where no pixel is valid.
 
         Args:
             prediction: (H, W) depth in meters, or what `alignment` makes that of.
             target: (H, W) depth in meters; 0, NaN, negative or infinite is invalid.
-
-        Returns:
-            Its scores; none where no pixel is valid.
 
         Raises:
             ValueError: if the sizes differ, or the prediction is not finite at a valid pixel.
@@ -120,17 +117,12 @@ class DepthMetric(StreamedMetric):
             median = np.median(prediction)
             prediction = prediction * (np.median(target) / median if median > 0 else 1.0)
         elif self.alignment == "scale_shift":
-            inverse = align_scale_shift(prediction, 1 / target)
+            centered, inverse_target = prediction - prediction.mean(), 1 / target
+            variance = centered @ centered
+            scale = centered @ inverse_target / variance if variance else 0.0
+            inverse = scale * centered + inverse_target.mean()  # closest in the mean of squares
             prediction = 1 / np.maximum(inverse, 1 / self.max_depth)
         return np.clip(prediction, self.min_depth, self.max_depth)
-
-
-def align_scale_shift(prediction: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Returns `scale * prediction + shift` that is closest to the target (N,) in the mean of squares."""
-    centerd = prediction - prediction.mean()
-    variance = centerd @ centerd
-    scale = centerd @ target / variance if variance else 0.0
-    return scale * centerd + target.mean()
 
 
 def _scores(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:

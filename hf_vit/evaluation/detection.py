@@ -41,15 +41,12 @@ class DetectionMetric(CocoMetric):
         self.names = list(names)
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Returns the objects and detections of one image as a record.
+        """Returns the objects and detections of one image, and what images are ordered by.
 
         Args:
             prediction: `boxes` (M, 4) of left, top, right and bottom in pixels, `class_labels` (M,) and `scores` (M,).
             target: `boxes` (N, 4) and `class_labels` (N,), and, optionally, `is_crowd` (N,) and `areas` (N,) in square
                 pixels, by default those of the boxes.
-
-        Returns:
-            The objects and detections, and what images are ordered by.
 
         Raises:
             ValueError: if numbers of boxes, class numbers and scores differ, class numbers are too large or negative,
@@ -79,11 +76,9 @@ class DetectionMetric(CocoMetric):
         }
 
     def precision_recall(self) -> dict[str, np.ndarray]:
-        """Returns how precise the detections of each class are at IoU 0.5 until so many objects were found.
+        """Returns the precision (101,) of each class at IoU 0.5 and a recall of 0, 0.01, ... 1.
 
-        Returns:
-            The precision (101,) of each class at a recall of 0, 0.01, ... 1, NaN where there is no object of it; its
-            mean is the class's `ap_50`.
+        It is NaN where there is no object of the class; else its mean is the class's `ap_50`.
         """
         curves = self._precision()[0]  # (recall, class)
         return {name: curves[:, label] for label, name in enumerate(self.names)}
@@ -135,14 +130,11 @@ class InstanceMetric(CocoMetric):
         super().__init__({label: self.names[label] for label in self.thing_ids})
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Encodes the masks of one image.
+        """Returns the objects and detections of one image, with encoded masks, and what images are ordered by.
 
         Args:
             prediction: `masks` (M, H, W), `class_labels` (M,) and `scores` (M,). Masks may overlap.
             target: `masks` (N, H, W), `class_labels` (N,) and, optionally, `is_crowd` (N,).
-
-        Returns:
-            The objects and detections, and what images are ordered by.
 
         Raises:
             ValueError: if sizes differ or class numbers are too large or negative.

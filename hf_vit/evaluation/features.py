@@ -91,36 +91,22 @@ class NeighborAccuracy(StreamedMetric):
 
 
 def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, float]:
-    """Classifies images by logistic regression on standardized features.
+    """Classifies images (B, D) by logistic regression on standardized features (M, D) with classes (M,).
 
     The regularization is the one that gets most right of a tenth of the training images, the stronger one where
-    several do; the classifier is then trained on all of them.
-
-    Args:
-        features: (M, D) of the training images.
-        classes: (M,) class numbers.
-        others: (B, D).
-
-    Returns:
-        (B,) class numbers, and the inverse strength C of the regularization.
-
-    Raises:
-        ValueError: if a class has too few images to hold some out.
+    several do; the classifier is then trained on all of them. Returns the classes (B,) and the inverse strength C of
+    the regularization; `ValueError` if a class has too few images to hold some out.
     """
-    strength = STRENGTHS[int(np.argmax(scores_on_held_out(features, classes)))]
-    return classify(features, classes, others, strength), strength
-
-
-def scores_on_held_out(features: np.ndarray, classes: np.ndarray) -> list[float]:
-    """Returns the accuracy of each of `STRENGTHS` on a tenth of training images (M, D), trained on the others."""
     kept, held_out = held_out_rows(classes)
     with warnings.catch_warnings():
         # Weak regularization may need more steps than it gets: it is scored as it is, and the chosen one still warns.
         warnings.filterwarnings("ignore", "lbfgs failed to converge")
-        return [
+        scores = [
             float((classify(features[kept], classes[kept], features[held_out], strength) == classes[held_out]).mean())
             for strength in STRENGTHS
         ]
+    strength = STRENGTHS[int(np.argmax(scores))]
+    return classify(features, classes, others, strength), strength
 
 
 def held_out_rows(classes: np.ndarray) -> tuple[Sequence[int], Sequence[int]]:

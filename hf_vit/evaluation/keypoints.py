@@ -68,15 +68,12 @@ class KeypointMetric(CocoMetric):
         self.ends = None if normalize is None else [self.names.index(name) for name in normalize]  # of the length
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Compares the keypoints of one object.
+        """Returns one object, its pose, the errors of its keypoints, and what objects are ordered by.
 
         Args:
             prediction: `keypoints` (K, 2) in pixels and their `scores` (K,).
             target: `keypoints` (K, 3) in pixels with their visibility, 0 where they are not labeled, `box` (4,) of
                 left, top, right and bottom, `area` () in square pixels, and `image_id`, the number of the image.
-
-        Returns:
-            The object, what was found for it, how wrong each keypoint is, and what objects are ordered by.
 
         Raises:
             ValueError: if shapes do not fit the names, or a prediction is not finite.
@@ -85,7 +82,14 @@ class KeypointMetric(CocoMetric):
         scores = finite_array(prediction["scores"], "scores")
         truth = as_array(target["keypoints"], np.float64)
         box = corner_and_size(as_array(target["box"], np.float64))
-        self._check_shapes({"predicted keypoints": (points, 2), "scores": (scores,), "true keypoints": (truth, 3)})
+        num = len(self.names)
+        for name, array, expected in (
+            ("predicted keypoints", points, (num, 2)),
+            ("scores", scores, (num,)),
+            ("true keypoints", truth, (num, 3)),
+        ):
+            if array.shape != expected:
+                raise ValueError(f"The {name} have the shape {array.shape}, not {expected}: names are of {num}.")
         true_object = {
             "category_id": CATEGORY,
             "keypoints": truth.reshape(-1).tolist(),
@@ -125,21 +129,10 @@ class KeypointMetric(CocoMetric):
         records = sorted(self._records, key=itemgetter("image_id", "rank"))
         return [list(group) for _, group in groupby(records, key=itemgetter("image_id"))]
 
-    def _check_shapes(self, arrays: Mapping[str, tuple[Any, ...]]) -> None:
-        """Raises `ValueError` if an array, which is given with what is behind K in its shape, has another shape."""
-        for name, (array, *rest) in arrays.items():
-            if array.shape != (expected := (len(self.names), *rest)):
-                raise ValueError(
-                    f"The {name} have the shape {array.shape}, not {expected}: names are of {expected[0]}."
-                )
-
     def _errors(self, points: np.ndarray, truth: np.ndarray, box: np.ndarray) -> dict[str, list[float]]:
         """Returns for each of `ERRORS` what a keypoint adds to its mean, NaN where it does not count.
 
-        Args:
-            points: (K, 2) predicted.
-            truth: (K, 3) with the visibility.
-            box: (4,) left, top, width and height.
+        `points` (K, 2) are predicted, `truth` (K, 3) has the visibility, `box` (4,) is left, top, width and height.
         """
         places, labeled = truth[:, :2], truth[:, 2] > 0
         distances = np.where(labeled, np.linalg.norm(points - places, axis=-1), np.nan)

@@ -38,14 +38,11 @@ class SemanticSegmentationMetric(StreamedMetric):
         self.confusion_matrix = np.zeros((len(self.names), len(self.names)), dtype=np.int64)
 
     def record(self, prediction: ArrayLike | Tensor, target: ArrayLike | Tensor) -> Record:
-        """Returns the pixel counts of one image.
+        """Returns the cells of the confusion matrix in which one image has pixels, and how many.
 
         Args:
             prediction: (H, W) class numbers.
             target: (H, W) class numbers, or `ignore_index`.
-
-        Returns:
-            The cells of the confusion matrix in which there are pixels, and how many.
 
         Raises:
             ValueError: if the sizes differ, or class numbers are too large or negative.
@@ -67,11 +64,8 @@ class SemanticSegmentationMetric(StreamedMetric):
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns `iou`, `accuracy` (the share of its pixels that were found) and `dice` of each class."""
-        right, labels, answers = (
-            self.confusion_matrix.diagonal(),
-            self.confusion_matrix.sum(axis=1),
-            self.confusion_matrix.sum(axis=0),
-        )
+        matrix = self.confusion_matrix
+        right, labels, answers = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
         with np.errstate(invalid="ignore"):  # 0 / 0 is the NaN of an absent class
             scores = {
                 "iou": right / (labels + answers - right),

@@ -64,15 +64,12 @@ class PanopticMetric(StreamedMetric):
         self._iou = [Fraction(0) for _ in self.names]
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> Record:
-        """Matches the segments of one image.
+        """Returns the matched segments of each class that occurs in one image.
 
         Args:
             prediction: What `post_process_panoptic_segmentation` returns: `segmentation` (H, W) ids, of which -1 and 0
                 are no segment unless listed, and `segments_info`, a dict with `id` and `label_id` for each segment.
             target: `masks` (M, H, W) that do not overlap, `class_labels` (M,) and, optionally, `is_crowd` (M,).
-
-        Returns:
-            The matched segments of each class that occurs.
 
         Raises:
             ValueError: if sizes differ, masks overlap, or class numbers or ids are not known.
@@ -142,17 +139,11 @@ def _predicted_columns(segmentation: np.ndarray, ids: list[int]) -> np.ndarray:
 
 
 def _match(overlap: np.ndarray, target_labels: np.ndarray, labels: np.ndarray, crowd: np.ndarray) -> Record:
-    """Matches segments by the pixels that they share.
+    """Returns the sums of each class over the segments, which match by the pixels that they share.
 
-    Args:
-        overlap: (M + 1, P + 1) pixels that target segment and predicted segment share; the first row is void, the
-            first column in no segment.
-        target_labels: (M,) class of each target segment.
-        labels: (P,) class of each predicted segment.
-        crowd: (M,) whether a target is a group, which nothing matches and which excuses predictions inside it.
-
-    Returns:
-        The sums of each class.
+    `overlap` (M + 1, P + 1) are the pixels that target segment and predicted segment share; the first row is void, the
+    first column in no segment. Targets have classes (M,), predictions `labels` (P,). Nothing matches a target that is
+    a `crowd` (M,), which excuses predictions inside it.
     """
     target_areas, areas = overlap[1:].sum(axis=1), overlap[:, 1:].sum(axis=0)  # (M,), (P,)
     void, overlap = overlap[0, 1:], overlap[1:, 1:]  # (P,), (M, P)
@@ -199,9 +190,6 @@ class UniversalMetric(StreamedMetric):
         Args:
             prediction: What each of `parts` takes, by name.
             target: `masks` (M, H, W), `class_labels` (M,) and maybe `is_crowd` (M,).
-
-        Returns:
-            The record of each part.
         """
         return {
             name: part.record(prediction[name], class_map(target) if name == SEMANTIC else target)

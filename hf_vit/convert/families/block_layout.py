@@ -112,7 +112,7 @@ def without_rows(first: int, stop: int, positions: Tensor) -> Tensor:
 
 
 def has_register_positions(shapes: Shapes, grid: tuple[int, int]) -> bool:
-    """Tells whether the position table has rows for the registers too."""
+    """Returns whether the position table has rows for the registers too."""
     if "pos_embed" not in shapes or "reg_token" not in shapes:
         return False
     return shapes["pos_embed"][1] - grid[0] * grid[1] == _num_tokens(shapes) + shapes["reg_token"][1]
@@ -176,17 +176,17 @@ def table_size(
 ) -> tuple[Size, int]:
     """Returns which images a position table is made for, in whole patches, and how many rows are not those of patches.
 
-    Args:
-        rows: Rows of the table.
-        counts: How many rows may come before those of the patches.
-        patch: Height and width of a patch in pixels.
-        native: Height and width in pixels as the configuration says. Where they do not explain the table, it is taken
-            as square.
-        wanted: Height and width in pixels that the user gives. They may be those that the model is to have in the end,
-            and explain the table by chance only, so they count where no square does.
+    `counts` are the numbers of rows that may come before those of the patches, `patch` is a height and width in pixels.
+    The first size that explains the table counts: `native` of the configuration, a square, or `wanted` by the user,
+    which may be that of the model in the end and explain the table by chance only.
     """
+    # Patches of 14 pixels leave a rest of 384, cut off.
+    first, last = (
+        None if size is None else tuple(side // part for side, part in zip(to_pair(size), patch, strict=True))
+        for size in (native, wanted)
+    )
     squares = [(isqrt(rows - count),) * 2 for count in counts]
-    for grid in (*_grid(native, patch), *squares, *_grid(wanted, patch)):
+    for grid in filter(None, (first, *squares, last)):
         if rows - grid[0] * grid[1] in counts:
             return as_size([grid[0] * patch[0], grid[1] * patch[1]]), rows - grid[0] * grid[1]
     raise ValueError(
@@ -194,14 +194,6 @@ def table_size(
         f"patches of {patch[0]} x {patch[1]} pixels explains. Give what the weights are made for as "
         "image_size=(height, width)."
     )
-
-
-def _grid(image_size: Size | None, patch: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows and columns of whole patches, if there is a size: those of 14 pixels leave a rest of 384, cut off."""
-    if image_size is None:
-        return []
-    height, width = to_pair(image_size)
-    return [(height // patch[0], width // patch[1])]
 
 
 def as_size(pair: Sequence[int]) -> Size:

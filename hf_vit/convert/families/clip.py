@@ -1,42 +1,35 @@
 """CLIP of transformers (https://arxiv.org/abs/2103.00020): both towers, or that for images alone."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from transformers.utils import logging
 
 from ..family import Config, Family, Shapes, architecture_fields, given_fields, is_classifier
-from ..key_map import KeyMap, Reshaped, Rule, Zeros, join_qkv
+from ..key_map import KeyMap, Reshaped, Zeros, join_qkv
 
 
 logger = logging.get_logger(__name__)
 
 
-BLOCK: KeyMap = {
-    "encoder.layers.*.norm1": "encoder.layers.*.layer_norm1",
-    "encoder.layers.*.attention.qkv": join_qkv("encoder.layers.*.self_attn."),
-    "encoder.layers.*.attention.projection": "encoder.layers.*.self_attn.out_proj",
-    "encoder.layers.*.norm2": "encoder.layers.*.layer_norm2",
-    "encoder.layers.*.mlp.fc1": "encoder.layers.*.mlp.fc1",
-    "encoder.layers.*.mlp.fc2": "encoder.layers.*.mlp.fc2",
-}
-
-
-def with_prefix(part: str, keys: KeyMap) -> KeyMap:
-    """Returns a key map with `part` before all names on both sides."""
-
-    def moved(rule: Rule) -> Rule:
-        return part + rule if isinstance(rule, str) else replace(rule, names=tuple(part + name for name in rule.names))
-
-    return {part + name: moved(rule) for name, rule in keys.items()}
+def block(prefix: str = "") -> KeyMap:
+    """Returns the keys of the blocks of a tower, whose names begin with `prefix` on both sides."""
+    layer = f"{prefix}encoder.layers.*"
+    return {
+        f"{layer}.norm1": f"{layer}.layer_norm1",
+        f"{layer}.attention.qkv": join_qkv(f"{layer}.self_attn."),
+        f"{layer}.attention.projection": f"{layer}.self_attn.out_proj",
+        f"{layer}.norm2": f"{layer}.layer_norm2",
+        f"{layer}.mlp.fc1": f"{layer}.mlp.fc1",
+        f"{layer}.mlp.fc2": f"{layer}.mlp.fc2",
+    }
 
 
 # The tower for texts, which that of SigLIP is too, and what compares it with images
 TEXT_KEYS: KeyMap = {
     "text_model.token_embedding": "text_model.embeddings.token_embedding",
     "text_model.position_embedding": "text_model.embeddings.position_embedding",
-    **with_prefix("text_model.", BLOCK),
+    **block("text_model."),
     "text_model.norm": "text_model.final_layer_norm",
     "contrastive_head.logit_scale": Reshaped(("logit_scale",)),
 }
@@ -46,7 +39,7 @@ KEYS: KeyMap = {
     "embeddings.patch_embeddings.projection.weight": "embeddings.patch_embedding.weight",
     "embeddings.patch_embeddings.projection.bias": Zeros(),
     "pre_norm": "pre_layrnorm",
-    **BLOCK,
+    **block(),
     "norm": "post_layernorm",
     **TEXT_KEYS,
     "contrastive_head.image_projection": "visual_projection",
@@ -95,7 +88,7 @@ def text_fields(config: Config) -> dict[str, Mapping[str, Any]]:
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """CLIPConfig, in older files with the tower in `vision_config_dict`, which wins; or CLIPVisionConfig."""
+    """Returns the fields of a CLIPVisionConfig or CLIPConfig, in older files with `vision_config_dict`, which wins."""
     if config.get("vision_config_dict") is not None:
         config = {**config, "vision_config": config["vision_config_dict"]}
     if is_classifier(shapes):

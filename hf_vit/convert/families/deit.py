@@ -1,28 +1,17 @@
 """DeiT of transformers (https://arxiv.org/abs/2012.12877), which always has the distillation token."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ..family import Config, Family, Shapes
 from ..key_map import KeyMap, Made
+from .block_layout import add_positions, without_rows
 from .vit import KEYS, PIXEL_DECODER
 from .vit import configure as configure_vit
 
 
 TOKEN, TABLE = "embeddings.distillation_token", "embeddings.position_embeddings"
-
-
-def with_its_position(token: Tensor, table: Tensor) -> Tensor:
-    """Returns the distillation token as a register, which has no position of its own: (1, 1, D)."""
-    return token + table[:, 1:2]
-
-
-def without_its_position(table: Tensor) -> Tensor:
-    """Returns the position table without the row of the distillation token: (1, 1 + N, D)."""
-    return torch.cat((table[:, :1], table[:, 2:]), dim=1)
 
 
 DISTILLED_KEYS: KeyMap = {
@@ -31,10 +20,11 @@ DISTILLED_KEYS: KeyMap = {
     "classifier": "cls_classifier",
     "distillation_classifier": "distillation_classifier",
 }
+# The distillation token has no task here: it becomes a register, with the second row of the table added for good.
 ONE_HEAD_KEYS: KeyMap = {
     **KEYS,
-    "embeddings.register_tokens": Made((TOKEN, TABLE), with_its_position),
-    "embeddings.position_embeddings": Made((TABLE,), without_its_position),
+    "embeddings.register_tokens": Made((TOKEN, TABLE), partial(add_positions, 1)),
+    "embeddings.position_embeddings": Made((TABLE,), partial(without_rows, 1, 2)),
 }
 
 
@@ -44,20 +34,15 @@ def configure_distilled(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_one_head(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Returns the fields of a DeiTConfig with one head, whose distillation token has no task: a register."""
+    """Returns the fields of a DeiTConfig with one head."""
     return {**configure_vit(config, shapes), "num_register_tokens": 1}
-
-
-def has_one_head(config: Config) -> bool:
-    """Returns whether the model classifies by its CLS token only."""
-    return config.get("architectures") == ["DeiTForImageClassification"]
 
 
 DEIT_ONE_HEAD = Family(
     name="DeiT with one head",
     source="transformers `deit`",
     model_types=("deit",),
-    reads=has_one_head,
+    reads=lambda config: config.get("architectures") == ["DeiTForImageClassification"],
     keys=ONE_HEAD_KEYS,
     configure=configure_one_head,
     prefixes=("deit.",),

@@ -4,7 +4,6 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any
 
-from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_configurations import HfViTUniversalSegmentationConfig
 from ..family import Config, Family, Shapes, given_fields
 from ..key_map import KeyMap, Reshaped, Rows, join_qkv
@@ -61,13 +60,8 @@ OPTIONS = tuple(field.name for field in fields_of(HfViTUniversalSegmentationConf
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "image_size": 640}
 
 
-def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the key map of a gated MLP as the file holds it."""
-    return IN_ONE if "layers.0.mlp.weights_in.weight" in shapes else {}
-
-
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """EomtConfig; the prefix has no positions."""
+    """Returns the fields of an EomtConfig, whose prefix has no positions."""
     return {
         **dinov2.configure(config, shapes, **LARGE, patch_size=16),
         "attention_probs_dropout_prob": config.get("attention_dropout", 0.0),
@@ -79,7 +73,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """EomtDinov3Config, whose base of the rotary positions stands among their parameters."""
+    """Returns the fields of an EomtDinov3Config, whose `rope_theta` stands in `rope_parameters`."""
     large = LARGE | {"intermediate_size": 4096, "layer_norm_eps": 1e-6}
     return {
         **dinov3.configure(config, shapes, **large),
@@ -94,7 +88,7 @@ EOMT = Family(
     source="transformers `eomt`",
     model_types=("eomt",),
     keys=EOMT_KEYS,
-    adapt=adapt,
+    adapt=lambda config, ours, shapes: IN_ONE if "layers.0.mlp.weights_in.weight" in shapes else {},
     configure=configure,
     dropped={r"criterion\..*": "weights of the loss, which are in the configuration"},
     fixed={"hidden_act": "gelu"},  # of the head too, where ours has no other

@@ -16,57 +16,38 @@ from ..key_map import KeyMap, Made
 from .block_layout import as_size, table_size
 
 
-def from_columns(kernel: Tensor) -> Tensor:
-    """Returns the weight (out, in) of a kernel (in, out)."""
-    return kernel.T
-
-
 def from_heads(*kernels: Tensor) -> Tensor:
     """Returns the joint weight (3·n·d, D) of kernels (D, n, d), or the bias of biases (n, d)."""
     return torch.cat([kernel.flatten() if kernel.ndim == 2 else kernel.flatten(1).T for kernel in kernels])
 
 
-def to_heads(kernel: Tensor) -> Tensor:
-    """Returns the weight (D, n·d) of the kernel (n, d, D) that joins the heads."""
-    return kernel.flatten(0, 1).T
-
-
-def patch_kernel(kernel: Tensor) -> Tensor:
-    """Returns the weight (D, C, h, w) of a kernel (h, w, C, D)."""
-    return kernel.permute(3, 2, 0, 1)
-
-
 def norm(ours: str, theirs: str) -> KeyMap:
-    """A norm of ours, of theirs."""
+    """Returns the keys of a norm."""
     return {f"{ours}.weight": f"{theirs}/scale", f"{ours}.bias": f"{theirs}/bias"}
 
 
 def linear(ours: str, theirs: str) -> KeyMap:
-    """A linear layer of ours, of theirs."""
-    return {f"{ours}.weight": Made((f"{theirs}/kernel",), from_columns), f"{ours}.bias": f"{theirs}/bias"}
+    """Returns the keys of a linear layer, whose kernel (…, out) has one input dimension, or heads and their width."""
+    weight = Made((f"{theirs}/kernel",), lambda kernel: kernel.flatten(0, -2).T)
+    return {f"{ours}.weight": weight, f"{ours}.bias": f"{theirs}/bias"}
 
 
 def heads(ours: str, theirs: str, parts: tuple[str, ...]) -> KeyMap:
-    """A projection of ours to all heads, of `parts` of theirs."""
+    """Returns the keys of a projection to all heads, which joins `parts` of theirs."""
     return {
         f"{ours}.{leaf}": Made(tuple(f"{theirs}/{part}/{name}" for part in parts), from_heads)
         for leaf, name in (("weight", "kernel"), ("bias", "bias"))
     }
 
 
-def joint(ours: str, theirs: str) -> KeyMap:
-    """The projection that joins the heads."""
-    return {f"{ours}.weight": Made((f"{theirs}/kernel",), to_heads), f"{ours}.bias": f"{theirs}/bias"}
-
-
 def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
-    """The key map of a block, whose parts carry these numbers."""
+    """Returns the keys of a block, whose parts carry these numbers."""
     ours, theirs = "encoder.layers.*", "Transformer/encoderblock_*"
     attended = f"{theirs}/MultiHeadDotProductAttention_{attention}"
     return {
         **norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0"),
         **heads(f"{ours}.attention.qkv", attended, ("query", "key", "value")),
-        **joint(f"{ours}.attention.projection", f"{attended}/out"),
+        **linear(f"{ours}.attention.projection", f"{attended}/out"),
         **norm(f"{ours}.norm2", f"{theirs}/LayerNorm_{second_norm}"),
         **linear(f"{ours}.mlp.fc1", f"{theirs}/MlpBlock_{mlp}/Dense_0"),
         **linear(f"{ours}.mlp.fc2", f"{theirs}/MlpBlock_{mlp}/Dense_1"),
@@ -75,7 +56,9 @@ def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
 
 SHARED: KeyMap = {
     "embeddings.cls_token": "cls",
-    "embeddings.patch_embeddings.projection.weight": Made(("embedding/kernel",), patch_kernel),
+    "embeddings.patch_embeddings.projection.weight": Made(
+        ("embedding/kernel",), lambda kernel: kernel.permute(3, 2, 0, 1)
+    ),
     "embeddings.patch_embeddings.projection.bias": "embedding/bias",
     **norm("norm", "Transformer/encoder_norm"),
     **linear("pooler.dense", "pre_logits"),
@@ -91,7 +74,7 @@ BIG_VISION_KEYS: KeyMap = {
     "attention_pooling.probe": "MAPHead_0/probe",
     **heads("attention_pooling.query", POOLED, ("query",)),
     **heads("attention_pooling.key_value", POOLED, ("key", "value")),
-    **joint("attention_pooling.projection", f"{POOLED}/out"),
+    **linear("attention_pooling.projection", f"{POOLED}/out"),
     **norm("attention_pooling.norm", "MAPHead_0/LayerNorm_0"),
     **linear("attention_pooling.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
     **linear("attention_pooling.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
@@ -99,7 +82,7 @@ BIG_VISION_KEYS: KeyMap = {
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """All of the architecture stands in the shapes, but for the image size where it is not square."""
+    """Returns the fields that the shapes tell: all of them, but for the image size where it is not square."""
     if "conv_root/kernel" in shapes:
         raise ValueError(
             "The file holds a hybrid: a ResNet comes before the blocks (conv_root/kernel). No HfViTConfig describes "

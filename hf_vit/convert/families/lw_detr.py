@@ -35,14 +35,11 @@ KEYS: KeyMap = {
     f"{BLOCK}.layer_scale2.scale": f"{THEIRS}.gamma_2",
     f"{SCALE}.resamplings.*.convs.*.conv": f"{RESAMPLING}.*.conv",
     f"{SCALE}.resamplings.*.convs.*.norm": f"{RESAMPLING}.*.norm",
-    f"{SCALE}.conv1.conv": f"{THEIR_SCALE}.projector_layer.conv1.conv",
-    f"{SCALE}.conv1.norm": f"{THEIR_SCALE}.projector_layer.conv1.norm",
-    f"{SCALE}.bottlenecks.*.conv1.conv": f"{THEIR_SCALE}.projector_layer.bottlenecks.*.conv1.conv",
-    f"{SCALE}.bottlenecks.*.conv1.norm": f"{THEIR_SCALE}.projector_layer.bottlenecks.*.conv1.norm",
-    f"{SCALE}.bottlenecks.*.conv2.conv": f"{THEIR_SCALE}.projector_layer.bottlenecks.*.conv2.conv",
-    f"{SCALE}.bottlenecks.*.conv2.norm": f"{THEIR_SCALE}.projector_layer.bottlenecks.*.conv2.norm",
-    f"{SCALE}.conv2.conv": f"{THEIR_SCALE}.projector_layer.conv2.conv",
-    f"{SCALE}.conv2.norm": f"{THEIR_SCALE}.projector_layer.conv2.norm",
+    **{
+        f"{SCALE}.{conv}.{part}": f"{THEIR_SCALE}.projector_layer.{conv}.{part}"
+        for conv in ("conv1", "bottlenecks.*.conv1", "bottlenecks.*.conv2", "conv2")
+        for part in ("conv", "norm")
+    },
     f"{SCALE}.norm": f"{THEIR_SCALE}.layer_norm",
     f"{PROPOSALS}.linear": "enc_output.*",
     f"{PROPOSALS}.norm": "enc_output_norm.*",

@@ -14,7 +14,7 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, shape_of
 from ..key_map import KeyMap, Made
 from . import block_layout
-from .block_layout import KEYS, shape_fields
+from .block_layout import BLOCK, KEYS, shape_fields
 from .vit_mae import without_cls
 
 
@@ -40,15 +40,9 @@ DECODER_KEYS: KeyMap = {
     f"{DECODER}.mask_token": "mask_token",
     f"{DECODER}.position_embeddings": Made(("decoder_pos_embed",), without_cls),
     **{
-        f"{DECODER}.layers.*.{part}": f"decoder_blocks.*.{name}"
-        for part, name in (
-            ("norm1", "norm1"),
-            ("attention.qkv", "attn.qkv"),
-            ("attention.projection", "attn.proj"),
-            ("norm2", "norm2"),
-            ("mlp.fc1", "mlp.fc1"),
-            ("mlp.fc2", "mlp.fc2"),
-        )
+        name.replace(BLOCK, f"{DECODER}.layers.*"): f"decoder_{rule}"
+        for name, rule in KEYS.items()
+        if name.startswith(BLOCK) and isinstance(rule, str)
     },
     f"{DECODER}.norm": "decoder_norm",
     f"{DECODER}.predictor": "decoder_pred",
@@ -79,8 +73,8 @@ def fields_of(given: Config, shapes: Shapes, heads: dict[int, int]) -> dict[str,
     }
 
 
-def check_origin(shapes: Shapes) -> None:
-    """Raises `ValueError` where the tensors do not tell which model they are of."""
+def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of DINO, DeiT, MAE or DINOv2; `ValueError` where the tensors do not tell the model."""
     signs = [name for name in NEEDS_NAME if name in shapes]
     signs += [f"no {name}" for name in ALWAYS_THERE if name not in shapes]
     if signs:
@@ -89,11 +83,6 @@ def check_origin(shapes: Shapes) -> None:
             "such names stand for several models. Give timm's name of the model, such as "
             'architecture="vit_base_patch16_siglip_224" or "deit3_base_patch16_224".'
         )
-
-
-def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """DINO, DeiT, MAE, DINOv2."""
-    check_origin(shapes)
     fields = {**fields_of(given, shapes, HEADS), "position_antialias": "register_tokens" in shapes}
     if has_decoder(shapes):
         fields["masked_image_modeling_config"] = decoder_options(given, shapes)
@@ -120,7 +109,7 @@ def decoder_options(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_dinov3(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """DINOv3; its image size is that of the end of its training."""
+    """Returns the fields of DINOv3; its image size is that of the end of its training."""
     rotary = {"position_embedding_type": "rotary", "rope_coordinates": "centered", "rope_theta": 100.0}
     return {**fields_of(given, shapes, DINOV3_HEADS), **rotary, "layer_norm_eps": 1e-5}
 

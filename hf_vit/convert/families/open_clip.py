@@ -82,7 +82,7 @@ def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | Non
 
 
 def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
-    """A lone file, which does not tell its activation."""
+    """Returns the fields of a lone file, which does not tell its activation."""
     if "hidden_act" not in given:
         raise ValueError(
             "A file of CLIP does not tell its activation. Give hidden_act: 'quick_gelu' for OpenAI's weights and for "
@@ -92,10 +92,20 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Files with open_clip_config.json, whose sizes are checked against the weights."""
+    """Returns the fields by open_clip_config.json, whose sizes are checked against the weights."""
     model = config["model_cfg"]
     tower = {**DEFAULTS, **model["vision_cfg"]}
-    check_tower(tower)
+    known = {*DEFAULTS, *FIXED, *WITHOUT_EFFECT}
+    foreign = {
+        name: value
+        for name, value in tower.items()
+        if name not in known or (name in FIXED and (value or None) != FIXED[name])
+    }
+    if foreign:
+        raise ValueError(
+            f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
+            "OpenCLIP."
+        )
     if "visual.class_embedding" not in shapes:
         raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.class_embedding).")
     heads = {"num_attention_heads": tower["width"] // tower["head_width"]}
@@ -108,21 +118,6 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
     if wrong:
         raise ValueError(f"open_clip_config.json says {'; '.join(wrong)}. The files are of two models, or incomplete.")
     return fields
-
-
-def check_tower(tower: Config) -> None:
-    """Raises `ValueError` if an image tower has what no `HfViTConfig` describes, or is not known here."""
-    known = {*DEFAULTS, *FIXED, *WITHOUT_EFFECT}
-    foreign = {
-        name: value
-        for name, value in tower.items()
-        if name not in known or (name in FIXED and (value or None) != FIXED[name])
-    }
-    if foreign:
-        raise ValueError(
-            f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
-            "OpenCLIP."
-        )
 
 
 CLIP_FILE = Family(

@@ -6,13 +6,13 @@ from typing import Any
 
 from ..family import Config, Family, Shapes, given_fields, is_classifier, label_fields
 from ..key_map import KeyMap, Reshaped, Rows
-from .clip import BLOCK, NUMBERS, TEXT_FIELDS, TEXT_KEYS, tower_fields, tower_of
+from .clip import NUMBERS, TEXT_FIELDS, TEXT_KEYS, block, tower_fields, tower_of
 
 
 KEYS: KeyMap = {
     "embeddings.position_embeddings": Reshaped(("embeddings.position_embedding.weight",)),
     "embeddings.patch_embeddings.projection": "embeddings.patch_embedding",
-    **BLOCK,
+    **block(),
     "norm": "post_layernorm",
     "attention_pooling.probe": "head.probe",
     "attention_pooling.query.weight": Rows(("head.attention.in_proj_weight",), 0, 1, 3),
@@ -49,18 +49,16 @@ GEMMA_TOKENS = 256000
 
 
 def text_fields(config: Config) -> dict[str, Any]:
-    """Returns the fields of the text tower and of what compares it.
-
-    It sees padding, with which texts must be filled up. Files of SigLIP 2 say of its number what is that of SigLIP.
-    """
+    """Returns the fields of the text tower, which attends to padding, and of what compares it with images."""
     text = given_fields(config.get("text_config") or {}, TEXT_FIELDS, **TEXT_DEFAULTS)
+    # Files of SigLIP 2 give the padding of SigLIP.
     padding = 0 if text["vocab_size"] == GEMMA_TOKENS else 1
     tower = {"is_causal": False, "pooling": "last", "eos_token_id": None, "pad_token_id": padding}
     return {"text_config": {**text, **tower}, "contrastive_config": {"loss": "sigmoid", "projection_dim": None}}
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """SiglipConfig or SiglipVisionConfig; their classifier takes the mean of the patches."""
+    """Returns the fields of a SiglipConfig or SiglipVisionConfig, whose classifier takes the mean of the patches."""
     has_attention = tower_of(config).get("vision_use_head", True) and not is_classifier(shapes)
     return {
         **tower_fields(config, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
@@ -72,7 +70,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
 
 
 def configure_2(config: Config, shapes: Shapes) -> dict[str, Any]:
-    """Siglip2Config or Siglip2VisionConfig: any size goes in, and the table is made for a square of patches."""
+    """Returns the fields of a Siglip2Config or Siglip2VisionConfig, whose table is made for a square of patches."""
     fields = configure(config, shapes)
     return {
         **fields,

@@ -46,7 +46,7 @@ REFUSED = {
     r"vit_pe_.*": "its rotary positions start at one, its pooling has other heads or its final norm is missing",
     r".*_radio_.*|vit_intern300m_.*": "it has no final norm",
     r".*_sapiens2": "LayerScale is on one branch only, and key and value have fewer heads than the query",
-    r"test_vit3": "its attention pooling looks at the registers too",
+    r"test_vit3": "its attention pooling attends to the registers too",
 }
 # Fields of `HfViTConfig` by name, the later ones first in rank. The rest is as in ViT.
 FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -92,7 +92,7 @@ TOLD_ARGUMENTS = (
 
 
 def check_architecture(architecture: str) -> None:
-    """Raises `ValueError` for an architecture that is not ours or not known, saying why."""
+    """Raises `ValueError` for an architecture that is not ours or not known."""
     for pattern, reason in REFUSED.items():
         if re.fullmatch(pattern, architecture):
             raise ValueError(
@@ -127,7 +127,12 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields by name, arguments, shapes, and `image_size` where a user gives it."""
     architecture = name_of(config)
     check_architecture(architecture)
-    check_classes(config, shapes)
+    num_classes = shapes.get("head.weight", (0,))[0]
+    if config.get("num_classes", num_classes) != num_classes:
+        raise ValueError(
+            f"config.json says num_classes={config['num_classes']}, but the classifier in the weights has "
+            f"{num_classes}. The files are of two models, or incomplete."
+        )
     given = config.get("model_args") or {}
     published = config.get("pretrained_cfg") or {}
     input_size = published.get("input_size") or config.get("input_size") or (3, None, None)
@@ -143,20 +148,16 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
     if "rope_coordinates" in fields:
         has_table = fields["position_embedding_type"] == "learned"
         fields["position_embedding_type"] = "learned+rotary" if has_table else "rotary"
-    pool = given.get("global_pool") or config.get("global_pool") or default_pool(architecture, shapes)
+    pool = given.get("global_pool") or config.get("global_pool")
+    if not pool:  # as the class does
+        is_token = "cls_token" in shapes and "_dinov3" not in architecture
+        pool = "map" if "attn_pool.latent" in shapes else "token" if is_token else "avg"
     if pool not in POOLINGS:
         raise ValueError(
             f"The model pools its tokens by global_pool={pool!r}. Known are {', '.join(POOLINGS)}; for tokens alone "
             "set one of them in its config.json and take last_hidden_state."
         )
     return {**fields, **label_fields(config), "pooling": POOLINGS[pool], "position_antialias": True}
-
-
-def default_pool(architecture: str, shapes: Shapes) -> str:
-    """Returns how timm's class pools where config.json does not say."""
-    if "attn_pool.latent" in shapes:
-        return "map"
-    return "token" if "cls_token" in shapes and "_dinov3" not in architecture else "avg"
 
 
 def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
@@ -179,16 +180,6 @@ def argument_fields(architecture: str, arguments: Config) -> dict[str, Any]:
     if norm is not None:  # the class itself, without the epsilon that the architecture gives it
         fields["layer_norm_eps"] = 1e-6
     return fields
-
-
-def check_classes(config: Config, shapes: Shapes) -> None:
-    """Raises `ValueError` where config.json and the classifier of the weights do not agree."""
-    there = shapes.get("head.weight", (0,))[0]
-    if config.get("num_classes", there) != there:
-        raise ValueError(
-            f"config.json says num_classes={config['num_classes']}, but the classifier in the weights has {there}. "
-            "The files are of two models, or incomplete."
-        )
 
 
 def label_fields(config: Config) -> dict[str, Any]:

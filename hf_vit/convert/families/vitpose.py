@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from ...model.configuration_hf_vit import HfViTConfig
 from ..family import Config, Family, Shapes, architecture_fields, label_fields
 from ..key_map import Joined, KeyMap, Made
@@ -11,15 +9,11 @@ from .vit import ATTENTION
 
 
 BLOCK, MLP, HEAD = "encoder.layers.*", "encoder.layer.*.mlp", "keypoint_head"
-
-
-def add_cls_position(positions: Tensor) -> Tensor:
-    """Returns the rows of the patches of a position table (1, 1 + N, D), each with that of CLS, which is no token."""
-    return positions[:, 1:] + positions[:, :1]
-
-
 KEYS: KeyMap = {
-    "embeddings.position_embeddings": Made(("embeddings.position_embeddings",), add_cls_position),
+    # Of the table (1, 1 + N, D), each row of a patch has that of CLS added, which is no token.
+    "embeddings.position_embeddings": Made(
+        ("embeddings.position_embeddings",), lambda table: table[:, 1:] + table[:, :1]
+    ),
     "embeddings.patch_embeddings.projection": "embeddings.patch_embeddings.projection",
     f"{BLOCK}.norm1": "encoder.layer.*.layernorm_before",
     **ATTENTION,
@@ -34,7 +28,7 @@ KEYS: KeyMap = {
 
 
 def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
-    """Returns the rule for the data set's expert of ViTPose+, whose rows stand below the shared ones."""
+    """Returns the rule for the dataset's expert of ViTPose+, whose rows stand below the shared ones."""
     backbone, index = config.get("backbone_config", config), config.get("dataset_index", 0)
     num_experts = backbone.get("num_experts", 1)
     if not 0 <= index < num_experts:
@@ -92,7 +86,7 @@ VITPOSE = Family(
     adapt=adapt,
     configure=configure,
     prefixes=("backbone.",),
-    dropped={r"encoder\.layer\.\d+\.mlp\.experts\..*": "experts of other data sets"},
+    dropped={r"encoder\.layer\.\d+\.mlp\.experts\..*": "experts of other datasets"},
     has_experts=True,
     outputs="hidden states, heatmaps; one expert",
 )

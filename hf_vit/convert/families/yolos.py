@@ -1,6 +1,5 @@
 """YOLOS of transformers (https://arxiv.org/abs/2106.00666): a ViT whose last tokens become objects."""
 
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -32,28 +31,13 @@ def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
     num_queries = shapes[TOKENS][1]
     keys: dict[str, Any] = {
         f"{HEAD}.queries.weight": Made((TOKENS, POSITIONS), add_positions),
-        POSITIONS: Made((POSITIONS,), partial(patch_positions, num_queries)),
+        POSITIONS: Made((POSITIONS,), lambda table: table[:, :-num_queries]),  # of (1, P + N + Q, D)
     }
     for name in MID_POSITIONS:
-        if name in shapes:
-            keys[f"{HEAD}.mid_position_embeddings"] = Made((name,), partial(mid_patch_positions, num_queries))
-            keys[f"{HEAD}.mid_query_embeddings"] = Made((name,), partial(mid_query_positions, num_queries))
+        if name in shapes:  # (blocks, 1, P + N + Q, D)
+            keys[f"{HEAD}.mid_position_embeddings"] = Made((name,), lambda tables: tables[:, 0, :-num_queries])
+            keys[f"{HEAD}.mid_query_embeddings"] = Made((name,), lambda tables: tables[:, 0, -num_queries:])
     return keys
-
-
-def patch_positions(num_queries: int, positions: Tensor) -> Tensor:
-    """Returns a table (..., P + N + Q, D) without the rows of the queries."""
-    return positions[..., :-num_queries, :]
-
-
-def mid_patch_positions(num_queries: int, positions: Tensor) -> Tensor:
-    """Returns the tables (blocks, 1, P + N + Q, D) between blocks as (blocks, P + N, D)."""
-    return patch_positions(num_queries, positions[:, 0])
-
-
-def mid_query_positions(num_queries: int, positions: Tensor) -> Tensor:
-    """Returns their rows of the queries, (blocks, Q, D)."""
-    return positions[:, 0, -num_queries:]
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
