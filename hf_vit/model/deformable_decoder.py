@@ -181,10 +181,8 @@ def refine_boxes(boxes: Tensor, offsets: Tensor) -> Tensor:
 
 
 def sine_positions(boxes: Tensor, size: int) -> Tensor:
-    """Returns sine and cosine of y, x, width and height of boxes (..., 4) as (..., 4·size).
-
-    Source: https://arxiv.org/abs/2201.12329; frequencies are rounded to float32, as in the weights' own code.
-    """
+    """Returns sine and cosine of y, x, width and height of boxes (..., 4) as (..., 4·size)."""
+    # Source: https://arxiv.org/abs/2201.12329; frequencies are rounded to float32, as in the weights' own code.
     steps = torch.arange(size, device=boxes.device, dtype=torch.float32)
     periods = 10000 ** (2 * (steps // 2) / size)
     angles = boxes[..., [1, 0, 2, 3], None] * (2 * math.pi) / periods  # (..., 4, size)
@@ -192,13 +190,8 @@ def sine_positions(boxes: Tensor, size: int) -> Tensor:
 
 
 def deformable_attention(maps: Sequence[Tensor], points: Tensor, weights: Tensor) -> Tensor:
-    """Returns weighted sums (B, Q, n·d) of samples of a pyramid, read bilinearly, with zeros around each map.
-
-    Args:
-        maps: For each of V levels (B, n, d, h, w).
-        points: (B, Q, n, V, T, 2), x and y in [0, 1] across a map.
-        weights: (B, Q, n, V, T).
-    """
+    """Returns sums (B, Q, n·d), by weights (B, Q, n, V, T), of V maps (B, n, d, h, w) read bilinearly at T points."""
+    # Points (B, Q, n, V, T, 2) are x and y in [0, 1] across a map, which is surrounded by zeros.
     batch, num_queries = points.shape[:2]
     points = 2 * points.permute(3, 0, 2, 1, 4, 5).flatten(1, 2) - 1  # (V, B·n, Q, T, 2)
     weights = weights.permute(3, 0, 2, 1, 4).flatten(1, 2)  # (V, B·n, Q, T)
@@ -349,10 +342,8 @@ class HfViTProposalHead(nn.Module):
 
 
 def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the places that queries may start from: features (B, S, C), boxes (B, S, 4), and which are valid (B, S).
-
-    There are `least` at least; those beyond the pyramid are zeros and invalid, as those of padding and at the border.
-    """
+    """Returns places that queries may start from: features (B, S, C), boxes (B, S, 4), and (B, S) which are valid."""
+    # `least` at least: those beyond the pyramid are zeros and invalid, as those of padding and at the border.
     boxes = []
     for level, (grid, sides) in enumerate(zip(pyramid.grids, pyramid.sizes.unbind(1), strict=True)):
         y, x = (
@@ -381,10 +372,9 @@ def proposals_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Map
 
 
 class HfViTDeformableDecoder(nn.Module):
-    """Projector, proposals, layers of queries, and their predictions.
+    """Projector, proposals, layers of queries, and their predictions."""
 
-    Every layer samples around the box that its query started with and refines that one, as in LW-DETR.
-    """
+    # Every layer samples around the box that its query started with and refines that one, as in LW-DETR.
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
         super().__init__()

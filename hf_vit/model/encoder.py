@@ -49,11 +49,8 @@ class Windows(NamedTuple):
         scaling: float,
         dropout: float,
     ) -> Tensor:
-        """Lets patches attend to their window and to all tokens that are no patches; those attend to everything.
-
-        `attend` is attention of query, key and value (B, n, L, d) under a mask, with output (B, L, n, d) first, as
-        here.
-        """
+        """Lets patches attend to their window and to all tokens that are no patches; those attend to everything."""
+        # `attend` is attention of query, key and value (B, n, L, d) under a mask, with output (B, L, n, d) first.
         (other_query, own_query), (other_key, own_key), (other_value, own_value) = map(
             self._split, (query, key, value)
         )
@@ -147,11 +144,8 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Returns plain attention (B, L, n, d) and its weights (B, n, L, L), which no other implementation returns.
-
-    Query, key and value are (B, n, L, d). `attention_mask` broadcasts to the weights: bool, True where a query may
-    attend, or float, added to the scores.
-    """
+    """Returns attention (B, L, n, d) of states (B, n, L, d), and its weights (B, n, L, L), which no other returns."""
+    # The mask broadcasts to the weights: bool, True where a query may attend, or float, added to the scores.
     scores = query @ key.transpose(2, 3) * scaling  # (B, n, L, L)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -251,10 +245,9 @@ class HfViTGatedMLP(nn.Module):
 
 
 class HfViTAttentionPooling(HfViTInitialized):
-    """Pools tokens by a learned query that attends to them, and a residual MLP.
+    """Pools tokens by a learned query that attends to them, and a residual MLP."""
 
-    Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
-    """
+    # Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()
