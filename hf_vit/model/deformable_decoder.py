@@ -146,19 +146,12 @@ class HfViTProjector(nn.Module):
 
 
 class Pyramid(NamedTuple):
-    """The pyramid as the decoder reads it.
+    """The pyramid as the decoder reads it."""
 
-    Args:
-        tokens: (B, S, C), level by level and row by row.
-        grids: Rows and columns of each level.
-        visible: (B, S) bool, False for padding; None if there is none.
-        sizes: (B or 1, V, 2), rows and columns of each level that are no padding.
-    """
-
-    tokens: Tensor
-    grids: tuple[Grid, ...]
-    visible: Tensor | None
-    sizes: Tensor
+    tokens: Tensor  # (B, S, C), level by level and row by row
+    grids: tuple[Grid, ...]  # rows and columns of each level
+    visible: Tensor | None  # (B, S) bool, False for padding; None if there is none
+    sizes: Tensor  # (B or 1, V, 2), rows and columns of each level that are no padding
 
     @classmethod
     def of(cls, levels: Sequence[Level]) -> "Pyramid":
@@ -298,15 +291,10 @@ class HfViTDeformableLayer(nn.Module):
 
 
 class DetectionPrediction(NamedTuple):
-    """What one layer predicts for the objects of images.
+    """What one layer predicts for the objects of images."""
 
-    Args:
-        logits: (B, Q, K), or (B, Q, K + 1) where the last one stands for no object; in training Q counts all groups.
-        boxes: (B, Q, 4) as cx, cy, w, h relative to the image without its padding, in [0, 1].
-    """
-
-    logits: Tensor
-    boxes: Tensor
+    logits: Tensor  # (B, Q, K), or (B, Q, K + 1) with one for no object; in training Q counts all groups
+    boxes: Tensor  # (B, Q, 4) as cx, cy, w, h relative to the image without its padding, in [0, 1]
 
 
 class HfViTProposalHead(nn.Module):

@@ -22,22 +22,15 @@ from .layers import HfViTInitialized
 
 
 class Windows(NamedTuple):
-    """Windows of one batch; take the place of the attention mask in blocks that attend within them.
+    """Windows of one batch; take the place of the attention mask in blocks that attend within them."""
 
-    Args:
-        grid: Rows and columns (h, w) of patches.
-        size: Rows and columns of a window. The last ones are padded where the grid is no multiple of them.
-        num_prefix: Number P of tokens before the patches.
-        mask: What the patches of a window attend to, in the form that the attention implementation takes: first the O
-            tokens that are no patches, then those of the window. None where there is nothing to hide.
-        others_mask: (B, 1, 1, L) bool, what the other tokens attend to; None where that is everything.
-    """
-
-    grid: Grid
-    size: Grid
-    num_prefix: int
+    grid: Grid  # rows and columns (h, w) of patches
+    size: Grid  # rows and columns of a window; the last ones are padded where the grid is no multiple of them
+    num_prefix: int  # number P of tokens before the patches
+    # What the patches of a window attend to, in the form that the attention implementation takes: first the O tokens
+    # that are no patches, then those of the window. None where there is nothing to hide.
     mask: Any = None
-    others_mask: Tensor | None = None
+    others_mask: Tensor | None = None  # (B, 1, 1, L) bool, what the others attend to; None for everything
 
     def attend(
         self,
