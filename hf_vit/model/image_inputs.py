@@ -331,10 +331,7 @@ def _on_white(color: torch.Tensor, alpha: torch.Tensor, white: float) -> torch.T
 
 
 def _luma(pixels: torch.Tensor) -> torch.Tensor:
-    red, green, blue = (LUMA[channel] * _wide(pixels[channel]) for channel in range(3))
+    wide = pixels if pixels.is_floating_point() else pixels.to(torch.int32)
+    red, green, blue = (LUMA[channel] * wide[channel] for channel in range(3))
     total = (red + green + blue)[None]  # (1, H, W)
     return total / 65536 if pixels.is_floating_point() else ((total + 32768) >> 16).to(torch.uint8)
-
-
-def _wide(pixels: torch.Tensor) -> torch.Tensor:
-    return pixels if pixels.is_floating_point() else pixels.to(torch.int32)

@@ -96,7 +96,9 @@ def encode_targets(
         ]
     else:
         maps = [place(classes, IGNORED_LABEL) for classes in targets["segmentation_maps"]]
-        return {"labels": [_reduce(classes) for classes in maps] if do_reduce_labels else maps}
+        if do_reduce_labels:
+            maps = [torch.where((own == 0) | (own == IGNORED_LABEL), IGNORED_LABEL, own - 1) for own in maps]
+        return {"labels": maps}
     return {"mask_labels": [masks.float() for masks, _ in pairs], "class_labels": [classes for _, classes in pairs]}
 
 
@@ -228,10 +230,6 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
     if (numbers < 0).any():
         raise ValueError(f"{name} has the number {int(numbers.min())}, but classes go from 0.")
     return numbers.to(torch.int64)
-
-
-def _reduce(classes: Tensor) -> Tensor:
-    return torch.where((classes == 0) | (classes == IGNORED_LABEL), IGNORED_LABEL, classes - 1)
 
 
 def _drop_empty(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

@@ -236,7 +236,8 @@ def _panoptic_rows(content: Content, file: Path, numbers: dict[int, int], split:
     segments = [annotation["segments_info"] for annotation in annotations]
     _check_known(annotations, "image_id", by_id, "images", file)
     _check_known(listed_segments, "category_id", numbers, "categories", file)
-    _warn_of_bare(by_id.keys() - {annotation["image_id"] for annotation in annotations}, file)
+    if bare := by_id.keys() - {annotation["image_id"] for annotation in annotations}:
+        logger.warning("Left out of %s, as they have no annotation: the images %s.", file, listed(sorted(bare)))
     return Dataset.from_dict(
         {
             "image": [by_id[annotation["image_id"]] for annotation in annotations],
@@ -292,11 +293,6 @@ def _instance_rows(content: Content, file: Path, numbers: dict[int, int], split:
         ),
         split=NamedSplit(split),
     )
-
-
-def _warn_of_bare(ids: set[Any], file: Path) -> None:
-    if ids:
-        logger.warning("Left out of %s, as they have no annotation: the images %s.", file, listed(sorted(ids)))
 
 
 def load_coco_objects(files: Mapping[str, Path]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
