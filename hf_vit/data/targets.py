@@ -186,14 +186,10 @@ def semantic_target(row: Row, classes: ClassList) -> dict[str, Tensor]:
 
 
 def region_target(row: Row, classes: ClassList, thing_ids: tuple[int, ...]) -> dict[str, Tensor]:
-    """Reads the column `mask` as one mask for each class in it, and each connected region of a thing.
-
-    Pieces that touch, even at a corner or by way of pixels of no class, are one thing. That is sensible for photos of
-    one animal or part each, and not for crowds, which need masks of their instances.
-
-    Returns:
-        `masks` (M, H, W) bool and `class_labels` (M,) int64, by class.
-    """
+    """Reads the column `mask` as `masks` (M, H, W) bool and `class_labels` (M,) int64, by class."""
+    # One for each class in it, and each connected region of a thing. Pieces that touch, even at a corner or by way of
+    # pixels of no class, are one thing. That is sensible for photos of one animal or part each, and not for crowds,
+    # which need masks of their instances.
     labels = semantic_target(row, classes)["segmentation_map"].numpy()
     found: list[tuple[int, np.ndarray]] = []
     for number in np.unique(labels[labels != IGNORED_LABEL]).tolist():
@@ -213,11 +209,8 @@ def _regions(mask: np.ndarray, bridge: np.ndarray) -> list[np.ndarray]:
 
 
 def panoptic_target(row: Row) -> dict[str, Tensor]:
-    """Reads the column `panoptic`, an image in the format of COCO panoptic, with `segments`.
-
-    Returns:
-        `masks` (M, H, W) bool, `class_labels` (M,) int64 and `is_crowd` (M,) bool, in the order of `segments`.
-    """
+    """Reads `masks` (M, H, W) bool, `class_labels` (M,) int64 and `is_crowd` (M,) bool, in the order of `segments`."""
+    # From the column `panoptic`, an image in the format of COCO panoptic.
     name = f"panoptic mask of {row['file']}"
     ids = read_segment_ids(encoded_bytes(row["panoptic"], name), name)
     segments = row["segments"]
@@ -232,11 +225,8 @@ def panoptic_target(row: Row) -> dict[str, Tensor]:
 
 
 def instances_target(row: Row) -> dict[str, Tensor]:
-    """Draws the column `objects`, polygons and run lengths in the format of COCO.
-
-    Returns:
-        `masks` (M, H, W) bool, which may overlap, `class_labels` (M,) int64 and `is_crowd` (M,) bool.
-    """
+    """Draws `masks` (M, H, W) bool, which may overlap, with `class_labels` (M,) int64 and `is_crowd` (M,) bool."""
+    # From the column `objects`, polygons and run lengths in the format of COCO.
     size = (row["height"], row["width"])
     objects = json.loads(row["objects"])
     masks = [_draw(entry["segmentation"], size, f"annotation {entry['id']} of {row['file']}") for entry in objects]
@@ -268,11 +258,10 @@ def _crowds(entries: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 def detection_target(row: Row) -> dict[str, Tensor]:
-    """Reads the columns of `detection_rows`.
+    """Reads the columns of `detection_rows` as tensors of N objects.
 
-    Returns:
-        `boxes` (N, 4) float32, x1, y1, x2, y2 in pixels, `class_labels` (N,) int64, `is_crowd` (N,) bool, `areas` (N,)
-        float32 in square pixels, and `size` (2,) int64, height and width of the image.
+    These are `boxes` (N, 4) float32, x1, y1, x2, y2 in pixels, `class_labels` (N,) int64, `is_crowd` (N,) bool,
+    `areas` (N,) float32 in square pixels, and `size` (2,) int64, height and width of the image.
     """
     return {
         "boxes": torch.tensor(row["boxes"], dtype=torch.float32).reshape(-1, 4),
@@ -284,11 +273,10 @@ def detection_target(row: Row) -> dict[str, Tensor]:
 
 
 def keypoint_target(row: Row) -> dict[str, Any]:
-    """Reads the columns of `keypoint_rows`.
+    """Reads the columns of `keypoint_rows` as tensors of K keypoints.
 
-    Returns:
-        `keypoints` (K, 3) float32, x and y in pixels and visibility, `box` (4,) float32, x1, y1, x2, y2 in pixels,
-        `area` () float32 in square pixels, and `image_id`, the number of the image.
+    These are `keypoints` (K, 3) float32, x and y in pixels and visibility, `box` (4,) float32, x1, y1, x2, y2 in
+    pixels, `area` () float32 in square pixels, and `image_id`, the number of the image.
     """
     return {
         "keypoints": torch.tensor(row["keypoints"], dtype=torch.float32),

@@ -28,15 +28,11 @@ class HfViTInputSized(nn.Module):
 
 
 def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
-    """Resizes patch kernels (D, C, p, q) so that they respond to resized patches as before to the original ones.
-
-    With B the matrix that resizes a patch, the new kernel is the pseudo-inverse of B's transpose times the old one:
-    the responses are equal where patches grow, and as close as can be on white noise where they shrink. B is bicubic
-    and antialiased as in timm; the reference code of the paper has it bilinear. An inverse magnifies rounding, so it
-    is computed in float64 on the CPU.
-
-    Source: FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4.
-    """
+    """Resizes patch kernels (D, C, p, q) so that they respond to resized patches as before to the original ones."""
+    # FlexiViT (https://arxiv.org/abs/2212.08013), section 3.4: with B the matrix that resizes a patch, the new kernel
+    # is the pseudo-inverse of B's transpose times the old one. Responses are equal where patches grow, and as close as
+    # can be on white noise where they shrink. B is bicubic and antialiased as in timm, bilinear in the paper's code.
+    # An inverse magnifies rounding, so it is computed in float64 on the CPU.
     old_size = kernels.shape[2:]
     if tuple(old_size) == tuple(new_size):
         return kernels
@@ -47,15 +43,12 @@ def resize_patch_kernels(kernels: Tensor, new_size: tuple[int, int]) -> Tensor:
 
 
 def change_input_channels(kernels: Tensor, num_channels: int, mode: ChannelMode = "repeat") -> Tensor:
-    """Gives patch kernels (D, C, p, q) another number of image channels.
+    """Gives patch kernels (D, C, p, q) another number of image channels; `ValueError` for a mode that is unknown.
 
     Both modes keep the size of the response, and one channel always gets the sum of the old ones, so that a gray image
     is treated as its repetition in all channels was. "repeat" repeats the old channels in turn, times C /
     `num_channels`, as timm does. "mean" gives each channel the mean of the old ones, times the same, which is exact on
     images with equal channels, and blind to color.
-
-    Raises:
-        ValueError: if there is no such mode.
     """
     if mode not in ("repeat", "mean"):
         raise ValueError(f"mode={mode!r} is unknown. Choose 'repeat' or 'mean'.")

@@ -146,19 +146,12 @@ class HfViTProjector(nn.Module):
 
 
 class Pyramid(NamedTuple):
-    """The pyramid as the decoder reads it.
+    """The pyramid as the decoder reads it."""
 
-    Args:
-        tokens: (B, S, C), level by level and row by row.
-        grids: Rows and columns of each level.
-        visible: (B, S) bool, False for padding; None if there is none.
-        sizes: (B or 1, V, 2), rows and columns of each level that are no padding.
-    """
-
-    tokens: Tensor
-    grids: tuple[Grid, ...]
-    visible: Tensor | None
-    sizes: Tensor
+    tokens: Tensor  # (B, S, C), level by level and row by row
+    grids: tuple[Grid, ...]  # rows and columns of each level
+    visible: Tensor | None  # (B, S) bool, False for padding; None if there is none
+    sizes: Tensor  # (B or 1, V, 2), rows and columns of each level that are no padding
 
     @classmethod
     def of(cls, levels: Sequence[Level]) -> "Pyramid":
@@ -181,10 +174,8 @@ def refine_boxes(boxes: Tensor, offsets: Tensor) -> Tensor:
 
 
 def sine_positions(boxes: Tensor, size: int) -> Tensor:
-    """Returns sine and cosine of y, x, width and height of boxes (..., 4) as (..., 4·size).
-
-    Source: https://arxiv.org/abs/2201.12329; frequencies are rounded to float32, as in the weights' own code.
-    """
+    """Returns sine and cosine of y, x, width and height of boxes (..., 4) as (..., 4·size)."""
+    # Source: https://arxiv.org/abs/2201.12329; frequencies are rounded to float32, as in the weights' own code.
     steps = torch.arange(size, device=boxes.device, dtype=torch.float32)
     periods = 10000 ** (2 * (steps // 2) / size)
     angles = boxes[..., [1, 0, 2, 3], None] * (2 * math.pi) / periods  # (..., 4, size)
@@ -192,13 +183,8 @@ def sine_positions(boxes: Tensor, size: int) -> Tensor:
 
 
 def deformable_attention(maps: Sequence[Tensor], points: Tensor, weights: Tensor) -> Tensor:
-    """Returns weighted sums (B, Q, n·d) of samples of a pyramid, read bilinearly, with zeros around each map.
-
-    Args:
-        maps: For each of V levels (B, n, d, h, w).
-        points: (B, Q, n, V, T, 2), x and y in [0, 1] across a map.
-        weights: (B, Q, n, V, T).
-    """
+    """Returns sums (B, Q, n·d), by weights (B, Q, n, V, T), of V maps (B, n, d, h, w) read bilinearly at T points."""
+    # Points (B, Q, n, V, T, 2) are x and y in [0, 1] across a map, which is surrounded by zeros.
     batch, num_queries = points.shape[:2]
     points = 2 * points.permute(3, 0, 2, 1, 4, 5).flatten(1, 2) - 1  # (V, B·n, Q, T, 2)
     weights = weights.permute(3, 0, 2, 1, 4).flatten(1, 2)  # (V, B·n, Q, T)
@@ -305,15 +291,10 @@ class HfViTDeformableLayer(nn.Module):
 
 
 class DetectionPrediction(NamedTuple):
-    """What one layer predicts for the objects of images.
+    """What one layer predicts for the objects of images."""
 
-    Args:
-        logits: (B, Q, K), or (B, Q, K + 1) where the last one stands for no object; in training Q counts all groups.
-        boxes: (B, Q, 4) as cx, cy, w, h relative to the image without its padding, in [0, 1].
-    """
-
-    logits: Tensor
-    boxes: Tensor
+    logits: Tensor  # (B, Q, K), or (B, Q, K + 1) with one for no object; in training Q counts all groups
+    boxes: Tensor  # (B, Q, 4) as cx, cy, w, h relative to the image without its padding, in [0, 1]
 
 
 class HfViTProposalHead(nn.Module):
@@ -349,10 +330,8 @@ class HfViTProposalHead(nn.Module):
 
 
 def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the places that queries may start from: features (B, S, C), boxes (B, S, 4), and which are valid (B, S).
-
-    There are `least` at least; those beyond the pyramid are zeros and invalid, as those of padding and at the border.
-    """
+    """Returns places that queries may start from: features (B, S, C), boxes (B, S, 4), and (B, S) which are valid."""
+    # `least` at least: those beyond the pyramid are zeros and invalid, as those of padding and at the border.
     boxes = []
     for level, (grid, sides) in enumerate(zip(pyramid.grids, pyramid.sizes.unbind(1), strict=True)):
         y, x = (
@@ -381,10 +360,9 @@ def proposals_of_objects(anchors: Tensor, is_valid: Tensor, labels: Sequence[Map
 
 
 class HfViTDeformableDecoder(nn.Module):
-    """Projector, proposals, layers of queries, and their predictions.
+    """Projector, proposals, layers of queries, and their predictions."""
 
-    Every layer samples around the box that its query started with and refines that one, as in LW-DETR.
-    """
+    # Every layer samples around the box that its query started with and refines that one, as in LW-DETR.
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
         super().__init__()

@@ -23,10 +23,8 @@ Rotary = tuple[Tensor, Tensor]
 def resample_position_embeddings(
     table: Tensor, old_grid: Grid, new_grid: Grid, *, num_prefix: int, mode: str, antialias: bool
 ) -> Tensor:
-    """Resamples K position tables (K, P + N, D) to another patch grid, in float32; the first P rows stay as they are.
-
-    `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks.
-    """
+    """Resamples K position tables (K, P + N, D) to another patch grid, in float32; the first P rows stay."""
+    # `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks.
     if old_grid == new_grid:
         return table
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
@@ -45,11 +43,8 @@ def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix:
 
 
 def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) -> Tensor:
-    """Returns the fixed position table (1, num_prefix + N, D) of MAE: sine and cosine of the column, then of the row.
-
-    The prefix has zeros, and D = `hidden_size` is a multiple of 4. Source: https://arxiv.org/abs/2111.06377 and its
-    reference code, which computes in float64.
-    """
+    """Returns the fixed position table (1, P + N, D) of MAE: sine and cosine of the column, then of the row."""
+    # The prefix has zeros, D is a multiple of 4. https://arxiv.org/abs/2111.06377, whose code computes in float64.
     rows, columns = torch.meshgrid(*(torch.arange(n, dtype=torch.float64) for n in grid), indexing="ij")  # (h, w)
     frequencies = 10000.0 ** -(torch.arange(hidden_size // 4, dtype=torch.float64) / (hidden_size // 4))  # (D/4,)
     angles = [axis.flatten()[:, None] * frequencies for axis in (columns, rows)]  # two of (N, D/4)
@@ -58,11 +53,8 @@ def sincos_position_embeddings(grid: Grid, hidden_size: int, num_prefix: int) ->
 
 
 def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.device) -> Tensor:
-    """Returns the row and column (h·w, 2) by which patches of a grid are rotated at frequency 1, in float32.
-
-    `kind` is `rope_coordinates` of `HfViTConfig`; "scaled_index" spans `native_grid`. Source:
-    https://arxiv.org/abs/2508.10104, https://arxiv.org/abs/2403.13298 and https://arxiv.org/abs/2303.11331.
-    """
+    """Returns the row and column (h·w, 2) by which patches of a grid are rotated at frequency 1, in float32."""
+    # `kind` is `rope_coordinates` of `HfViTConfig`, which names the sources; "scaled_index" spans `native_grid`.
     first = 0.5 if kind == "centered" else 0.0
     axes = [torch.arange(first, n, dtype=torch.float32, device=device) for n in grid]
     if kind == "centered":
@@ -75,12 +67,9 @@ def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.d
 def rotary_position_embeddings(
     coordinates: Tensor, head_size: int, theta: float, num_prefix: int, dtype: torch.dtype
 ) -> Tensor:
-    """Returns cosine and sine (2, P + N, d) of axial rotary positions; the prefix is not rotated.
-
-    They are those of the rows, then of the columns, and both again for the other half of the head. `coordinates` (N,
-    2) float32 are row and column of each patch, `theta` is the base period; angles are computed in float32 at least.
-    Source: https://arxiv.org/abs/2508.10104.
-    """
+    """Returns cosine and sine (2, P + N, d) of axial rotary positions, from row and column (N, 2) of each patch."""
+    # Those of the rows, then of the columns, and both again for the other half of the head; the prefix is not rotated.
+    # Angles are computed in float32 at least. Source: https://arxiv.org/abs/2508.10104.
     exponents = torch.arange(0, 1, 4 / head_size, dtype=torch.float32, device=coordinates.device)  # (d/4,)
     frequencies = (1 / theta**exponents).to(torch.promote_types(dtype, torch.float32))
     angles = (coordinates[:, :, None] * frequencies).flatten(1).tile(2)  # (N, d)
@@ -266,11 +255,8 @@ class HfViTEmbeddings(HfViTInitialized):
 def positions_of_batch(
     table_of: Callable[[Grid], Tensor], grid: Grid, patch_attention_mask: Tensor | None, num_prefix: int
 ) -> Tensor:
-    """Returns the position tables of a batch: one for all images, or with a mask one each, of the image's own grid.
-
-    `table_of` returns the table (K, P + h·w, D) of a grid, `grid` is that of the batch with padding. The result is (K,
-    P + N, D), or (B, K, P + N, D) with a mask, with zeros in the padding.
-    """
+    """Returns position tables (K, P + N, D) of all images, or with a mask (B, K, P + N, D) of the grid of each."""
+    # `table_of` returns the table (K, P + h·w, D) of a grid; `grid` is that of the batch. Padding gets zeros.
     if patch_attention_mask is None:
         return table_of(grid)
     grids = image_grids(patch_attention_mask)
@@ -284,11 +270,7 @@ def positions_of_batch(
 
 
 def image_grids(patch_attention_mask: Tensor) -> list[Grid]:
-    """Returns rows and columns of real patches of each image of a (B, h, w) bool mask.
-
-    Raises:
-        ValueError: if the real patches of an image are not a rectangle in the top left corner.
-    """
+    """Returns rows and columns of each image in a (B, h, w) bool mask; `ValueError` if one is no rectangle."""
     mask = patch_attention_mask.bool()
     rows, columns = mask.any(2).sum(1), mask.any(1).sum(1)  # (B,)
     row_inside = torch.arange(mask.shape[1], device=mask.device) < rows[:, None]  # (B, h)

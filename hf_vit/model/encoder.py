@@ -22,22 +22,15 @@ from .layers import HfViTInitialized
 
 
 class Windows(NamedTuple):
-    """Windows of one batch; take the place of the attention mask in blocks that attend within them.
+    """Windows of one batch; take the place of the attention mask in blocks that attend within them."""
 
-    Args:
-        grid: Rows and columns (h, w) of patches.
-        size: Rows and columns of a window. The last ones are padded where the grid is no multiple of them.
-        num_prefix: Number P of tokens before the patches.
-        mask: What the patches of a window attend to, in the form that the attention implementation takes: first the O
-            tokens that are no patches, then those of the window. None where there is nothing to hide.
-        others_mask: (B, 1, 1, L) bool, what the other tokens attend to; None where that is everything.
-    """
-
-    grid: Grid
-    size: Grid
-    num_prefix: int
+    grid: Grid  # rows and columns (h, w) of patches
+    size: Grid  # rows and columns of a window; the last ones are padded where the grid is no multiple of them
+    num_prefix: int  # number P of tokens before the patches
+    # What the patches of a window attend to, in the form that the attention implementation takes: first the O tokens
+    # that are no patches, then those of the window. None where there is nothing to hide.
     mask: Any = None
-    others_mask: Tensor | None = None
+    others_mask: Tensor | None = None  # (B, 1, 1, L) bool, what the others attend to; None for everything
 
     def attend(
         self,
@@ -49,11 +42,8 @@ class Windows(NamedTuple):
         scaling: float,
         dropout: float,
     ) -> Tensor:
-        """Lets patches attend to their window and to all tokens that are no patches; those attend to everything.
-
-        `attend` is attention of query, key and value (B, n, L, d) under a mask, with output (B, L, n, d) first, as
-        here.
-        """
+        """Lets patches attend to their window and to all tokens that are no patches; those attend to everything."""
+        # `attend` is attention of query, key and value (B, n, L, d) under a mask, with output (B, L, n, d) first.
         (other_query, own_query), (other_key, own_key), (other_value, own_value) = map(
             self._split, (query, key, value)
         )
@@ -147,11 +137,8 @@ def eager_attention_forward(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Returns plain attention (B, L, n, d) and its weights (B, n, L, L), which no other implementation returns.
-
-    Query, key and value are (B, n, L, d). `attention_mask` broadcasts to the weights: bool, True where a query may
-    attend, or float, added to the scores.
-    """
+    """Returns attention (B, L, n, d) of states (B, n, L, d), and its weights (B, n, L, L), which no other returns."""
+    # The mask broadcasts to the weights: bool, True where a query may attend, or float, added to the scores.
     scores = query @ key.transpose(2, 3) * scaling  # (B, n, L, L)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -251,10 +238,9 @@ class HfViTGatedMLP(nn.Module):
 
 
 class HfViTAttentionPooling(HfViTInitialized):
-    """Pools tokens by a learned query that attends to them, and a residual MLP.
+    """Pools tokens by a learned query that attends to them, and a residual MLP."""
 
-    Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
-    """
+    # Source: SigLIP (https://arxiv.org/abs/2303.15343), after https://arxiv.org/abs/1810.00825.
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__()

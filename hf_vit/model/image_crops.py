@@ -22,11 +22,8 @@ EDGE_TOLERANCE = 1e-3  # pixels, above the rounding of coordinates
 
 
 def read_object_boxes(boxes: Any, sizes: Sequence[tuple[int, int] | None]) -> list[Tensor]:
-    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels, checked.
-
-    `None` stands for the whole image, of one image or of all. `sizes` are height and width of each image, `None` where
-    it is not known.
-    """
+    """Returns the boxes (N, 4) of each image, left, top, right and bottom in pixels, checked."""
+    # None stands for the whole image, of one image or of all; among `sizes`, (height, width), for one that is unknown.
     given = [None] * len(sizes) if boxes is None else boxes
     check_count(given, "object_boxes", sizes)
     return [
@@ -53,10 +50,8 @@ def _own_boxes(boxes: Any, size: tuple[int, int] | None, name: str) -> Tensor:
 
 
 def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
-    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility, checked.
-
-    An image with one object may have (K, 3); `counts` are the numbers N of objects.
-    """
+    """Returns the keypoints (N, K, 3) float32 of each image's objects: x, y in pixels and visibility, checked."""
+    # An image with one object may have (K, 3); `counts` are the numbers N of objects.
     check_count(keypoints, "keypoints", counts)
     read = [
         _own_keypoints(own, count, f"keypoints[{i}]")
@@ -88,10 +83,8 @@ def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
 
 
 def crop_regions(boxes: Tensor, size: tuple[int, int], padding: float) -> Tensor:
-    """Returns the regions (N, 4) float64 of crops: boxes (N, 4) times `padding`, in the aspect ratio of `size`.
-
-    Source: `box_to_center_and_scale` of https://github.com/ViTAE-Transformer/ViTPose.
-    """
+    """Returns the regions (N, 4) float64 of crops: boxes (N, 4) times `padding`, in the aspect ratio of `size`."""
+    # Source: `box_to_center_and_scale` of https://github.com/ViTAE-Transformer/ViTPose.
     boxes, ratio = boxes.double(), size[1] / size[0]
     width, height = (boxes[:, 2:] - boxes[:, :2]).unbind(dim=1)  # (N,)
     half = torch.stack((width.maximum(height * ratio), height.maximum(width / ratio)), dim=1) * padding / 2  # (N, 2)
@@ -140,10 +133,8 @@ def crop_region(image: Tensor, region: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def sample_pixels(image: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Samples an image (C, H, W), uint8 or float32, bilinearly at x and y (h, w) in pixels; black outside of it.
-
-    The type stays; uint8 is rounded to the nearest.
-    """
+    """Samples an image (C, H, W), uint8 or float32, bilinearly at x and y (h, w) in pixels; black outside."""
+    # The type stays; uint8 is rounded to the nearest.
     columns, across, has_column = _along(x, image.shape[-1])
     rows, down, has_row = _along(y, image.shape[-2])
     grid = torch.stack((across, down), dim=-1)[None].to(image.device)  # (1, h, w, 2)

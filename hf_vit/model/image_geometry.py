@@ -38,16 +38,10 @@ MAX_OUTPUT_PIXELS = 2**25
 def to_size_dict(
     size: Any, name: str, forms: tuple[tuple[str, ...], ...] = RESIZE_KEYS, default_to_square: bool = True
 ) -> SizeDict | None:
-    """Returns a size given as an int, `(height, width)` or a dictionary as the library's `SizeDict`, in pixels.
+    """Returns a size as the library's `SizeDict`, in pixels; `ValueError` for keys not in `forms` or no positive int.
 
-    Args:
-        size: The size; an int is a square, or the shortest edge without `default_to_square`. `None` stays `None`.
-        name: Name of the option, for errors.
-        forms: Combinations of keys that are allowed.
-        default_to_square: What an int means.
-
-    Raises:
-        ValueError: if it has another form, or a value that is no positive int.
+    A size is an int, of a square, or of the shortest edge without `default_to_square`; `(height, width)`; a
+    dictionary; or `None`, which stays `None`.
     """
     if size is None:
         return None
@@ -74,18 +68,11 @@ def output_size(
     name: str,
     keep_aspect_ratio: bool | None = False,
 ) -> tuple[int, int]:
-    """Returns the height and width in pixels that an image is resized to.
+    """Returns the height and width in pixels that an image is resized to; `ValueError` above `MAX_OUTPUT_PIXELS`.
 
-    Args:
-        height: Height of the image in pixels.
-        width: Width of the image in pixels.
-        size: Exact height and width, or a bound within which the aspect ratio is kept.
-        multiple: Height and width of which the result is the nearest multiple, at least one.
-        name: Name of the image in errors.
-        keep_aspect_ratio: Whether of an exact height and width only the one counts that scales the image less.
-
-    Raises:
-        ValueError: if the result has more than `MAX_OUTPUT_PIXELS`, as for thin images scaled by their shortest edge.
+    `size` is exact, of which with `keep_aspect_ratio` only the side counts that scales the image less, or a bound. The
+    result is the nearest multiple of `multiple`, at least one. Thin images scaled by their shortest edge may be too
+    large.
     """
     rows, columns = multiple or (1, 1)
     scaled = _scaled_least(height, width, size) if keep_aspect_ratio else _scaled_size(height, width, size)
@@ -133,20 +120,16 @@ def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, in
 
 
 def resize_nearest(image: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Resizes an image (..., H, W) to (..., height, width) by the pixel under each center.
-
-    Computed in whole numbers: torchvision and PIL round centers that fall between two pixels each in its own way.
-    """
+    """Resizes an image (..., H, W) to (..., height, width) by the pixel under each center."""
+    # Computed in whole numbers: torchvision and PIL round centers that fall between two pixels each in its own way.
     rows = (2 * torch.arange(height, device=image.device) + 1) * image.shape[-2] // (2 * height)
     columns = (2 * torch.arange(width, device=image.device) + 1) * image.shape[-1] // (2 * width)
     return image[..., rows[:, None], columns]
 
 
 def center_crop(image: torch.Tensor, height: int, width: int, rounding: str = "down", fill: float = 0) -> torch.Tensor:
-    """Cuts the center (..., height, width) out of an image (..., H, W), or surrounds it by `fill` where it is smaller.
-
-    `rounding`, one of `CROP_ROUNDINGS`, decides where the crop starts if an odd number of pixels is left over.
-    """
+    """Cuts the center out of an image (..., H, W), or surrounds it by `fill` where it is smaller."""
+    # `rounding`, one of `CROP_ROUNDINGS`, decides where the crop starts if an odd number of pixels is left over.
     left, right = split_between_ends(width - image.shape[-1], rounding)
     top, bottom = split_between_ends(height - image.shape[-2], rounding)
     return F.pad(image, (left, right, top, bottom), value=fill)  # (..., height, width)
@@ -161,10 +144,7 @@ def split_between_ends(missing: int, rounding: str) -> tuple[int, int]:
 
 
 def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Tensor:
-    """Pads an image (C, H, W) on the right and at the bottom with zeros to (C, height, width).
-
-    `name` is that of the image in the `ValueError` that is raised if it is larger.
-    """
+    """Pads an image (C, H, W) on the right and at the bottom with zeros to a size; `ValueError` if it is larger."""
     missing = (height - image.shape[-2], width - image.shape[-1])
     if min(missing) < 0:
         raise ValueError(
@@ -177,11 +157,9 @@ def pad_to(image: torch.Tensor, height: int, width: int, name: str) -> torch.Ten
 def pad_batch(
     images: list[torch.Tensor], multiple: tuple[int, int], pad_size: tuple[int, int] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pads images (C, H_i, W_i) on the right and at the bottom with zeros to one size, as a batch (B, C, H, W).
-
-    With it comes a mask (B, h, w), true at the patches, of `multiple` pixels, that hold pixels of the image.
-    `pad_size` is whole patches, by default the least that hold every image.
-    """
+    """Pads images (C, H_i, W_i) on the right and at the bottom with zeros to one size, as a batch (B, C, H, W)."""
+    # A mask (B, h, w) is True at the patches, of `multiple` pixels, that hold pixels of the image. `pad_size` is whole
+    # patches, by default the least that hold every image.
     # a patch that an image fills only in part is its own
     patches = [(-(-image.shape[-2] // multiple[0]), -(-image.shape[-1] // multiple[1])) for image in images]
     rows, columns = max(counts[0] for counts in patches), max(counts[1] for counts in patches)
@@ -197,11 +175,9 @@ def pad_batch(
 
 
 def resize_with_pil(image: Tensor, height: int, width: int, resample: PILImageResampling) -> Tensor:
-    """Resizes an image (C, H, W), uint8 or float32, any number of channels, to (C, height, width).
-
-    First along the rows, then along the columns: left to itself, PIL chooses the order by release and size, and with
-    it what bicubic's overshoot becomes.
-    """
+    """Resizes an image (C, H, W), uint8 or float32, any number of channels, to (C, height, width)."""
+    # First along the rows, then along the columns: left to itself, PIL chooses the order by release and size, and with
+    # it what bicubic's overshoot becomes.
     if image.shape[0] == 3 and image.dtype == torch.uint8:
         return torch.from_numpy(_resize_array(image.movedim(0, -1).numpy(), height, width, resample)).movedim(-1, 0)
     # channel by channel: PIL has no mode for most numbers of channels or for floats, and weighs colors by alpha

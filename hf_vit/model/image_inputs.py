@@ -33,11 +33,7 @@ WIDE_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32
 
 
 def named_images(images: Any, name: str = "images") -> Iterator[tuple[str, Any]]:
-    """Yields every single image of a (nested) list or of a batched array (B, ., ., .), with a name for error messages.
-
-    Raises:
-        ValueError: if a list or a batch is empty.
-    """
+    """Yields each image of a (nested) list or batch (B, ., ., .) with a name; `ValueError` if a list is empty."""
     if isinstance(images, list | tuple):
         items: Any = images
     elif isinstance(images, np.ndarray | torch.Tensor) and images.ndim == 4:
@@ -61,25 +57,15 @@ def read_image(
     do_rescale: bool = True,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Returns one image as a tensor (C, H, W) with `C == num_channels`.
+    """Returns one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
 
-    Args:
-        image: Path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor. Arrays are (H, W), (C, H, W) or
-            (H, W, C). Of animations, the first frame counts.
-        name: Name of the image in errors.
-        num_channels: Number of channels wanted, see `HfViTImageProcessorBase`.
-        do_convert_rgb: `False` forbids to change the number of channels and leaves CMYK, HSV, ... as they are.
-        input_data_format: "channels_first" or "channels_last" for arrays; by default the axis is inferred.
-        do_rescale: Whether float arrays hold 0..255 (they will be rescaled) rather than 0..1.
-        device: Device of the tensor; by default that of the image.
+    An image is a path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor: (H, W), (C, H, W) or (H, W, C).
+    Of animations, the first frame counts. float32 come from arrays of floats, which hold 0..255 if `do_rescale`, else
+    0..1, and from PIL's mode "F". Without `input_data_format` the axis of channels is inferred. For the other options
+    see `HfViTImageProcessorBase`.
 
-    Returns:
-        uint8 with values 0..255, or float32 where the input is an array of floats or a PIL image of mode "F".
-
-    Raises:
-        OSError: if a file or URL cannot be opened or decoded.
-        TypeError: if it is no image, or of a type of number that no image has.
-        ValueError: if its shape, size, channels or values make no image.
+    Raises `OSError` if it cannot be opened or decoded, `TypeError` if it is no image or of a type of number that no
+    image has, `ValueError` if its shape, size, channels or values make no image.
     """
     if isinstance(image, str | os.PathLike):
         image, name = open_image(image, name), _with_source(name, image)
@@ -105,34 +91,20 @@ def read_image(
 
 
 def open_image(source: str | os.PathLike[str], name: str = "image") -> "PIL.Image.Image":
-    """Returns the decoded, upright PIL image of a path, an http(s) URL or a base64 data URL.
-
-    Raises:
-        OSError: if it cannot be opened, is no image, or is damaged.
-        ValueError: if it has too many pixels, or the data URL is malformed.
-    """
+    """Returns the decoded, upright PIL image of a path, an http(s) URL or a base64 data URL."""
+    # `OSError` if it cannot be opened or is damaged, `ValueError` for too many pixels or a malformed data URL.
     name = _with_source(name, source)
     with _open_stream(os.fspath(source), name) as stream:
         return decode_image(stream, name)
 
 
 def decode_image(stream: BinaryIO, name: str) -> "PIL.Image.Image":
-    """Returns the decoded, upright PIL image of an encoded one.
-
-    Raises:
-        OSError: if it is no image, or is damaged.
-        ValueError: if it has too many pixels.
-    """
+    """Returns the decoded, upright PIL image of an encoded one; for errors see `open_image`."""
     return upright(_open_encoded(stream, name), name)
 
 
 def header_size(stream: BinaryIO, name: str) -> tuple[int, int]:
-    """Returns width and height of an encoded image once it is upright, without decoding it.
-
-    Raises:
-        OSError: if it is no image, or its header is damaged.
-        ValueError: if it has too many pixels.
-    """
+    """Returns width and height of an encoded image once it is upright, without decoding it; errors as `open_image`."""
     image = _open_encoded(stream, name)
     has_exif = image.format != "PNG" or "exif" in image.info  # PIL would decode all of a PNG to look for it
     is_turned = has_exif and image.getexif().get(EXIF_ORIENTATION, 1) > 4
@@ -151,12 +123,7 @@ def _open_encoded(stream: BinaryIO, name: str) -> "PIL.Image.Image":
 
 
 def upright(image: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
-    """Decodes a PIL image that may still be lazy, and turns it as its EXIF orientation says.
-
-    Raises:
-        OSError: if its data are truncated or damaged.
-        ValueError: if it has no pixels, or too many.
-    """
+    """Decodes a PIL image that may be lazy, and turns it as its EXIF orientation says; for errors see `open_image`."""
     check_pixel_count(image.height, image.width, name)
     try:
         image.load()
@@ -364,10 +331,7 @@ def _on_white(color: torch.Tensor, alpha: torch.Tensor, white: float) -> torch.T
 
 
 def _luma(pixels: torch.Tensor) -> torch.Tensor:
-    red, green, blue = (LUMA[channel] * _wide(pixels[channel]) for channel in range(3))
+    wide = pixels if pixels.is_floating_point() else pixels.to(torch.int32)
+    red, green, blue = (LUMA[channel] * wide[channel] for channel in range(3))
     total = (red + green + blue)[None]  # (1, H, W)
     return total / 65536 if pixels.is_floating_point() else ((total + 32768) >> 16).to(torch.uint8)
-
-
-def _wide(pixels: torch.Tensor) -> torch.Tensor:
-    return pixels if pixels.is_floating_point() else pixels.to(torch.int32)

@@ -71,11 +71,8 @@ def standard_options(
     image_std: Any = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Returns the options of an image processor in one form, by name; `ValueError` if they are wrong or contradict.
-
-    Sizes have any form that `to_size_dict` takes, mean and deviation are one number or one for each channel, and an
-    int `size` is the shortest edge if `default_to_square` is False.
-    """
+    """Returns the options of an image processor in one form, by name; `ValueError` if they are wrong or contradict."""
+    # Sizes have any form that `to_size_dict` takes; mean and deviation are one number or one for each channel.
     if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
         raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
     options = kwargs | {

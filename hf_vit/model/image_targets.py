@@ -35,11 +35,9 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[str, list[Any]]:
-    """Returns each image's own targets as tensors, by name with one entry an image.
-
-    These are int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they are invalid, bool
-    `mask_labels` (M, H, W) with int64 `class_labels` (M,), and `instance_id_to_semantic_id`.
-    """
+    """Returns each image's own targets as tensors, by name with one entry an image."""
+    # int64 `segmentation_maps` (H, W), float32 `depth_maps` (H, W) with 0 where they are invalid, bool `mask_labels`
+    # (M, H, W) with int64 `class_labels` (M,), and `instance_id_to_semantic_id`.
     kind = target_kind(targets)
     values = _listed(targets[kind], kind)
     named = [(f"{kind}[{index}]", value) for index, value in enumerate(values)]
@@ -67,10 +65,8 @@ def read_targets(targets: dict[str, Any], sizes: list[tuple[int, int]]) -> dict[
 
 
 def place_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None, **options: Any) -> Tensor:
-    """Resizes, crops and pads a target (..., H, W) as its image is, under the options of the image processor.
-
-    `fill` is the value of pixels outside the image, `canvas` the size in pixels that the batch is padded to, if it is.
-    """
+    """Resizes, crops and pads a target (..., H, W) as its image is, under the options of the image processor."""
+    # `fill` is for pixels outside the image, `canvas` the size in pixels that the batch is padded to, if it is.
     if options["do_resize"]:
         target = resize_nearest(target, *resized_size(target.shape[-2], target.shape[-1], **options))
     if options["do_center_crop"]:
@@ -84,11 +80,8 @@ def place_target(target: Tensor, fill: float, *, canvas: tuple[int, int] | None,
 def encode_targets(
     targets: dict[str, list[Any]], place: Callable[[Tensor, float], Tensor], do_reduce_labels: bool
 ) -> dict[str, list[Tensor]]:
-    """Returns the labels of a training, one entry an image.
-
-    These are `labels` (h, w), or `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64 of the masks that have
-    pixels left. `place` brings one target to its place, outside of the image filled by the second argument.
-    """
+    """Returns `labels` (h, w), or float32 `mask_labels` (M, h, w) and `class_labels` (M,), one entry an image."""
+    # Masks without pixels are dropped. `place` brings a target to its place, filled outside by the second argument.
     if "depth_maps" in targets:
         return {"labels": [place(depth, 0) for depth in targets["depth_maps"]]}
     if "mask_labels" in targets:
@@ -103,7 +96,9 @@ def encode_targets(
         ]
     else:
         maps = [place(classes, IGNORED_LABEL) for classes in targets["segmentation_maps"]]
-        return {"labels": [_reduce(classes) for classes in maps] if do_reduce_labels else maps}
+        if do_reduce_labels:
+            maps = [torch.where((own == 0) | (own == IGNORED_LABEL), IGNORED_LABEL, own - 1) for own in maps]
+        return {"labels": maps}
     return {"mask_labels": [masks.float() for masks, _ in pairs], "class_labels": [classes for _, classes in pairs]}
 
 
@@ -219,10 +214,7 @@ READERS: dict[str, Callable[[Tensor, str], Tensor]] = {
 
 
 def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
-    """Returns `count` class numbers, whole and from 0, as (N,) int64.
-
-    Errors call them `name`, and `of` what has these classes.
-    """
+    """Returns `count` class numbers, whole and from 0, as (N,) int64; errors say that `name` are those of `of`."""
     try:
         numbers = torch.as_tensor(classes)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -238,10 +230,6 @@ def read_classes(classes: Any, count: int, name: str, of: str) -> Tensor:
     if (numbers < 0).any():
         raise ValueError(f"{name} has the number {int(numbers.min())}, but classes go from 0.")
     return numbers.to(torch.int64)
-
-
-def _reduce(classes: Tensor) -> Tensor:
-    return torch.where((classes == 0) | (classes == IGNORED_LABEL), IGNORED_LABEL, classes - 1)
 
 
 def _drop_empty(masks: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -272,16 +260,8 @@ def _split_segments(ids: Tensor, mapping: dict[int, int], do_reduce_labels: bool
 
 
 def read_boxes(boxes: Any, name: str, corners: str = "left, top, right, bottom") -> Tensor:
-    """Returns boxes as (N, 4) float32.
-
-    Args:
-        boxes: (N, 4) left, top, right and bottom: an array, a tensor, or nested lists, empty where there is none.
-        name: Their name in errors.
-        corners: The name of the four numbers in errors.
-
-    Raises:
-        ValueError: if they have another shape, hold anything but finite numbers, or end before they begin.
-    """
+    """Returns boxes as (N, 4) float32, from an array, a tensor or nested lists, empty where there is none."""
+    # Errors call them `name` and their four numbers `corners`.
     try:
         values = torch.as_tensor(np.asarray(boxes, dtype=np.float32) if isinstance(boxes, list | tuple) else boxes)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -304,12 +284,8 @@ def read_boxes(boxes: Any, name: str, corners: str = "left, top, right, bottom")
 
 
 def read_objects(targets: Mapping[str, Any], sizes: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """Returns boxes (N, 4) float32, as given, and class numbers (N,) int64 of each image.
-
-    Args:
-        targets: By the names of `HfViTImageProcessor.preprocess`: "annotations", or "boxes" with "class_labels".
-        sizes: Height and width of each image, in pixels.
-    """
+    """Returns boxes (N, 4) float32, as given, and class numbers (N,) int64 of each image of these sizes."""
+    # `targets` are named as for `preprocess`: "annotations", or "boxes" with "class_labels".
     if "annotations" in targets:
         given = targets["annotations"]
         images = [given] if isinstance(given, Mapping) else given
@@ -358,16 +334,9 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
 
 
 def visible_window(height: int, width: int, **options: Any) -> Box:
-    """Returns the part of an image that a model sees, in units of the image: left, top, right and bottom.
-
-    (0, 0, 1, 1) is all of it. A center crop is less, or more where it is larger than the image. Padding does not count
-    unless the model sees it; whole patches, of which the image fills the last ones in part, do.
-
-    Args:
-        height: Of the image in pixels.
-        width: Of the image in pixels.
-        **options: Of the image processor.
-    """
+    """Returns the part of an image that a model sees, in units of the image: left, top, right and bottom."""
+    # A center crop is less than all, (0, 0, 1, 1), or more where it is larger than the image. Padding does not count
+    # unless the model sees it; whole patches, of which the image fills the last ones in part, do.
     multiple, crop_size, pad_size = (options[name] for name in ("ensure_multiple_of", "crop_size", "pad_size"))
     if options["do_resize"]:
         height, width = resized_size(height, width, **options)
@@ -386,11 +355,8 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
 
 
 def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Tensor, Tensor]:
-    """Returns what is left of boxes (N, 4), left, top, right and bottom in pixels, in the window that a model sees.
-
-    These are center x, center y, width and height (M, 4) in units of the window; with them comes which have something
-    left, (N,) bool. `size` is height and width of the image in pixels, `window` from `visible_window`.
-    """
+    """Returns what is left of boxes (N, 4) in the window that a model sees, (M, 4), and of which (N,) anything is."""
+    # From left, top, right, bottom in pixels to center x and y, width and height in units of the window.
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
     origin, extent = _origin_and_extent(window, boxes)
     corners = ((relative.clamp(0, 1) - origin) / extent).clamp(0, 1)  # (N, 4)
@@ -415,10 +381,8 @@ def _origin_and_extent(window: Box, like: Tensor) -> tuple[Tensor, Tensor]:
 def encode_objects(
     objects: Iterable[tuple[Tensor, Tensor]], sizes: list[tuple[int, int]], **options: Any
 ) -> list[tuple[Tensor, Tensor]]:
-    """Returns the labels of each image: classes (M,) and boxes (M, 4), without objects of which nothing is left.
-
-    `objects` are those of `read_objects`, `options` those of the image processor.
-    """
+    """Returns the labels of each image: classes (M,) and boxes (M, 4), without objects of which nothing is left."""
+    # `objects` are those of `read_objects`, `options` those of the image processor.
     labels = []
     for (boxes, classes), size in zip(objects, sizes, strict=True):
         encoded, is_left = encode_boxes(boxes, size, visible_window(*size, **options))

@@ -120,15 +120,9 @@ class HfViTQueries(HfViTInitialized, nn.Embedding):
 
 
 class HfViTPredictionHead(nn.Module):
-    """Linear layers of width `size` with ReLU between, from queries to `out_size` predictions.
+    """Linear layers of width `size` with ReLU between, from queries to `out_size` predictions."""
 
-    Args:
-        size: Width of the inputs.
-        out_size: Number of outputs.
-        num_layers: Number of layers.
-        initial_bias: Bias of the last layer before training.
-        starts_at_zero: Whether its weights are zero then.
-    """
+    # The last one starts with `initial_bias`, and weights of zero if `starts_at_zero`.
 
     def __init__(
         self, size: int, out_size: int, num_layers: int = 3, initial_bias: float = 0.0, starts_at_zero: bool = False
@@ -154,10 +148,9 @@ class HfViTLayerNorm2d(nn.LayerNorm):
 
 
 class HfViTBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm over the patches of all processes, without those that are padding.
+    """Batch norm over the patches of all processes, without those that are padding."""
 
-    torch's own synchronized batch norm works on GPUs alone, and none leaves padding out.
-    """
+    # torch's own synchronized batch norm works on GPUs alone, and none leaves padding out.
 
     running_mean: Tensor
     running_var: Tensor
@@ -193,11 +186,7 @@ def sum_over_processes(values: Tensor) -> Tensor:
 
 
 def blocks_or_last(indices: Sequence[int] | None, config: HfViTConfig) -> list[int]:
-    """Returns the numbers of blocks that a head reads, the last one by default.
-
-    Raises:
-        ValueError: if there is no such block.
-    """
+    """Returns the numbers of blocks that a head reads, the last one by default; `ValueError` if one does not exist."""
     chosen = [config.num_hidden_layers] if indices is None else list(indices)
     check_blocks("out_indices", chosen, config)
     return chosen
@@ -223,16 +212,11 @@ def upsample_mask(mask: Tensor | None, scale: tuple[int, int] = (2, 2)) -> Tenso
 
 
 def run_unpadded(head: Head, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None) -> Tensor:
-    """Runs a head on each image without the padding around it.
+    """Runs a head on each image without the padding around it: (B, K, s·h, s·w).
 
-    Args:
-        head: Takes maps (B, D, h, w) and prefix tokens (B, P, D) of each level, and returns (B, K, s·h, s·w).
-        levels: Maps of a padded batch.
-        prefixes: Its prefix tokens.
-        mask: (B, h, w) bool, False for padding on the right and at the bottom; None if there is none.
-
-    Returns:
-        (B, K, s·h, s·w). Beyond an image its border is repeated, as resizing does beyond the border of a map.
+    `head` takes maps (B, D, h, w) and prefix tokens (B, P, D) of each level; the mask (B, h, w) is False for padding
+    on the right and at the bottom. Beyond an image its border is repeated, as resizing does beyond the border of a
+    map.
     """
     if mask is None:
         return head(levels, prefixes)

@@ -17,17 +17,9 @@ if is_scipy_available():
 
 @torch.no_grad()
 def match(cost: Tensor) -> tuple[Tensor, Tensor]:
-    """Matches queries with targets one to one so that the sum of their costs is least (Hungarian algorithm).
-
-    Args:
-        cost: (Q, M). What is NaN or infinite is only matched if nothing else is left.
-
-    Returns:
-        Numbers of the queries and of their targets, each (min(Q, M),) int64.
-
-    Raises:
-        ImportError: if scipy is not installed.
-    """
+    """Matches queries with targets one to one so that the sum of costs (Q, M) is least (Hungarian algorithm)."""
+    # Numbers of queries and of their targets, each (min(Q, M),) int64. What is NaN or infinite is only matched if
+    # nothing else is left. `ImportError` without scipy.
     if not is_scipy_available():
         raise ImportError("Matching predictions with targets needs scipy. Install it: pip install scipy")
     largest = torch.finfo(torch.float32).max / (4 * max(cost.shape))  # sums of it stay finite
@@ -51,17 +43,9 @@ def grid_points(num_points: int, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, importance_ratio: float) -> Tensor:
-    """Draws points where a mask is most uncertain (PointRend, https://arxiv.org/abs/1912.08193).
-
-    Args:
-        logits: (R, H, W) of masks.
-        num_points: Number T of points.
-        oversample_ratio: How many times as many points are drawn to choose from.
-        importance_ratio: Share of the points that are chosen; the rest are anywhere.
-
-    Returns:
-        (R, T, 2), x and y in [0, 1].
-    """
+    """Draws points (R, T, 2), x and y in [0, 1], where masks (R, H, W) of logits are most uncertain."""
+    # PointRend (https://arxiv.org/abs/1912.08193): of `oversample_ratio` times as many points the `importance_ratio`
+    # of all are chosen; the rest are anywhere.
     num_chosen = int(importance_ratio * num_points)
     candidates = torch.rand(len(logits), int(num_points * oversample_ratio), 2, device=logits.device)
     candidates = candidates.to(logits.dtype)
@@ -72,12 +56,7 @@ def uncertain_points(logits: Tensor, num_points: int, oversample_ratio: float, i
 
 
 def pairwise_mask_costs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns cross-entropy and Dice loss of every mask with every target, each (Q, M).
-
-    Args:
-        logits: (Q, T) at points.
-        targets: (M, T) at the same points, in [0, 1].
-    """
+    """Returns cross-entropy and Dice loss, each (Q, M), of logits (Q, T) at points with targets (M, T) in [0, 1]."""
     # -log p(1) · t - log p(0) · (1 - t) = softplus(logit) - logit · t, summed over the points by a matrix product
     cross_entropy = (F.softplus(logits).sum(dim=1)[:, None] - logits @ targets.T) / logits.shape[1]  # (Q, M)
     probabilities = logits.sigmoid()

@@ -37,12 +37,7 @@ logger = logging.get_logger(__name__)
 
 
 def check_images(pixel_values: Tensor | None) -> Tensor:
-    """Returns the images.
-
-    Raises:
-        ValueError: if there are none.
-        TypeError: if they are no tensor.
-    """
+    """Returns the images; `ValueError` if there are none, `TypeError` if they are no tensor."""
     if pixel_values is None:
         raise ValueError("pixel_values is missing: pass the images that the image processor returns.")
     if not isinstance(pixel_values, Tensor):
@@ -310,10 +305,8 @@ class HfViTBlockRunner:
         encoder: HfViTEncoder | None = None,
         **masks: Any,
     ) -> Tensor:
-        """Runs the blocks from `start` up to but without `stop` on tokens (B, L, D) and returns these.
-
-        `encoder` has other blocks than the model's, behind it; `masks` are what `masks` returns.
-        """
+        """Runs the blocks from `start` up to but without `stop` on tokens (B, L, D) and returns these."""
+        # `encoder` has other blocks than the model's, behind it; `masks` are what `masks` returns.
         encoder = self.model.encoder if encoder is None else encoder
         options = {"rotary": self.rotary, "output_attentions": self.output_attentions}
         tokens: Tensor = encoder(hidden_states, start=start, stop=stop, **options, **masks)
@@ -385,11 +378,9 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
     def run_encoder(
         self, pixel_values: Tensor | None, out_indices: list[int], **kwargs: Any
     ) -> tuple[BaseModelOutputWithPooling, list[Tensor], list[Tensor]]:
-        """Runs the model and returns its outputs with the tokens of the blocks `out_indices`, 0 for the input.
-
-        Of each block these are the patches as maps (B, D, h, w) and the prefix tokens (B, P, D), normalized by the
-        final norm if `config.apply_layernorm` says so. `kwargs` are those of `HfViTModel`.
-        """
+        """Runs the model and returns its outputs with the tokens of the blocks `out_indices`, 0 for the input."""
+        # Of each, the patches as maps (B, D, h, w) and the prefix tokens (B, P, D), after the final norm if
+        # `config.apply_layernorm` says so.
         wants_states = kwargs.pop("output_hidden_states", None)
         wants_states = self.config.output_hidden_states if wants_states is None else wants_states
         has_inner = out_indices != [self.config.num_hidden_layers] or not self.config.apply_layernorm

@@ -481,17 +481,10 @@ def _runs(mask: Tensor) -> list[int]:
 def _assign_pixels(
     logits: Tensor, scores: Tensor, size: tuple[int, int], mask_threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """Assigns each pixel to the query whose mask, weighted by its score, is the most probable there.
+    """Assigns each pixel to the query whose mask (Q, h, w), weighted by its score (Q,), is the most probable there.
 
-    Args:
-        logits: (Q, h, w) of masks.
-        scores: (Q,).
-        size: Height and width of the result in pixels.
-        mask_threshold: Least probability with which a pixel belongs to a mask.
-
-    Returns:
-        The number of the query (H, W), -1 where the pixel is not in the mask; and for each query (Q,) for how many
-        pixels it is the most probable, relative to those in its mask, 0 where it gets none.
+    Returns the number of the query (H, W), -1 where the pixel is not in the mask; and for each query (Q,) for how many
+    pixels it is the most probable, relative to those in its mask, 0 where it gets none.
     """
     queries = len(scores)
     if queries == 0:

@@ -58,11 +58,8 @@ def read_config(name_or_path: str | os.PathLike[str], **kwargs: Any) -> dict[str
 
 
 def take_geometry(kwargs: dict[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Takes out of the arguments of `from_pretrained` what `apply_geometry` changes once the model is loaded.
-
-    Fields in `kwargs`, or in the `config` that the Auto classes make of them, are set back to those of `saved`, the
-    checkpoint's config.json.
-    """
+    """Takes out of the arguments of `from_pretrained` what `apply_geometry` changes once the model is loaded."""
+    # Fields, also in the `config` that the Auto classes make of them, are set back to `saved`, the config.json.
     config = kwargs.pop("config", None)
     if config is not None:
         kwargs["config"] = config
@@ -88,14 +85,8 @@ def is_same(value: Any, other: Any) -> bool:
 def check_weights(
     model: PreTrainedModel, info: Mapping[str, Any], name_or_path: str | os.PathLike[str], has_new_labels: bool
 ) -> None:
-    """Raises `ValueError` if part of the backbone would be drawn at random or left out, or has another shape.
-
-    Args:
-        model: As the library loaded it.
-        info: The library's report: missing, unexpected and mismatched keys.
-        name_or_path: The checkpoint, for errors.
-        has_new_labels: Whether heads may have another shape.
-    """
+    """Raises `ValueError` if part of the backbone would be drawn at random or left out, or has another shape."""
+    # `info` reports missing, unexpected and mismatched keys. With new labels, heads may have another shape.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
     if encoder <= set(info["missing_keys"]):

@@ -31,10 +31,8 @@ CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
 
 
 def copy_code(save_directory: str | os.PathLike[str]) -> None:
-    """Copies the flat source files beside this one into `save_directory`, so that the folder opens anywhere.
-
-    The library's own copier goes by the class of the saved object, which FSDP2 replaces by one of torch's.
-    """
+    """Copies the flat source files beside this one into `save_directory`, so that the folder opens anywhere."""
+    # The library's own copier goes by the class of the saved object, which FSDP2 replaces by one of torch's.
     target = Path(save_directory)
     target.mkdir(parents=True, exist_ok=True)
     for source in sorted(Path(__file__).parent.glob("*.py")):

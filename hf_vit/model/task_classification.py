@@ -46,18 +46,12 @@ def soften_labels(labels: Tensor, num_labels: int, label_smoothing: float = 0.0)
 
 
 def classification_loss(logits: Tensor, labels: Tensor, problem_type: str | None) -> Tensor:
-    """Returns the mean loss over a batch: cross-entropy, binary cross-entropy or mean squared error.
+    """Returns the mean loss of logits (B, K): cross-entropy, binary cross-entropy or mean squared error.
 
-    Args:
-        logits: (B, K).
-        labels: (B,) int64 class numbers, -100 being ignored; or (B, K) floats: probabilities for
-            "single_label_classification" (soft labels), 0 to 1 for "multi_label_classification", any values for
-            "regression"; a regression of one value also takes (B,).
-        problem_type: The three names above, as in `transformers`. None stands for regression where K is 1, else for
-            single-label classification.
-
-    Raises:
-        ValueError: if the labels do not fit the problem.
+    Labels are class numbers (B,) int64, -100 being ignored; or (B, K) floats: probabilities for
+    "single_label_classification" (soft labels), 0 to 1 for "multi_label_classification", any values for "regression";
+    a regression of one value also takes (B,). None stands for regression where K is 1, else for single-label
+    classification.
     """
     # A loss in half precision loses the digits that matter, and targets beyond its range become infinite.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -37,11 +37,7 @@ class HfViTTaskConfig:
 
     @classmethod
     def make(cls, options: dict[str, Any]) -> Self:
-        """Returns the options in a dictionary, as config.json holds them.
-
-        Raises:
-            ValueError: if there is no option of a name, or its value does not fit.
-        """
+        """Returns the options in a dictionary, as config.json has them; `ValueError` for wrong names or values."""
         names = [field.name for field in fields(cls)]
         if unknown := sorted(set(options) - set(names)):
             raise ValueError(f"{cls.__name__} has no option {', '.join(unknown)}. It has: {', '.join(names)}.")
@@ -97,10 +93,8 @@ def check_weights(values: dict[str, Any]) -> None:
 
 
 def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:
-    """Raises `ValueError` if options `names` have no effect for what is chosen and differ from their defaults.
-
-    `choice` is the option that makes them so, such as "decoder", `other` its value for which they have an effect.
-    """
+    """Raises `ValueError` if options `names` have no effect for what is chosen and differ from their defaults."""
+    # `choice` is the option that makes them so, such as "decoder", `other` its value for which they have an effect.
     defaults = {field.name: with_lists(field.default) for field in fields(options)}
     for name in names:
         value = with_lists(vars(options)[name])

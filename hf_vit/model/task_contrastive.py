@@ -67,25 +67,16 @@ def contrastive_loss(
     logit_bias: Tensor | None = None,
     max_logits: int = MAX_LOGITS,
 ) -> Tensor:
-    """Returns the loss of the similarities of images and texts, of the pairs of all processes.
+    """Returns the loss of similarities of images and texts, (B, E) of length 1, of the pairs of all processes.
 
-    With a bias it is the loss of SigLIP: the cross-entropy of each of the N·N pairs, summed and divided by N. Without,
-    it is that of CLIP: the mean cross-entropy of the text of an image among all texts, and of the image of a text
-    among all images. It is the same on all processes, which must all call it. DDP, which takes the mean of gradients
-    over the processes, then has those of one process with all pairs. At no time are there more logits than
-    `max_logits`, or those of one row: they are computed in rows, and once more in the backward pass.
+    With a bias it is the loss of SigLIP (https://arxiv.org/abs/2303.15343): the cross-entropy of each of the N·N
+    pairs, summed and divided by N. Without, it is that of CLIP (https://arxiv.org/abs/2103.00020): the mean
+    cross-entropy of the text of an image among all texts, and of the image of a text among all images. Scale, a
+    logarithm, and bias are (1,).
 
-    Args:
-        image_embeds: (B, E) of length 1; processes may have another number of them each, but one at least.
-        text_embeds: (B, E) of length 1, that of each image.
-        logit_scale: (1,), the logarithm of the factor.
-        logit_bias: (1,) or None.
-        max_logits: The most logits at once.
-
-    Raises:
-        ValueError: if there are not as many images as texts, or a process has none.
-
-    Source: https://arxiv.org/abs/2303.15343 and https://arxiv.org/abs/2103.00020.
+    It is the same on all processes, which must all call it, with one pair at least, else `ValueError`. DDP, which
+    takes the mean of gradients over the processes, then has those of one process with all pairs. At no time are there
+    more logits than `max_logits`, or those of one row: they are computed in rows, and once more in the backward pass.
     """
     if image_embeds.shape != text_embeds.shape:
         raise ValueError(
@@ -157,11 +148,9 @@ def check_counts(shares: list[int]) -> None:
 def sum_over_rows(
     loss_of: Callable[..., Tensor], own: Tensor, others: Tensor, *args: Tensor, start: int, max_logits: int
 ) -> Tensor:
-    """Sums the losses of rows (B, E), a few at a time, of which nothing is kept for the backward pass.
-
-    `loss_of` takes rows of `own`, `others` (N, E), the number among these that belongs to each row, counted from
-    `start`, and `args`.
-    """
+    """Sums the losses of rows (B, E), a few at a time, of which nothing is kept for the backward pass."""
+    # `loss_of` takes rows of `own`, `others` (N, E), the number among these that belongs to each row, counted from
+    # `start`, and `args`.
     partners = torch.arange(start, start + len(own), device=own.device)
     size = max(1, max_logits // len(others))
     parts = [

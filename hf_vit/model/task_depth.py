@@ -32,10 +32,9 @@ LEAST_PREDICTION = 1e-6  # meters, for the logarithm
 
 
 class HfViTDepthPredictor(HfViTHeadConv2d):
-    """The last layer of a head, initialized where the activation behind it passes a gradient.
+    """The last layer of a head, initialized where the activation behind it passes a gradient."""
 
-    At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
-    """
+    # At the full scale of its inputs, the sigmoid of metric depth is saturated in half the image from the first steps.
 
     def __init__(self, options: HfViTDepthConfig, in_size: int, out_size: int = 1, kernel_size: int = 1) -> None:
         super().__init__(in_size, out_size, kernel_size, padding=kernel_size // 2)
@@ -98,10 +97,9 @@ class HfViTConvDepthHead(nn.Module):
 
 
 class HfViTReassemble(nn.Module):
-    """The tokens of one level as a map of `size` channels, `factor` times as fine as the grid (DPT).
+    """The tokens of one level as a map of `size` channels, `factor` times as fine as the grid."""
 
-    Source: https://arxiv.org/abs/2103.13413.
-    """
+    # Source: DPT (https://arxiv.org/abs/2103.13413).
 
     def __init__(self, config: HfViTConfig, size: int, factor: float, readout_type: str) -> None:
         super().__init__()
@@ -266,10 +264,8 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
             )
 
     def forward(self, levels: list[Tensor], prefixes: list[Tensor], mask: Tensor | None = None) -> Tensor:
-        """Predicts depth (B, s·h, s·w), meters or relative inverse depth, from maps and prefix tokens of blocks.
-
-        Each map is (B, D, h, w), its tokens (B, P, D); `mask` (B, h, w) bool is False for padding.
-        """
+        """Predicts depth (B, s·h, s·w) from maps (B, D, h, w) and prefix tokens (B, P, D) of blocks."""
+        # In meters or relative inverse depth; the mask (B, h, w) is False for padding.
         decoder = self.decoder
         head: Head = decoder
         if mask is not None and isinstance(decoder, HfViTDPTDepthHead) and decoder.doubles_resolution:
@@ -279,16 +275,11 @@ class HfViTDepthHead(HfViTNamedHead, HfViTInputSized):
 
 @without_autocast
 def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> Tensor:
-    """Returns the mean over the images of a batch of their losses; an image without a valid pixel adds exactly zero.
+    """Returns the mean over images of their losses; one without a valid pixel adds exactly zero.
 
-    Args:
-        predicted: (B, h, w), meters or relative inverse depth, resized to the labels.
-        labels: (B, H, W) meters; 0, negative, NaN and infinite mean that a pixel is not valid, and so does more than
-            the `max_depth` of metric depth.
-        options: Which loss.
-
-    Raises:
-        ValueError: if the labels have another shape or hold whole numbers.
+    `predicted` (B, h, w), meters or relative inverse depth, is resized to the labels (B, H, W) in meters, where 0,
+    negative, NaN and infinite are not valid, nor more than the `max_depth` of metric depth. `ValueError` for labels of
+    another shape or whole numbers.
     """
     if labels.ndim != 3 or len(labels) != len(predicted) or not labels.is_floating_point():
         raise ValueError(
@@ -329,12 +320,9 @@ def depth_loss(predicted: Tensor, labels: Tensor, options: HfViTDepthConfig) -> 
 
 
 def scale_shift_invariant_loss(predicted: Tensor, target: Tensor, valid: Tensor, gradient_weight: float) -> Tensor:
-    """Returns the scale- and shift-invariant loss of one image (https://arxiv.org/abs/1907.01341).
-
-    `predicted` and `target` are (H, W) inverse depth. Both are brought to median 0 and mean absolute deviation 1 over
-    the `valid` pixels; the loss is their mean absolute difference, and that of its slopes at four resolutions. It is
-    exactly 0 where nothing is valid.
-    """
+    """Returns the scale- and shift-invariant loss of one image, of inverse depths (H, W)."""
+    # https://arxiv.org/abs/1907.01341: both are brought to median 0 and mean absolute deviation 1 over `valid` pixels;
+    # the loss is the mean absolute difference, and that of slopes at four resolutions; 0 where nothing is valid.
     if not valid.any():
         return (predicted * 0).sum()
     difference = (normalized(predicted, valid) - normalized(target, valid)) * valid  # (H, W)

@@ -45,10 +45,9 @@ def class_loss_of(options: HfViTDetectionConfig) -> str:
 
 
 class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
-    """Learned queries that join the patches, and the layers that predict boxes and classes from them.
+    """Learned queries that join the patches, and the layers that predict boxes and classes from them."""
 
-    Sources: YOLOS (https://arxiv.org/abs/2106.00666), DETR (https://arxiv.org/abs/2005.12872).
-    """
+    # Sources: YOLOS (https://arxiv.org/abs/2106.00666), DETR (https://arxiv.org/abs/2005.12872).
 
     def __init__(self, config: HfViTConfig, options: HfViTDetectionConfig) -> None:
         super().__init__()
@@ -120,10 +119,8 @@ def class_probabilities(logits: Tensor, class_loss: str) -> Tensor:
 
 
 def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns intersection over union (...) of boxes (..., 4), x1, y1, x2, y2, and the generalized one.
-
-    The boxes are broadcast; those without area overlap nothing. Source: https://arxiv.org/abs/1902.09630.
-    """
+    """Returns intersection over union (...) of boxes (..., 4), x1, y1, x2, y2, and the generalized one."""
+    # Boxes are broadcast; those without area overlap nothing. Source: https://arxiv.org/abs/1902.09630.
     tiny = torch.finfo(boxes.dtype).tiny
 
     def area(corners: Tensor) -> Tensor:
@@ -141,10 +138,8 @@ def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_boxes(labels: Sequence[Mapping[str, Tensor]], is_training: bool) -> float:
-    """Returns the divisor of the losses of a batch: its number of boxes, at least 1.
-
-    In training it is the mean over processes, whose gradients are averaged: their sum is then divided by all boxes.
-    """
+    """Returns the divisor of the losses of a batch: its number of boxes, at least 1."""
+    # In training the mean over processes, whose gradients are averaged: their sum is then divided by all boxes.
     count = sum(len(target["class_labels"]) for target in labels)
     if is_training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         total = torch.tensor(float(count), device=labels[0]["boxes"].device)
@@ -160,21 +155,12 @@ def detection_loss(
     num_boxes: float | Tensor,
     num_groups: int = 1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the loss of the result and of all predictions before it.
+    """Returns the loss of the result, the last of the predictions, and of all before it, and its parts, detached.
 
-    Each is a sum over images, so with `num_boxes` of a global batch the sum over its parts does not depend on how it
-    is split.
-
-    Args:
-        predictions: The last one is the result.
-        labels: For each image `class_labels` (M,) and `boxes` (M, 4), cx, cy, w, h relative to the image.
-        options: Weights and losses.
-        num_boxes: Divisor of the sums.
-        num_groups: Number G of groups of queries, each of which finds all objects by itself.
-
-    Returns:
-        The loss and its parts, detached: `loss_ce`, `loss_bbox` and `loss_giou` of the result, before weights; of the
-        others the same with their numbers behind.
+    Each is a sum over images divided by `num_boxes`, so with that of a global batch the sum over its parts does not
+    depend on how it is split. Labels are `class_labels` (M,) and `boxes` (M, 4), cx, cy, w, h relative to the image.
+    Each of `num_groups` finds all objects by itself. Parts are `loss_ce`, `loss_bbox` and `loss_giou` of the result,
+    before weights; of the others the same with their numbers behind.
     """
     weights = {"loss_ce": 1.0, "loss_bbox": options.bbox_weight, "loss_giou": options.giou_weight}
     losses, parts = [], {}
@@ -196,10 +182,8 @@ def prediction_losses(
     options: HfViTDetectionConfig,
     num_groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns sums over all images of the losses of classes, of the L1 distance of boxes and of 1 - generalized IoU.
-
-    `logits` are (B, G·Q, K or K + 1), `boxes` (B, G·Q, 4) as cx, cy, w, h; `labels` as in `detection_loss`.
-    """
+    """Returns sums over images of the losses of classes, of the L1 distance of boxes and of 1 - generalized IoU."""
+    # Logits are (B, G·Q, K or K + 1), boxes (B, G·Q, 4) as cx, cy, w, h; labels as in `detection_loss`.
     precision = torch.promote_types(logits.dtype, torch.float32)
     logits, boxes = logits.to(precision), boxes.to(precision)
     class_loss = class_loss_of(options)
@@ -227,11 +211,8 @@ def prediction_losses(
 def match_objects(
     logits: Tensor, boxes: Tensor, classes: Tensor, truth: Tensor, options: HfViTDetectionConfig, num_groups: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Matches the queries of one image with its objects, in each group of queries anew (Hungarian algorithm).
-
-    Logits are (G·Q, K or K + 1), boxes (G·Q, 4) and `truth` (M, 4) are cx, cy, w, h, `classes` (M,) int64. Returns the
-    numbers of the queries and of their objects, each (G·min(Q, M),).
-    """
+    """Matches the queries of one image with its objects, in each group: numbers of both, each (G·min(Q, M),)."""
+    # Logits are (G·Q, K or K + 1), boxes (G·Q, 4) and `truth` (M, 4) are cx, cy, w, h, `classes` (M,) int64.
     if not len(classes):
         nothing = classes.new_zeros(0)
         return nothing, nothing
@@ -257,10 +238,8 @@ def match_objects(
 
 
 def cross_entropy_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
-    """Returns the sum over all queries (Q, K + 1), of which those without an object, the last class, count less.
-
-    `queries` are the numbers of those that have an object, `classes` their classes.
-    """
+    """Returns the sum over all queries (Q, K + 1), of which those without an object, the last class, count less."""
+    # `queries` are the numbers of those that have an object, `classes` their classes.
     wanted = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
     wanted[queries] = classes
     weights = logits.new_ones(logits.shape[1])
@@ -280,11 +259,9 @@ def focal_loss(logits: Tensor, queries: Tensor, classes: Tensor) -> Tensor:
 
 
 def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor) -> Tensor:
-    """Returns the sum over all queries (Q, K) of a cross-entropy with the quality of the box of each pair as target.
-
-    `iou` is that of the matched pairs; other queries have the target 0. Source: IA-BCE of LW-DETR
-    (https://arxiv.org/abs/2406.03459), section 3.2, after https://github.com/Atten4Vis/LW-DETR.
-    """
+    """Returns the sum over queries (Q, K) of a cross-entropy with the quality of the box of each pair as target."""
+    # `iou` is of matched pairs; other queries have the target 0. IA-BCE of LW-DETR (https://arxiv.org/abs/2406.03459),
+    # section 3.2, after https://github.com/Atten4Vis/LW-DETR.
     probabilities = logits.sigmoid()
     quality = probabilities[queries, classes].detach() ** FOCAL_ALPHA * iou ** (1 - FOCAL_ALPHA)
     quality = quality.clamp_min(MIN_QUALITY)

@@ -38,10 +38,9 @@ REACH = 3  # standard deviations beyond which nothing is left of a Gaussian
 
 
 class HfViTKeypointPredictor(HfViTHeadConv2d):
-    """The last layer of a head, initialized near zero, as heatmaps are almost everywhere.
+    """The last layer of a head, initialized near zero, as heatmaps are almost everywhere."""
 
-    At the scale of its inputs, training is still busy with unlearning it after a few hundred steps.
-    """
+    # At the scale of its inputs, training is still busy with unlearning it after a few hundred steps.
 
     @property
     def initial_limit(self) -> float:
@@ -133,17 +132,10 @@ def check_numbers(num_keypoints: int, options: HfViTKeypointConfig) -> None:
 def encode_keypoints(
     keypoints: Tensor, image_size: tuple[int, int], heatmap_size: tuple[int, int], sigma: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns target heatmaps: Gaussians whose largest value, 1, may lie between pixels.
+    """Returns target heatmaps (B, K, *heatmap_size), Gaussians whose peak, 1, may lie between pixels, and which count.
 
-    Args:
-        keypoints: (B, K, 3): x, y in pixels of the image, visibility, 0 where a keypoint is not labeled.
-        image_size: Height and width of the images in pixels.
-        heatmap_size: Height and width of the heatmaps.
-        sigma: Standard deviation of the Gaussians in pixels of the heatmap.
-
-    Returns:
-        Heatmaps (B, K, *heatmap_size); and (B, K) bool, whether a keypoint counts: it is labeled, and within reach of
-        the image.
+    Keypoints are (B, K, 3): x, y in pixels of the image, visibility, 0 where one is not labeled. It counts, (B, K)
+    bool, if labeled and within reach of the image. `sigma` is in pixels of the heatmap.
     """
     sizes = [heatmap_size[1], heatmap_size[0]]  # as x and y
     scales = [(there - 1) / max(here - 1, 1) for there, here in zip(sizes, reversed(image_size), strict=True)]
@@ -167,22 +159,13 @@ def keypoint_loss(
     mask: Tensor | None = None,
     num_images: Tensor | int | None = None,
 ) -> Tensor:
-    """Returns the sum over images of their losses, divided by their number.
+    """Returns the sum over images of their losses, divided by their number, by default B.
 
     So with `num_images` of a global batch the sum over its parts does not depend on how it is split. The loss of an
-    image is the mean over its keypoints of the mean squared difference of the heatmaps, times the weight of the
-    keypoint; 0 for those that are not labeled or out of reach.
-
-    Args:
-        heatmaps: (B, K, h', w').
-        labels: (B, K, 3): x, y in pixels of the image, visibility (0 not labeled, 1 hidden, 2 visible).
-        image_size: Height and width of the batch in pixels.
-        options: Width of the Gaussians and weights of the keypoints.
-        mask: (B, h, w) bool, False for padding; None if there is none.
-        num_images: Divisor of the sum, by default B.
-
-    Raises:
-        ValueError: if the labels have another shape, or values that make no sense (checked on the CPU only).
+    image is the mean over its keypoints of the mean squared difference of the heatmaps (B, K, h', w'), times the
+    weight of the keypoint; 0 for those that are not labeled or out of reach. Labels (B, K, 3) are x, y in pixels of
+    the image and visibility (0 not labeled, 1 hidden, 2 visible), checked on the CPU only; the mask (B, h, w) is False
+    for padding.
     """
     check_labels(heatmaps, labels)
     heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
@@ -238,14 +221,12 @@ def check_labels(heatmaps: Tensor, labels: Tensor) -> None:
 
 @torch.no_grad()
 def decode_heatmaps(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
-    """Locates each keypoint between the pixels of its heatmap (B, K, h', w') (DARK, https://arxiv.org/abs/1910.06278).
+    """Returns points (B, K, 2), x and y in pixels of heatmaps (B, K, h', w'), and scores (B, K), the largest values.
 
     From the largest value on, one step of Newton's method on the logarithm of the blurred heatmap, which of a Gaussian
-    is a parabola, leads to its center. Where the blur would meet what is beyond the border, the heatmap is taken as it
-    is, and slopes are those one pixel further in. Where there is no peak, or far away, the largest value stands.
-
-    Returns:
-        Points (B, K, 2), x and y in pixels of the heatmap, and scores (B, K), the largest values; in float32 at least.
+    is a parabola, leads to its center (DARK, https://arxiv.org/abs/1910.06278), in float32 at least. Where the blur
+    would meet what is beyond the border, the heatmap is taken as it is, and slopes are those one pixel further in.
+    Where there is no peak, or far away, the largest value stands.
     """
     heatmaps = heatmaps.to(torch.promote_types(heatmaps.dtype, torch.float32))
     height, width = heatmaps.shape[-2:]

@@ -62,10 +62,9 @@ class HfViTPixelPredictor(nn.Linear, HfViTInputSized):
 
 
 class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
-    """A small ViT with a mask token in the place of each masked patch (https://arxiv.org/abs/2111.06377).
+    """A small ViT with a mask token in the place of each masked patch (https://arxiv.org/abs/2111.06377)."""
 
-    Its blocks are plain ones, its positions fixed, whatever those of the encoder are; tokens of the prefix have none.
-    """
+    # Its blocks are plain, its positions fixed, whatever those of the encoder are; tokens of the prefix have none.
 
     position_embeddings: Tensor
 
@@ -193,21 +192,10 @@ def draw_mask(
     generator: Generator | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Draws a mask (B, N) bool, True where a patch is hidden from the encoder, as the options say.
+    """Draws a mask (B, N) bool, True where a patch is hidden from the encoder: `count_masked` of each image's own.
 
-    In each image `count_masked` of its own patches are masked.
-
-    Args:
-        batch: Number B of images.
-        grid: Rows and columns (h, w) of patches.
-        options: How much is masked, and how.
-        noise: (B, N), replaces what `random_mask` draws.
-        patch_attention_mask: (B, h, w) bool, False for padding, which is never masked and does not count.
-        generator: Random numbers, torch's global generator by default.
-        device: Device of the mask.
-
-    Raises:
-        ValueError: if noise is given for blocks, or is of another shape.
+    `noise` (B, N) replaces what `random_mask` draws. Padding, False in the patch mask (B, h, w), is never masked and
+    does not count. `ValueError` if noise is given for blocks, or is of another shape.
     """
     ratio = options.masked_share
     if options.mask_type == "blockwise":
@@ -224,11 +212,9 @@ def draw_mask(
 
 
 def random_mask(noise: Tensor, ratio: float, unit: int = 1, patch_attention_mask: Tensor | None = None, /) -> Tensor:
-    """Masks the patches with the most noise (B, h, w) (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`.
-
-    `unit` is the side in patches of the squares that are masked as one, by the noise of their first patch (SimMIM,
-    https://arxiv.org/abs/2111.09886). Of the last square only as much as is missing is masked.
-    """
+    """Masks the patches with the most noise (B, h, w) (MAE, https://arxiv.org/abs/2111.06377); see `draw_mask`."""
+    # `unit` is the side in patches of the squares that are masked as one, by the noise of their first patch (SimMIM,
+    # https://arxiv.org/abs/2111.09886). Of the last square only as much as is missing is masked.
     height, width = noise.shape[1:]
     num_patches = height * width
     if unit > 1:
@@ -251,11 +237,9 @@ def blockwise_mask(
     patch_attention_mask: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Masks rectangles of random size, aspect and place until there are enough (BEiT); see `draw_mask`.
-
-    Blocks may overlap. Of the last one only as much as is missing is masked, from its upper left corner on. Mask and
-    generator are on the CPU. Source: https://arxiv.org/abs/2106.08254.
-    """
+    """Masks rectangles of random size, aspect and place until there are enough; see `draw_mask`."""
+    # BEiT (https://arxiv.org/abs/2106.08254). Blocks may overlap; of the last one only as much as is missing is
+    # masked, from its upper left corner on. Mask and generator are on the CPU.
     grids = [grid] * batch if patch_attention_mask is None else image_grids(patch_attention_mask)
     mask = torch.zeros(batch, *grid, dtype=torch.bool)
     for own, (rows, columns) in zip(mask, grids, strict=True):
@@ -287,16 +271,9 @@ def visible_patches(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the numbers (B, K) of the patches that the encoder sees, in the order of the image.
 
-    K is that of the image with the most; with them comes (B, K) bool, False for the fillers behind those of other
-    images, or None where there are no fillers.
-
-    Args:
-        mask: (B, N) bool, True where a patch is masked.
-        patch_attention_mask: (B, h, w) bool, False for padding, which is not visible.
-        num_visible: Number K of visible patches where it is known, which saves reading the mask.
-
-    Raises:
-        ValueError: if an image has no visible patch.
+    K, known or read from the mask (B, N), is that of the image with the most; with them comes (B, K) bool, False for
+    the fillers behind those of other images, or None where there are no fillers. Padding, False in the patch mask (B,
+    h, w), is not visible. `ValueError` if an image has no visible patch.
     """
     hidden = mask if patch_attention_mask is None else mask | ~patch_attention_mask.flatten(1).bool()
     has_fillers = False
@@ -347,17 +324,11 @@ def masked_image_modeling_loss(
 ) -> Tensor:
     """Returns the mean over images of the mean error of their masked patches, in float32 at least.
 
-    Of "mae" errors are squared, of "simmim" absolute. Where all images have as many masked patches it is the loss of
-    transformers' `ViTMAEForPreTraining` and `ViTForMaskedImageModeling` (whose 1e-5 beside the number of masked pixels
-    is less than its rounding). Otherwise those weight images by their masked patches, so that an image would count for
-    more or less by what else is in its batch. An image without masked patches adds nothing.
-
-    Args:
-        logits: (B, N, p·q·C), see `HfViTMaskedImageModelingOutput`.
-        targets: (B, N, p·q·C), the true pixels as `patchify` returns them, normalized by their `PatchScale` under
-            `norm_pix_loss`.
-        mask: (B, N) bool, True where a patch is masked.
-        objective: Kind of the errors.
+    Predicted and true pixels are (B, N, p·q·C), as `patchify` returns them, normalized by their `PatchScale` under
+    `norm_pix_loss`. Of "mae" errors are squared, of "simmim" absolute. Where all images have as many masked patches it
+    is the loss of transformers' `ViTMAEForPreTraining` and `ViTForMaskedImageModeling` (whose 1e-5 beside the number
+    of masked pixels is less than its rounding). Otherwise those weight images by their masked patches, so that an
+    image would count for more or less by what else is in its batch. An image without masked patches adds nothing.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     difference = F.mse_loss if objective == "mae" else F.l1_loss

@@ -151,18 +151,11 @@ class HfViTSegmentationHead(HfViTNamedHead):
 
 @without_autocast
 def segmentation_loss(logits: Tensor, labels: Tensor, options: HfViTSegmentationConfig) -> Tensor:
-    """Returns the mean over the images of a batch of their losses.
+    """Returns the mean over images of their losses, of logits (B, K, h, w), resized, and labels (B, H, W).
 
-    The loss of an image is a mean over its pixels, so that the loss of a batch does not depend on how it is split over
-    processes and accumulation steps. An image without a pixel that counts adds nothing.
-
-    Args:
-        logits: (B, K, h, w), resized to the labels.
-        labels: (B, H, W) class numbers, `options.semantic_loss_ignore_index` for pixels that do not count.
-        options: Weights of the losses and of the classes.
-
-    Raises:
-        ValueError: if the labels have another shape, or one is out of range (checked on the CPU only).
+    The loss of an image is a mean over its pixels but for `semantic_loss_ignore_index`, so that the loss of a batch
+    does not depend on how it is split over processes and accumulation steps. An image without a pixel that counts adds
+    nothing. `ValueError` if the labels have another shape, or one is out of range (checked on the CPU only).
     """
     check_labels(logits, labels, options.semantic_loss_ignore_index)
     logits = resize_logits(logits, labels.shape[-2:])  # (B, K, H, W)
@@ -197,11 +190,8 @@ def mean_of_image(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def dice_losses(probabilities: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
-    """Returns the soft Dice loss (B,) of each image: the mean over the classes that occur in it.
-
-    `probabilities` are (B, K, H, W), `labels` (B, H, W) class numbers, `counted` (B, H, W) bool; the loss is 0 for an
-    image without a pixel that counts. Source: https://arxiv.org/abs/1606.04797.
-    """
+    """Returns the soft Dice loss (B,) of each image, of (B, K, H, W): the mean over the classes that occur in it."""
+    # Labels and `counted` are (B, H, W); 0 where no pixel counts. Source: https://arxiv.org/abs/1606.04797.
     classes = torch.arange(probabilities.shape[1], device=labels.device)[:, None, None]
     truth = (labels[:, None] == classes) & counted[:, None]  # (B, K, H, W)
     overlap = (probabilities * truth).sum(dim=(2, 3))  # (B, K)
@@ -230,11 +220,9 @@ def check_labels(logits: Tensor, labels: Tensor, ignore_index: int) -> None:
 
 
 def slide(forward: Forward, pixel_values: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Segments images (B, C, H, W) window by window and averages the logits (B, K, H, W) where windows overlap.
-
-    `forward` returns logits of any resolution; `window` and `stride` are in pixels, whole patches, and at the end of
-    the image windows move back.
-    """
+    """Segments images (B, C, H, W) window by window and averages the logits (B, K, H, W) where windows overlap."""
+    # `forward` returns logits of any resolution; `window` and `stride` are in pixels, whole patches, and at the end of
+    # the image windows move back.
     if not (0 < stride[0] <= window[0] and 0 < stride[1] <= window[1]):
         raise ValueError(f"window_stride={stride} must be positive and at most window_size={window}, or gaps remain.")
     height, width = pixel_values.shape[-2:]
@@ -265,12 +253,9 @@ def window_starts(size: int, window: int, stride: int) -> list[int]:
 def segment_copies(
     forward: Forward, pixel_values: Tensor, patch_size: tuple[int, int], scales: Sequence[float], flip: bool
 ) -> Tensor:
-    """Segments scaled and mirrored copies of images (B, C, H, W) and averages the probabilities.
-
-    This is test-time augmentation; the logarithms (B, K, H, W) of the probabilities are returned, which serve as
-    logits. `forward` returns logits of any resolution, scaled copies are rounded to whole patches, and with `flip` the
-    mirror image of each copy counts too.
-    """
+    """Segments scaled and mirrored copies of images (B, C, H, W) and averages the probabilities."""
+    # Test-time augmentation; the logarithms (B, K, H, W) serve as logits. `forward` returns logits of any resolution,
+    # scaled copies are rounded to whole patches, and with `flip` the mirror image of each copy counts too.
     if not scales or min(scales) <= 0:
         raise ValueError(f"scales={list(scales)} must be positive, and one at least: 1.0 is the image itself.")
     height, width = pixel_values.shape[-2:]

@@ -46,11 +46,9 @@ class HfViTMaskEmbedding(nn.Module):
 
 
 def mask_probabilities(progress: float, num_blocks: int) -> list[float]:
-    """Returns the probability of masked attention in each block at a point of the training, from 0 to 1.
-
-    One block after the other goes from always to never, the first one first, by a polynomial of degree 0.9
-    (https://arxiv.org/abs/2503.19108).
-    """
+    """Returns the probability of masked attention in each block at a point of the training, from 0 to 1."""
+    # One block after the other goes from always to never, the first one first, by a polynomial of degree 0.9
+    # (https://arxiv.org/abs/2503.19108).
     total = 1.5 * num_blocks + 1
     shares = [min(max(progress * total - 1 - 1.5 * block, 0.0), 1.0) for block in range(num_blocks)]
     return [(1 - share) ** 0.9 for share in shares]
@@ -117,10 +115,8 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.update_masked_blocks()
 
     def forward(self, tokens: Tensor, grid: tuple[int, int], mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Predicts logits of masks (B, Q, s·h, s·w) and classes (B, Q, K + 1), the last one for no object.
-
-        `tokens` (B, L, D) are those after the final norm, `mask` (B, h, w) bool is False for padding.
-        """
+        """Predicts logits of masks (B, Q, s·h, s·w) and classes (B, Q, K + 1), the last one for no object."""
+        # Tokens (B, L, D) are those after the final norm; the mask (B, h, w) is False for padding.
         num_queries = self.queries.num_embeddings
         patches, queries = tokens[:, -num_queries - grid[0] * grid[1] : -num_queries], tokens[:, -num_queries:]
         pixels = run_unpadded(lambda own, _: self.upscale(own[0]), [to_maps(patches, grid)], [], mask)
@@ -130,10 +126,8 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
     def attention_mask(
         self, masks: Tensor, block: int, grid: tuple[int, int], num_prefix: int, visible: Tensor | None
     ) -> Tensor:
-        """Returns the mask (B, 1, L, L) bool by which each query attends to its own mask, or by chance to all patches.
-
-        `masks` are logits (B, Q, s·h, s·w), `visible` (B, h, w) bool is False for padding.
-        """
+        """Returns the mask (B, 1, L, L) by which each query attends to its own mask, or by chance to all patches."""
+        # Masks are logits (B, Q, s·h, s·w); `visible` (B, h, w) is False for padding.
         batch, num_queries = masks.shape[:2]
         coarse = F.interpolate(masks.detach(), size=grid, mode="bilinear", align_corners=False)
         own = coarse.flatten(2) > 0  # (B, Q, N)
@@ -161,16 +155,9 @@ def universal_segmentation_loss(
     """Returns the mean over the images of a batch of their losses, which does not depend on how it is split.
 
     In training that holds in the mean only: the points at which masks are compared are drawn by torch's own generator,
-    as dropout is, which gives an image other points in another batch or process.
-
-    Args:
-        masks: Logits (B, Q, h, w).
-        classes: Logits (B, Q, K + 1).
-        mask_labels: For each image (M, H, W), 0 or 1, of any size.
-        class_labels: For each image (M,) class numbers.
-        options: Weights and points.
-        is_training: Whether the points are drawn at random; otherwise they lie on a regular grid.
-        patch_attention_mask: (B, h, w) bool, False for padding, where no point lies; None if there is none.
+    as dropout is, which gives an image other points in another batch or process. Otherwise they lie on a regular grid.
+    `masks` (B, Q, h, w) and `classes` (B, Q, K + 1) are logits; labels of an image are masks (M, H, W), 0 or 1, of any
+    size, and class numbers (M,). No point lies in padding, False in the patch mask (B, h, w).
     """
     precision = torch.promote_types(masks.dtype, torch.float32)
     losses = []
@@ -201,11 +188,8 @@ def image_loss(
     options: HfViTUniversalSegmentationConfig,
     is_training: bool,
 ) -> Tensor:
-    """Returns the loss of one image: matches its queries with the targets, then compares each pair.
-
-    `masks` are logits (Q, h, w), `classes` logits (Q, K + 1), `mask_labels` (M, H, W) floats, `class_labels` (M,)
-    int64.
-    """
+    """Returns the loss of one image: matches its queries with the targets, then compares each pair."""
+    # Logits are (Q, h, w) and (Q, K + 1), labels (M, H, W) floats and (M,) int64.
     num_classes = classes.shape[1] - 1
     wanted = torch.full((len(classes),), num_classes, device=classes.device)
     loss = masks.sum() * 0 if not len(class_labels) else masks.new_zeros(())  # every weight gets a gradient

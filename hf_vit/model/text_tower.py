@@ -23,15 +23,8 @@ from .task_configurations import HfViTTextConfig
 def pool_tokens(
     hidden_states: Tensor, input_ids: Tensor, attention_mask: Tensor | None, pooling: str, eos_token_id: int | None
 ) -> Tensor:
-    """Pools tokens (T, S, D) to one vector per text, (T, D).
-
-    Args:
-        hidden_states: (T, S, D).
-        input_ids: (T, S) int64.
-        attention_mask: (T, S), 1 where a token is text, 0 where it is padding; `None` if all are text.
-        pooling: "eos", "last", "first" or "mean", see `HfViTTextConfig`.
-        eos_token_id: Number of the token that ends a text, for "eos".
-    """
+    """Pools tokens (T, S, D) to one vector per text, (T, D), as `HfViTTextConfig.pooling` says."""
+    # Ids and mask are (T, S), the latter 1 where a token is text; None if all are. "eos" needs `eos_token_id`.
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
     if pooling == "first":

@@ -122,11 +122,9 @@ class Crop:
 
 
 def draw_crop(shape: Sequence[int], size: tuple[int, int], scale: float, keep_aspect_ratio: bool) -> Crop:
-    """Draws where a crop of an image of a shape (H, W) lies in a result of `size` (h, w) pixels.
-
-    At scale 1 the image is as large as an image processor makes it: with `keep_aspect_ratio` its shorter side is that
-    of the result, else both sides are.
-    """
+    """Draws where a crop of an image of a shape (H, W) lies in a result of `size` (h, w) pixels."""
+    # At scale 1 the image is as large as an image processor makes it: with `keep_aspect_ratio` its shorter side is
+    # that of the result, else both sides are.
     zooms = [length / old for length, old in zip(size, shape, strict=True)]
     if keep_aspect_ratio:  # upright and lying images alike, as by an image processor of `shortest_edge`
         zooms = [min(size) / min(shape)] * 2
@@ -142,10 +140,8 @@ def _draw_span(old: int, new: int, zoom: float, scale: float) -> Span:
 
 
 def crop_matrix(box: Tensor, size: tuple[int, int], padding: float) -> Tensor:
-    """Returns the affine map (2, 3) float64 from an image to the crop that the image processor makes of a box (4,).
-
-    What is cut out is `padding` times wider and higher than the box: x1, y1, x2, y2 in pixels.
-    """
+    """Returns the affine map (2, 3) float64 from an image to the crop that the image processor makes of a box (4,)."""
+    # What is cut out is `padding` times wider and higher than the box: x1, y1, x2, y2 in pixels.
     [region] = crop_regions(box[None], size, padding)  # (4,)
     span = region[2:] - region[:2]
     if not (torch.isfinite(span) & (span > 0)).all():
@@ -166,23 +162,15 @@ def apply_matrix(points: Tensor, matrix: Tensor) -> Tensor:
 
 
 def crop_keypoints(keypoints: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns where keypoints (K, 3) of an image lie in the crop of `size` that an affine map (2, 3) leads to.
-
-    Those without label and those on no pixel of the crop are all zeros.
-    """
+    """Returns where keypoints (K, 3) of an image lie in the crop of `size` that an affine map (2, 3) leads to."""
+    # Those without label and those on no pixel of the crop are all zeros.
     return keep_inside(torch.cat((apply_matrix(keypoints[:, :2], matrix), keypoints[:, 2:]), dim=1), size)
 
 
 def warp(image: Tensor, matrix: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns the crop of an image (C, H, W) that an affine map leads to, bilinear, black outside the image.
-
-    Pixels are not averaged where the image shrinks, as in the crops of the image processor.
-
-    Args:
-        image: (C, H, W), uint8 or float32.
-        matrix: (2, 3), from the image to the crop, as `crop_matrix` returns it, maybe times another.
-        size: Height h and width w of the crop in pixels.
-    """
+    """Returns the crop (C, h, w) of an image (C, H, W), uint8 or float32, that an affine map (2, 3) leads to."""
+    # Bilinear, black outside the image; pixels are not averaged where it shrinks, as in the crops of the image
+    # processor.
     inverse = invert_matrix(matrix)
     rows, columns = (torch.arange(length, dtype=torch.float64) for length in size)
     # (h, w), where the pixels of the crop lie in the image

@@ -202,10 +202,8 @@ class ClassNumbers:
 
 
 def known_classes(feature: object, names: Sequence[str]) -> ClassNumbers | None:
-    """Returns the classes that the type of labels tells, or the names that are given; `None` if neither does.
-
-    Labels that are whole numbers are places in `names`.
-    """
+    """Returns the classes that the type of labels tells, or the names that are given; `None` if neither does."""
+    # Labels that are whole numbers are places in `names`.
     if isinstance(feature, ClassLabel):
         if names and list(names) != feature.names:
             raise ValueError(

@@ -102,13 +102,9 @@ def _fault(segmentation: Any, height: int, width: int) -> str | None:
 
 
 def find_coco(path: Path, kinds: Sequence[str]) -> dict[str, Path]:
-    """Finds annotation files by split.
-
-    Args:
-        path: A folder with `annotations/instances_train2017.json`, `annotations/train.json`, `train/annotations.json`,
-            or `train/_annotations.coco.json`, ..., or such a file.
-        kinds: Which of "panoptic", "instances" and "keypoints" will do.
-    """
+    """Finds annotation files by split, of any of `kinds`: "panoptic", "instances" and "keypoints"."""
+    # In a folder with `annotations/instances_train2017.json`, `annotations/train.json`, `train/annotations.json`, or
+    # `train/_annotations.coco.json`, ..., or at the path itself.
     if path.is_file():
         return {_split_of(path) or "train": path} if path.suffix.lower() == ".json" else {}
     folders = [path, *subfolders(path)]
@@ -203,12 +199,10 @@ def _paths_in(entries: list[dict[str, Any]], folders: list[Path], file: Path) ->
 
 
 def load_coco_masks(files: Mapping[str, Path]) -> TargetData:
-    """Reads annotations with masks, without opening images.
-
-    Panoptic masks lie in the folder called like their file, `panoptic/` or `masks/`. Rows have the column `panoptic`
-    (`datasets.Image`, not decoded) with `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`,
-    `label`, `iscrowd` and `segmentation`) with `height` and `width`.
-    """
+    """Reads annotations with masks, without opening images."""
+    # Panoptic masks lie in the folder called like their file, `panoptic/` or `masks/`. Rows have the column `panoptic`
+    # (`datasets.Image`, not decoded) with `segments` (`id`, `label`, `iscrowd`), or `objects` (JSON: a list of `id`,
+    # `label`, `iscrowd` and `segmentation`) with `height` and `width`.
     contents = {split: _read_coco(file) for split, file in files.items()}
     kinds = {split: _kind(content, files[split]) for split, content in contents.items()}
     _check_same(kinds, files, "kind")
@@ -242,7 +236,8 @@ def _panoptic_rows(content: Content, file: Path, numbers: dict[int, int], split:
     segments = [annotation["segments_info"] for annotation in annotations]
     _check_known(annotations, "image_id", by_id, "images", file)
     _check_known(listed_segments, "category_id", numbers, "categories", file)
-    _warn_of_bare(by_id.keys() - {annotation["image_id"] for annotation in annotations}, file)
+    if bare := by_id.keys() - {annotation["image_id"] for annotation in annotations}:
+        logger.warning("Left out of %s, as they have no annotation: the images %s.", file, listed(sorted(bare)))
     return Dataset.from_dict(
         {
             "image": [by_id[annotation["image_id"]] for annotation in annotations],
@@ -300,16 +295,9 @@ def _instance_rows(content: Content, file: Path, numbers: dict[int, int], split:
     )
 
 
-def _warn_of_bare(ids: set[Any], file: Path) -> None:
-    if ids:
-        logger.warning("Left out of %s, as they have no annotation: the images %s.", file, listed(sorted(ids)))
-
-
 def load_coco_objects(files: Mapping[str, Path]) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads boxes and the names of classes by id, without opening images whose size is given.
-
-    A category without any box that is only the heading of others, as Roboflow writes one, is no class.
-    """
+    """Reads boxes and the names of classes by id, without opening images whose size is given."""
+    # A category without any box that is only the heading of others, as Roboflow writes one, is no class.
     contents = {split: _read_coco(file) for split, file in files.items()}
     headings = _unused_headings(contents)
     categories = [entry for entry in _categories_of(contents, files) if entry["name"] not in headings]

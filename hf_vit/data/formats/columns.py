@@ -29,21 +29,13 @@ USUAL_NAMES = {
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Where a dataset is, and what to take of it.
+    """Where a dataset is, and what to take of it."""
 
-    Args:
-        source: Path, or name on the Hub.
-        config_name: Configuration of a dataset on the Hub, or which of several sets of idx files.
-        revision: Branch, tag or commit on the Hub.
-        image_column: Column of images or of their paths, where neither type nor name say it.
-        target_column: Column of labels, masks, depth maps, objects or captions, where neither type nor name say it.
-    """
-
-    source: str
-    config_name: str | None = None
-    revision: str | None = None
-    image_column: str | None = None
-    target_column: str | None = None
+    source: str  # path, or name on the Hub
+    config_name: str | None = None  # configuration of a dataset on the Hub, or which of several sets of idx files
+    revision: str | None = None  # branch, tag or commit on the Hub
+    image_column: str | None = None  # column of images or of their paths, where neither type nor name say it
+    target_column: str | None = None  # the same of labels, masks, depth maps, objects or captions
 
     @property
     def path(self) -> Path:
@@ -67,14 +59,8 @@ class SourceOptions:
             )
 
     def choose(self, kind: str, columns: Collection[str], where: str, by_type: Collection[str] = ()) -> str:
-        """Returns the column to take: the one that was given, else the only one of the type, else of a usual name.
-
-        Args:
-            kind: What it holds, a key of `USUAL_NAMES`.
-            columns: All columns.
-            where: What has the columns, to begin an error with.
-            by_type: The columns of the right type.
-        """
+        """Returns the column to take: the one that was given, else the only one of the type, else of a usual name."""
+        # `kind` is a key of `USUAL_NAMES`, `by_type` the columns of the right type; errors begin with `where`.
         given = self.image_column if kind == "image" else self.target_column
         option, listed = f"{kind}_column_name", ", ".join(map(repr, columns))
         if given is not None:

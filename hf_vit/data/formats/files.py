@@ -78,10 +78,8 @@ def splits_in(folder: Path) -> dict[str, Path]:
 
 
 def files_by_split(folder: Path, files: Iterable[Path]) -> dict[str, list[str]]:
-    """Sorts files by the split that is a word of their name, or else of that of their folder, below `folder`.
-
-    If none has such a name, all are "train"; if some have, the others are left out with a warning.
-    """
+    """Sorts files by the split that is a word of their name, or else of that of their folder, below `folder`."""
+    # If none has such a name, all are "train"; if some have, the others are left out with a warning.
     found: dict[str | None, list[str]] = defaultdict(list)
     for file in files:
         parent = "" if file.parent == folder else file.parent.name

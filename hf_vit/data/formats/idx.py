@@ -18,13 +18,9 @@ IdxFiles = dict[str, dict[str, Path]]
 
 
 def find_idx(path: Path, name: str | None = None) -> IdxFiles:
-    """Finds idx files in a folder or below, by split ("train", "test") and kind ("images", "labels").
-
-    Args:
-        path: The folder.
-        name: Which dataset to take where there are several: "emnist-letters" for
-            emnist-letters-train-images-idx3-ubyte.gz, "MNIST" for the files in MNIST/raw.
-    """
+    """Finds idx files in a folder or below, by split ("train", "test") and kind ("images", "labels")."""
+    # Of several sets, `name` chooses: "emnist-letters" for emnist-letters-train-images-idx3-ubyte.gz, "MNIST" for the
+    # files in MNIST/raw.
     found: dict[str, IdxFiles] = {}
     files = [file for place in PLACES for file in path.glob(place)]
     # Unpacked files come first: they are read faster than the packed ones beside them.

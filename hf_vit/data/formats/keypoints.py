@@ -80,14 +80,10 @@ class KeypointNames:
 
 @dataclass(frozen=True)
 class KeypointTable:
-    """The images of a split, and its objects with keypoints one after the other.
+    """The images of a split, and its objects with keypoints one after the other."""
 
-    Args:
-        objects: Their images, boxes and areas.
-        keypoints: (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled; x and y are 0), 1 (hidden) or 2.
-    """
-
-    objects: ObjectTable
+    objects: ObjectTable  # their images, boxes and areas
+    # (N, K, 3) float64, x, y in pixels and visibility: 0 (not labeled; x and y are 0), 1 (hidden) or 2
     keypoints: np.ndarray
 
     def __len__(self) -> int:
@@ -116,11 +112,9 @@ def _faults(objects: ObjectTable, keypoints: np.ndarray, wrong: np.ndarray) -> l
 
 
 def checked_keypoints(tables: Mapping[str, KeypointTable], box_errors: BoxErrors) -> dict[str, KeypointTable]:
-    """Returns tables whose labeled keypoints lie within their images, but for a pixel, and boxes as `checked_boxes`.
-
-    With `box_errors` "raise", an error lists keypoints outside, else they count as not labeled. Objects without any
-    labeled keypoint are left out, with a warning.
-    """
+    """Returns tables whose labeled keypoints lie within their images but for a pixel, boxes as `checked_boxes`."""
+    # With `box_errors` "raise", an error lists keypoints outside, else they count as not labeled. Objects without any
+    # labeled keypoint are left out, with a warning.
     outside = {split: _outside(table) for split, table in tables.items()}
     faults = [
         fault for split, table in tables.items() for fault in _faults(table.objects, table.keypoints, outside[split])
@@ -189,15 +183,10 @@ def oks_sigmas_of(names: Sequence[str]) -> tuple[float, ...] | None:
 
 
 def flip_pairs_of(names: Sequence[str], given: Sequence[str] | None = None) -> Pairs:
-    """Finds the pairs of keypoints that a mirror image swaps, numbers from 0, ascending.
-
-    Unless they are given, names say it: "left_eye" and "right_eye", "Left Eye", "leftear", "L_ear", "eyeR", ... The 68
-    points of iBUG on a face are known, as their numbers on the one side run against those on the other.
-
-    Args:
-        names: Of all keypoints.
-        given: Each a pair of names or numbers from 0, as "left_eye,right_eye" or "1,2"; an empty list for none.
-    """
+    """Finds the pairs of keypoints that a mirror image swaps, numbers from 0, ascending."""
+    # Pairs are given by names or numbers from 0, as "left_eye,right_eye" or "1,2", an empty list for none. Else names
+    # say it: "left_eye" and "right_eye", "Left Eye", "leftear", "L_ear", "eyeR", ... The 68 points of iBUG on a face
+    # are known, as their numbers on the one side run against those on the other.
     if given is not None:
         return _given_pairs(names, given)
     pairs = _pairs_by_name(names)
@@ -286,12 +275,10 @@ def find_landmarks(path: Path) -> dict[str, Path]:
 def load_landmarks(
     tables: Mapping[str, Path], options: SourceOptions
 ) -> tuple[dict[str, KeypointTable], KeypointNames]:
-    """Reads tables with a row for each object: the path of its image, see `read_rows`, and keypoints.
-
-    Columns are `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ... An empty cell, or visibility 0, says
-    that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
-    height), else it is the image.
-    """
+    """Reads tables with a row for each object: the path of its image, see `read_rows`, and keypoints."""
+    # Columns are `nose_x`, `nose_y` and maybe `nose_v`, ..., or `x1`, `y1`, ... An empty cell, or visibility 0, says
+    # that a keypoint is not labeled. The box is in `x_min`, `y_min`, `x_max`, `y_max`, or in `bbox` (x, y, width,
+    # height), else it is the image.
     rows: dict[str, list[tuple[TableRow, KeypointColumns]]] = {}
     columns: dict[Path, KeypointColumns] = {}
     for table_split, table in tables.items():

@@ -52,21 +52,13 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class ObjectColumns:
-    """The objects of a split, one after the other.
+    """The objects of a split, one after the other."""
 
-    Args:
-        image_numbers: (N,) int64, the image of each, ascending.
-        places: (N,) int64, which of its image's objects each is, from 1.
-        values: The Arrow array of those of the fields in `FIELDS` that there are, of length N.
-        label_type: Type of the labels, of `datasets`.
-        split: Name of the split.
-    """
-
-    image_numbers: np.ndarray
-    places: np.ndarray
-    values: dict[str, pa.Array]
-    label_type: Any
-    split: str
+    image_numbers: np.ndarray  # (N,) int64, the image of each, ascending
+    places: np.ndarray  # (N,) int64, which of its image's objects each is, from 1
+    values: dict[str, pa.Array]  # the Arrow array of those of the fields in `FIELDS` that there are, of length N
+    label_type: Any  # type of the labels, of `datasets`
+    split: str  # name of the split
 
     def describe(self, place: int) -> str:
         """Returns which object stands at a place from 0, for errors."""
@@ -90,10 +82,8 @@ def sizes_of(dataset: Dataset, images: Dataset) -> np.ndarray:
 
 
 def read_objects(dataset: Dataset, split: str, needed: tuple[str, ...], options: SourceOptions) -> ObjectColumns:
-    """Reads the objects of a split: a list of structs, a struct of lists, or these lists as columns.
-
-    Objects must have the fields that are needed; the first one is what makes it an object.
-    """
+    """Reads the objects of a split: a list of structs, a struct of lists, or these lists as columns."""
+    # Objects must have the fields that are needed; the first one is what makes it an object.
     lower = {name.lower() for name in dataset.column_names}
     if options.target_column is None and not lower & {*USUAL_NAMES["objects"]} and lower & {*FIELDS[needed[0]]}:
         return _from_fields(_items(dataset.features), _arrow(dataset, dataset.column_names), split, needed)
@@ -196,12 +186,10 @@ def load_detection_columns(
     bbox_format: BoxFormat | None = None,
     class_names: Sequence[str] | None = None,
 ) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads the boxes of datasets, and the headers of images if there are no columns `width` and `height`.
-
-    Objects are a list of structs or a struct of lists with a box, a class and maybe `area` and `iscrowd`, by any of
-    their usual names, or these are columns. Boxes are written in `bbox_format`, see `corners`, or else "coco" if only
-    this makes sense of them. Classes that are numbers are named in `class_names`, or in a file in `folder`.
-    """
+    """Reads the boxes of datasets, and the headers of images if there are no columns `width` and `height`."""
+    # Objects are a list of structs or a struct of lists with a box, a class and maybe `area` and `iscrowd`, by any of
+    # their usual names, or these are columns. Boxes are written in `bbox_format`, see `corners`, or else "coco" if
+    # only this makes sense of them. Classes that are numbers are named in `class_names`, or in a file in `folder`.
     needed = ("box", "label")
     objects = {split: read_objects(dataset, split, needed, options) for split, dataset in splits.items()}
     images = {split: images_of(dataset, split, options) for split, dataset in splits.items()}
@@ -272,11 +260,9 @@ def _choose_format(boxes: np.ndarray, sizes: np.ndarray) -> BoxFormat:
 def load_keypoint_columns(
     splits: DatasetDict, options: SourceOptions
 ) -> tuple[dict[str, KeypointTable], KeypointNames]:
-    """Reads the keypoints of datasets, and the headers of images if there are no columns `width` and `height`.
-
-    Objects have `keypoints`: x, y and visibility one after the other, or a list of x and y, or of all three, for each.
-    Boxes, if any, are written as COCO does. The names of the keypoints are their numbers from 0.
-    """
+    """Reads the keypoints of datasets, and the headers of images if there are no columns `width` and `height`."""
+    # Objects have `keypoints`: x, y and visibility one after the other, or a list of x and y, or of all three, for
+    # each. Boxes, if any, are written as COCO does. The names of the keypoints are their numbers from 0.
     tables = {}
     for split, dataset in splits.items():
         found = read_objects(dataset, split, ("keypoints",), options)

@@ -28,29 +28,17 @@ MIN_BOXES = 10  # fewer say little about how boxes are written
 
 @dataclass(frozen=True)
 class ObjectTable:
-    """The images of a split, also those without any object, and their objects one after the other.
+    """The images of a split, also those without any object, and their objects one after the other."""
 
-    Args:
-        images: The column `image` (`datasets.Image`), I rows.
-        sizes: (I, 2) int64, width and height of each image in pixels.
-        image_numbers: (N,) int64, the image of each object, ascending.
-        boxes: (N, 4) float64, x1, y1, x2, y2 in pixels.
-        labels: (N,) int64, numbers of classes.
-        is_crowd: (N,) bool, whether a box is around several objects, or one that need not be found.
-        areas: (N,) float64, square pixels; NaN where only the box says it.
-        ids: (N,) int64, what `describe` takes.
-        describe: Returns, for errors, which object in which file has an id.
-    """
-
-    images: Dataset
-    sizes: np.ndarray
-    image_numbers: np.ndarray
-    boxes: np.ndarray
-    labels: np.ndarray
-    is_crowd: np.ndarray
-    areas: np.ndarray
-    ids: np.ndarray
-    describe: Callable[[int], str]
+    images: Dataset  # the column `image` (`datasets.Image`), I rows
+    sizes: np.ndarray  # (I, 2) int64, width and height of each image in pixels
+    image_numbers: np.ndarray  # (N,) int64, the image of each object, ascending
+    boxes: np.ndarray  # (N, 4) float64, x1, y1, x2, y2 in pixels
+    labels: np.ndarray  # (N,) int64, numbers of classes
+    is_crowd: np.ndarray  # (N,) bool, whether a box is around several objects, or one that need not be found
+    areas: np.ndarray  # (N,) float64, square pixels; NaN where only the box says it
+    ids: np.ndarray  # (N,) int64, what `describe` takes
+    describe: Callable[[int], str]  # returns, for errors, which object in which file has an id
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -76,11 +64,9 @@ def table_of(
     is_crowd: np.ndarray | None = None,
     areas: np.ndarray | None = None,
 ) -> ObjectTable:
-    """Returns a table of objects in any order, which are sorted by image and otherwise stay in their order.
-
-    By default all labels are 0, there are no crowds and no areas are known, nor are those that are not positive.
-    `describe` takes the place from 0 that an object had before they were sorted.
-    """
+    """Returns a table of objects in any order, which are sorted by image and otherwise stay in their order."""
+    # By default all labels are 0, there are no crowds and no areas are known, nor are those that are not positive.
+    # `describe` takes the place from 0 that an object had before they were sorted.
     order = np.argsort(image_numbers, kind="stable")
     areas = np.full(len(order), np.nan) if areas is None else np.asarray(areas, float)
     return ObjectTable(
@@ -97,14 +83,9 @@ def table_of(
 
 
 def corners(boxes: np.ndarray, box_format: BoxFormat, sizes: np.ndarray) -> np.ndarray:
-    """Returns boxes (N, 4) as x1, y1, x2, y2 in pixels.
-
-    Args:
-        boxes: (N, 4) float64, as "coco": x1, y1, width and height in pixels, "voc": x1, y1, x2, y2 in pixels, or
-            "yolo": center x, y, width and height as shares of the image.
-        box_format: Which of them.
-        sizes: (N, 2) width and height of each box's image in pixels.
-    """
+    """Returns boxes (N, 4) as x1, y1, x2, y2 in pixels, of images of (N, 2) width and height."""
+    # "coco" has x1, y1, width and height in pixels, "voc" x1, y1, x2, y2 in pixels, "yolo" center x, y, width and
+    # height as shares of the image.
     if box_format == "voc":
         return boxes
     places, lengths = boxes[:, :2], boxes[:, 2:]
@@ -152,12 +133,10 @@ def beside(images: Dataset, columns: dict[str, pa.Array | np.ndarray]) -> Datase
 
 
 def checked_boxes(tables: Mapping[str, ObjectTable], box_errors: BoxErrors) -> dict[str, ObjectTable]:
-    """Returns tables whose boxes lie within their images and have an area.
-
-    What is outside by at most a pixel is cut off in any case. What is done about other boxes `box_errors` says:
-    "raise" lists them in an error, "clip" cuts off what is outside and leaves out boxes of which nothing is left, and
-    "drop" leaves them all out.
-    """
+    """Returns tables whose boxes lie within their images and have an area."""
+    # What is outside by at most a pixel is cut off in any case. What is done about other boxes `box_errors` says:
+    # "raise" lists them in an error, "clip" cuts off what is outside and leaves out boxes of which nothing is left,
+    # and "drop" leaves them all out.
     if box_errors not in get_args(BoxErrors):
         raise ValueError(f"box_errors={box_errors!r} is unknown. Choose {', '.join(map(repr, get_args(BoxErrors)))}.")
     _check_finite(tables)
@@ -283,10 +262,8 @@ def check_numbers(numbers: np.ndarray, num_classes: int, describe: Callable[[int
 def numbered_words(
     words: Mapping[str, Sequence[str]], class_names: Sequence[str] | None
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Numbers classes that are words, those of each object by split; returns numbers (N,) by split, and the names.
-
-    The names are those that are given, else the words of "train", or else of the first split, sorted.
-    """
+    """Numbers classes that are words, those of each object by split; returns numbers (N,) by split, and the names."""
+    # The names are those that are given, else the words of "train", or else of the first split, sorted.
     first = "class_names" if class_names else next(iter(words))
     names = tuple(class_names or sorted(set(words[first])))
     numbers = {name: number for number, name in enumerate(names)}

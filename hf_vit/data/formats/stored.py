@@ -55,10 +55,8 @@ def stream_from_hub(options: SourceOptions) -> dict[str, IterableDataset]:
 
 
 def _standard_splits(splits: dict[str, Dataset]) -> DatasetDict:
-    """Renames splits to "train", "validation" and "test" and leaves others out, with a warning.
-
-    A single split of another name is what there is to train on.
-    """
+    """Renames splits to "train", "validation" and "test" and leaves others out, with a warning."""
+    # A single split of another name is what there is to train on.
     others = [name for name in splits if split_named(name) is None]
     if len(splits) == len(others) == 1:
         return DatasetDict({"train": splits[others[0]]})
@@ -159,11 +157,9 @@ def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
 
 
 def load_tars(path: Path, files: Mapping[str, list[str]]) -> DatasetDict:
-    """Copies the content of tar files into the cache of `datasets`, and opens it.
-
-    There is a column for each kind of file. Numbers in `.cls` are classes where classes.txt or id2label.json names
-    them.
-    """
+    """Copies the content of tar files into the cache of `datasets`, and opens it."""
+    # There is a column for each kind of file. Numbers in `.cls` are classes where classes.txt or id2label.json names
+    # them.
     splits, names = load_files("webdataset", files), names_beside([path if path.is_dir() else path.parent])
     for split, rows in splits.items():
         if names and rows.features.get("cls") in INTEGERS:

@@ -24,11 +24,8 @@ def list_tables(folder: Path) -> list[Path]:
 
 
 def find_tables(path: Path) -> dict[str, Path]:
-    """Finds tables by split, "train" where a name says none.
-
-    Args:
-        path: A table, or a folder with train.csv, test.csv, ..., with train/metadata.csv, ..., or with metadata.csv.
-    """
+    """Finds tables by split, "train" where a name says none, at a path or in its folder."""
+    # Folders have train.csv, test.csv, ..., or train/metadata.csv, ..., or metadata.csv.
     if path.is_file():
         return {split_within(path.stem) or "train": path} if path.suffix.lower() in TABLE_SUFFIXES else {}
     tables = list_tables(path)

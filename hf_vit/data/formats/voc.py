@@ -41,13 +41,10 @@ class _Object:
 
 
 def find_voc(path: Path) -> dict[str, list[Path]]:
-    """Finds XML files by split.
-
-    Args:
-        path: A folder with `Annotations/` and maybe `ImageSets/Main/train.txt`, ..., also as `VOCdevkit/VOC2012/`; or
-            one with `train/`, `valid/`, ... therein XML files beside their images, or in a folder beside that of the
-            images; or just such a folder.
-    """
+    """Finds XML files by split."""
+    # In a folder with `Annotations/` and maybe `ImageSets/Main/train.txt`, ..., also as `VOCdevkit/VOC2012/`; or in
+    # one with `train/`, `valid/`, ... therein XML files beside their images, or in a folder beside that of the images;
+    # or in just such a folder.
     if not path.is_dir():
         return {}
     root = _year(path)

@@ -31,28 +31,18 @@ IMAGES, LABELS = "images", "labels"
 
 @dataclass(frozen=True)
 class YoloFiles:
-    """What a dataset of YOLO consists of.
+    """What a dataset of YOLO consists of."""
 
-    Args:
-        images: Paths by split.
-        names: Of the classes, if a file data.yaml names them.
-        folders: Where else they may be named.
-        source: The file, or the folder without one.
-    """
-
-    images: dict[str, list[Path]]
-    names: tuple[str, ...]
-    folders: tuple[Path, ...]
-    source: Path
+    images: dict[str, list[Path]]  # paths by split
+    names: tuple[str, ...]  # of the classes, if a file data.yaml names them
+    folders: tuple[Path, ...]  # where else they may be named
+    source: Path  # the file, or the folder without one
 
 
 def find_yolo(path: Path) -> YoloFiles | None:
-    """Finds the images of a dataset of YOLO, if it is one.
-
-    Args:
-        path: A file data.yaml, or a folder with one, or one with `images/` and `labels/`: alone, with a folder for
-            each split in them, or in a folder for each split.
-    """
+    """Finds the images of a dataset of YOLO, if it is one."""
+    # At a file data.yaml, or in a folder with one, or in one with `images/` and `labels/`: alone, with a folder for
+    # each split in them, or in a folder for each split.
     if path.is_file():
         return _from_yaml(path) if path.suffix.lower() in YAML_SUFFIXES else None
     files = [file for file in sorted(path.iterdir()) if file.suffix.lower() in YAML_SUFFIXES and _is_description(file)]
@@ -144,11 +134,10 @@ def _from_folders(path: Path) -> YoloFiles | None:
 
 
 def load_yolo(files: YoloFiles, class_names: Sequence[str] | None) -> tuple[dict[str, ObjectTable], tuple[str, ...]]:
-    """Reads objects by split and the names of classes from text files, and the headers of images.
-
-    The objects of `images/train/1.jpg` are in `labels/train/1.txt`; without such a file there are none. Of a polygon,
-    the box around it is taken. The names are those of data.yaml, else those that are given or of classes.txt.
-    """
+    """Reads objects by split and the names of classes from text files, and the headers of images."""
+    # The objects of `images/train/1.jpg` are in `labels/train/1.txt`; without such a file there are none. Of a
+    # polygon, the box around it is taken. The names are those of data.yaml, else those that are given or of
+    # classes.txt.
     if files.names:
         without_class_names(class_names, files.source)
     names = files.names or class_names_beside(files.folders, class_names)

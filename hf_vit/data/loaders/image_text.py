@@ -57,7 +57,11 @@ def load_image_text(
     """
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, caption_column_name)
     stored = load_columns(options)
-    return TargetData(_load_tables(options) if stored is None else _merge_stored(stored, options), caption_target)
+    if stored is None:
+        return TargetData(_load_tables(options), caption_target)
+    chosen = DatasetDict({name: _image_and_caption(split, name, options) for name, split in stored.items()})
+    merged = DatasetDict({name: _merge_rows(split, name) for name, split in with_files(chosen).items()})
+    return TargetData(merged, caption_target)
 
 
 def _load_tables(options: SourceOptions) -> DatasetDict:
@@ -91,11 +95,6 @@ def _as_list(value: Any, where: str) -> list[str]:
     if not all(caption is None or isinstance(caption, str) for caption in captions):
         raise ValueError(f"{where} has {value!r} for a caption. Give a text, or a list of texts.")
     return [caption or "" for caption in captions]
-
-
-def _merge_stored(splits: DatasetDict, options: SourceOptions) -> DatasetDict:
-    chosen = DatasetDict({name: _image_and_caption(split, name, options) for name, split in splits.items()})
-    return DatasetDict({name: _merge_rows(split, name) for name, split in with_files(chosen).items()})
 
 
 def _image_and_caption(dataset: Dataset, name: str, options: SourceOptions) -> Dataset:
