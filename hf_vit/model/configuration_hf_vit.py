@@ -14,18 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 
 from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, copy_code
-from .task_configurations import (
-    TASK_CONFIGS,
-    HfViTContrastiveConfig,
-    HfViTDepthConfig,
-    HfViTDetectionConfig,
-    HfViTKeypointConfig,
-    HfViTMaskedImageModelingConfig,
-    HfViTSegmentationConfig,
-    HfViTTaskConfig,
-    HfViTTextConfig,
-    HfViTUniversalSegmentationConfig,
-)
+from .task_configurations import TASK_CONFIGS, HfViTTaskConfig, HfViTTaskFields
 
 
 # Fields that are a height and a width, and what these are counted in
@@ -40,7 +29,7 @@ def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
 
 
 @strict
-class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
+class HfViTConfig(HfViTTaskFields, BackboneConfigMixin, PreTrainedConfig):
     """Configuration of a plain Vision Transformer backbone. The defaults are ViT-B/16 at 224 pixels.
 
     Fields that `transformers.ViTConfig` has keep its names and meaning; the others are off by default.
@@ -105,15 +94,7 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
         reshape_hidden_states: Whether `HfViTBackbone` gives maps (B, D, h, w) or token sequences (B, L, D).
         out_features: Stages that `HfViTBackbone` returns, among "stem", "stage1", …; the last one by default.
         out_indices: The same as numbers, 0 for the stem.
-        segmentation_config: Options of `HfViTForSemanticSegmentation`, a `HfViTSegmentationConfig` or a dictionary;
-            `None` means its defaults, as for the following.
-        universal_segmentation_config: Options of `HfViTForUniversalSegmentation`.
-        depth_config: Options of `HfViTForDepthEstimation`.
-        detection_config: Options of `HfViTForObjectDetection`.
-        keypoint_config: Options of `HfViTForKeypointDetection`.
-        masked_image_modeling_config: Options of `HfViTForMaskedImageModeling`.
-        text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
-        contrastive_config: Options of its comparison of images with texts.
+        …_config: Options of a task, see `HfViTTaskFields`.
 
     Raises:
         ValueError: if the values do not fit together. The checks run again when a model is built and at saving.
@@ -179,14 +160,6 @@ class HfViTConfig(BackboneConfigMixin, PreTrainedConfig):
     reshape_hidden_states: bool = True
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
-    segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None
-    universal_segmentation_config: HfViTUniversalSegmentationConfig | dict[str, Any] | None = None
-    depth_config: HfViTDepthConfig | dict[str, Any] | None = None
-    detection_config: HfViTDetectionConfig | dict[str, Any] | None = None
-    keypoint_config: HfViTKeypointConfig | dict[str, Any] | None = None
-    masked_image_modeling_config: HfViTMaskedImageModelingConfig | dict[str, Any] | None = None
-    text_config: HfViTTextConfig | dict[str, Any] | None = None
-    contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in TASK_CONFIGS and isinstance(value, dict):

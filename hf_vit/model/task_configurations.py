@@ -628,3 +628,29 @@ TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "text_config": HfViTTextConfig,
     "contrastive_config": HfViTContrastiveConfig,
 }
+
+
+@dataclass(kw_only=True)
+class HfViTTaskFields:
+    """The fields of `HfViTConfig` that hold the options of the tasks.
+
+    Args:
+        segmentation_config: Options of `HfViTForSemanticSegmentation`, a `HfViTSegmentationConfig` or a dictionary;
+            `None` means its defaults, as for the following.
+        universal_segmentation_config: Options of `HfViTForUniversalSegmentation`.
+        depth_config: Options of `HfViTForDepthEstimation`.
+        detection_config: Options of `HfViTForObjectDetection`.
+        keypoint_config: Options of `HfViTForKeypointDetection`.
+        masked_image_modeling_config: Options of `HfViTForMaskedImageModeling`.
+        text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
+        contrastive_config: Options of its comparison of images with texts.
+    """
+
+    segmentation_config: HfViTSegmentationConfig | dict[str, Any] | None = None
+    universal_segmentation_config: HfViTUniversalSegmentationConfig | dict[str, Any] | None = None
+    depth_config: HfViTDepthConfig | dict[str, Any] | None = None
+    detection_config: HfViTDetectionConfig | dict[str, Any] | None = None
+    keypoint_config: HfViTKeypointConfig | dict[str, Any] | None = None
+    masked_image_modeling_config: HfViTMaskedImageModelingConfig | dict[str, Any] | None = None
+    text_config: HfViTTextConfig | dict[str, Any] | None = None
+    contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None

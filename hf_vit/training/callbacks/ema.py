@@ -68,9 +68,7 @@ class WeightAverage:
         # TensorFlow's `tf.train.ExponentialMovingAverage`.
         decay = min(self.decay, (1 + step) / (10 + step))
         averages = [own_part(average) for average in self.averages.values()]
-        weights = [
-            own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)
-        ]
+        weights = [own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)]
         torch._foreach_lerp_(averages, weights, 1 - decay)
 
     @contextmanager
