@@ -144,11 +144,7 @@ class ImageDataArguments(SourceArguments):
             raise ValueError(f"max_eval_samples={self.max_eval_samples} leaves no image to score. Give at least 1.")
 
     def refuse_training_options(self) -> None:
-        """Checks the options of an evaluation.
-
-        Raises:
-            ValueError: if one is given that has a meaning in trainings alone.
-        """
+        """Raises `ValueError` if an option is given that has a meaning in trainings alone."""
         defaults = {option.name: option.default for option in fields(self)}
         for name in self.training_only:
             if vars(self)[name] != defaults[name]:

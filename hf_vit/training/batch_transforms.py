@@ -25,13 +25,9 @@ class BatchTransform(Protocol):
     """Changes a batch of a training."""
 
     def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
-        """Returns the changed batch.
+        """Returns the changed batch; `progress` is the share of the training's steps that are done, in [0, 1).
 
-        Args:
-            batch: What the model takes, on its device.
-            progress: Share of the training's steps that are done, in [0, 1).
-
-        Draws its randomness from torch's default generator.
+        Randomness is drawn from torch's default generator.
         """
 
 
@@ -40,10 +36,6 @@ class BatchTransforms:
 
     What is drawn depends on the seed, the step and the place of the batch in the step alone. So all processes draw the
     same for their batches of one step, which keeps these at one size.
-
-    Args:
-        transforms: What to do, in this order.
-        seed: Another seed draws other numbers.
     """
 
     def __init__(self, transforms: Sequence[BatchTransform], seed: int) -> None:
@@ -187,14 +179,9 @@ class MultiScaleSizes:
 
 
 def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
-    """Resizes the images of a batch, bilinear and antialiased.
+    """Resizes the images (B, C, H, W) of a batch, bilinear and antialiased, and its `patch_attention_mask` (B, h, w).
 
-    Args:
-        batch: `pixel_values` (B, C, H, W), maybe `patch_attention_mask` (B, h, w) bool, and what stays as it is.
-        size: Height and width wanted, in pixels.
-
-    Returns:
-        The batch with images of that size. A patch is padding if all of it is.
+    A patch is padding if all of it is.
     """
     images, mask = batch["pixel_values"], batch.get("patch_attention_mask")
     if images.shape[-2:] == size:
@@ -211,15 +198,7 @@ def resize_batch(batch: dict[str, Any], size: Size) -> dict[str, Any]:
 
 
 def size_transforms(args: SizeArguments, model: nn.Module) -> list[BatchTransform]:
-    """Returns what gives training batches the sizes that are asked for, nothing where none are.
-
-    Args:
-        args: Which sizes.
-        model: What trains on them, maybe with adapters around it.
-
-    Raises:
-        ValueError: if the model cannot train on them.
-    """
+    """Returns transforms to the sizes that are asked for, if any; `ValueError` if the model cannot train on them."""
     if not args.progressive_sizes and not args.multi_scale_sizes:
         return []
     name = "progressive_sizes" if args.progressive_sizes else "multi_scale_sizes"
@@ -244,11 +223,7 @@ def size_transforms(args: SizeArguments, model: nn.Module) -> list[BatchTransfor
 
 
 def sizes_of(name: str, heights: list[int], config: HfViTConfig) -> tuple[Size, ...]:
-    """Returns the sizes of images of these heights, in the proportions of `config.image_size`.
-
-    Raises:
-        ValueError: if a height is no multiple of that of a patch; `name` is what it was given as.
-    """
+    """Returns the sizes of images of these heights, in the proportions of `config.image_size`; errors quote `name`."""
     patch = to_pair(config.patch_size)
     for height in heights:
         if height < 1 or height % patch[0]:

@@ -66,12 +66,6 @@ def missing_state(checkpoint: Path) -> list[str]:
     return [*missing_weights(checkpoint), *([] if (checkpoint / OPTIMIZER_NAME).is_file() else [OPTIMIZER_NAME])]
 
 
-def averages_weights(checkpoint: Path) -> bool:
-    """Returns whether a checkpoint is of a training that averages its weights."""
-    file = checkpoint / TRAINING_ARGS_JSON
-    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("ema_decay") is not None
-
-
 def find_fault(checkpoint: Path) -> str | None:
     """Returns what a checkpoint lacks for a training to resume from it, or None if it is complete."""
     # The Trainer writes this file last: where it can be read, the others are whole.
@@ -83,7 +77,8 @@ def find_fault(checkpoint: Path) -> str | None:
         return f"{TRAINER_STATE_NAME} cannot be read ({error})"
     missing = missing_state(checkpoint)
     missing += [] if (checkpoint / SCHEDULER_NAME).is_file() else [SCHEDULER_NAME]
-    if averages_weights(checkpoint):
+    args_file = checkpoint / TRAINING_ARGS_JSON
+    if args_file.is_file() and json.loads(args_file.read_text(encoding="utf-8")).get("ema_decay") is not None:
         missing += [f"{AVERAGE_FOLDER}/{name}" for name in missing_weights(checkpoint / AVERAGE_FOLDER)]
     if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
         missing.append("rng_state.pth")

@@ -18,20 +18,9 @@ def check_packages(*packages: str) -> None:
 def check_training(
     args: HfViTTrainingArguments, num_images: int, has_validation: bool, scores: Collection[str]
 ) -> list[TrainerCallback]:
-    """Checks that a training can begin; without validation images it sets `args.eval_strategy` to "no".
+    """Checks that a training can begin, or raises `ValueError`; returns the callback that stops early, if it shall.
 
-    Args:
-        args: How to train.
-        num_images: Number of training images.
-        has_validation: Whether there are validation images.
-        scores: What an evaluation gives, by name.
-
-    Returns:
-        The callback that stops early, if it shall.
-
-    Raises:
-        ValueError: if the training images do not fill one batch, there is no score `args.metric_for_best_model`, or
-            choosing the best model lacks validation images.
+    Without validation images it sets `args.eval_strategy` to "no". `scores` are the names that an evaluation gives.
     """
     batch_size = args.train_batch_size * args.world_size
     if args.dataloader_drop_last and num_images < batch_size:

@@ -63,14 +63,7 @@ def how_to_go_on(output_dir: str | os.PathLike[str]) -> str:
 
 
 def describe_lost_numbers(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
-    """Returns the message that a training has failed, what usually helps, and what is left of it.
-
-    Args:
-        what: What is not finite: "loss" or "weights".
-        step: When it was found.
-        learning_rate: Near that step.
-        args: Those of the training.
-    """
+    """Returns the message that `what`, "loss" or "weights", is not finite, what usually helps, and what is left."""
     checkpoint = last_checkpoint(args.output_dir)
     left = "No checkpoint is complete yet."
     if checkpoint is not None:
@@ -87,17 +80,14 @@ def describe_lost_numbers(what: str, step: int, learning_rate: float, args: Trai
 
 
 def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | None:
-    """Removes a checkpoint that could not be written, and returns an error that says what is missing and what is safe.
+    """Removes a checkpoint that could not be written; returns an error that says what is missing and what is safe.
 
-    Args:
-        folder: Where it was being written.
-        error: What went wrong meanwhile.
-
-    Returns:
-        The error to raise; None if the checkpoint is complete, or the error is about something else.
+    Returns None if the checkpoint is complete, or the error is about something else.
     """
-    # A RuntimeError of others than torch's writer is about something else.
-    if (isinstance(error, RuntimeError) and not is_of_writer(error)) or find_fault(folder) is None:
+    # Of RuntimeErrors only those of torch.save count, which has no kind of its own for files, nor one message.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_of_writer = any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
+    if (isinstance(error, RuntimeError) and not is_of_writer) or find_fault(folder) is None:
         return None
     written = size_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -108,19 +98,8 @@ def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | No
     )
 
 
-def is_of_writer(error: RuntimeError) -> bool:
-    """Returns whether an error comes from `torch.save`, which has no kind of its own for files, nor one message."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
-
-
 def describe_room(folder: Path, written: int) -> str:
-    """Returns a sentence on the room that a checkpoint takes that could not be written, and how much there is.
-
-    Args:
-        folder: Where it was to be.
-        written: How many bytes of it could be written.
-    """
+    """Returns a sentence on the room that a checkpoint takes, of which `written` bytes fitted, and what is free."""
     last = last_checkpoint(folder.parent)
     needed = written if last is None else max(written, size_of(Path(last)))
     free = shutil.disk_usage(folder.parent).free

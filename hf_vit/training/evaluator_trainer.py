@@ -94,13 +94,9 @@ class EvaluatorTrainer(HfViTTrainer):
 
 
 def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path) -> None:
-    """Predicts a few images, spread evenly over a data set, and draws them beside their targets.
+    """Predicts a few images, spread evenly over a dataset, and draws them beside their targets.
 
-    Args:
-        trainer: Has the model and the evaluator. All its processes predict, as a model may be spread over them; the
-            first one draws.
-        examples: The data set.
-        file: Where to save the picture.
+    All processes predict, as a model may be spread over them; the first one draws.
     """
     evaluator, model = trainer.evaluator, trainer.model
     indices = np.linspace(0, len(examples) - 1, min(MAX_PICTURED, len(examples))).round().astype(int).tolist()
@@ -115,11 +111,7 @@ def draw_examples(trainer: EvaluatorTrainer, examples: TargetDataset, file: Path
 
 
 class EvaluationPictures(TrainerCallback):
-    """Draws the same few validation images at every evaluation, as `pictures/step-000100.png` of the output folder.
-
-    Args:
-        trainer: Has the model, the evaluator and the validation images.
-    """
+    """Draws the same few validation images at every evaluation, as `pictures/step-000100.png` of the output folder."""
 
     def __init__(self, trainer: EvaluatorTrainer) -> None:
         self.trainer = trainer

@@ -39,12 +39,7 @@ class FindFaults(Protocol):
 
 
 def open_splits(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> DatasetDict:
-    """Opens the data; on several processes the first one fills the cache for all.
-
-    Raises:
-        OSError: if the data is missing.
-        ValueError: if it is bad.
-    """
+    """Opens the data; on several processes the first one fills the cache for all."""
     with training_args.main_process_first(desc="opening the data"):
         return load_image_classification(
             args.dataset_name, label_column_name=args.label_column_name, **args.source_options()
@@ -77,18 +72,8 @@ def prepare_splits(
 ) -> DatasetDict:
     """Checks the splits of a training, and holds out images for validation if there is no such split.
 
-    Args:
-        splits: As they were opened.
-        args: What to do about images that cannot be read, and how many to take.
-        training_args: Gives the seed and, on several processes, the share of each.
-        find_faults: Finds images that cannot be read.
-        fault: What is wrong with those that it finds.
-
-    Returns:
-        Splits "train" and, where there are such, "validation" and "test".
-
-    Raises:
-        ValueError: if there are no training images, or some cannot be read.
+    Returns "train" and, where there are such, "validation" and "test". `fault` tells what is wrong with images that
+    `find_faults` finds.
     """
     if "train" not in splits:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(splits)}.")
@@ -141,11 +126,7 @@ def load_evaluation_split(
 
 
 def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | None) -> tuple[str, str]:
-    """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_split`.
-
-    Raises:
-        ValueError: if there is no such split.
-    """
+    """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_split`."""
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
     if "train" in splits and args.train_val_split > 0:
         sources.setdefault("validation", "train")
@@ -168,20 +149,9 @@ def evaluation_images(
     fault: str = UNREADABLE,
     was_streamed: bool = False,
 ) -> Dataset:
-    """Returns the images of a split that are evaluated.
+    """Returns the images to evaluate of those of the split `source`, out of which "validation" may be held.
 
-    Args:
-        images: Those of the split `source`.
-        split: The split that is evaluated, of which "validation" may be held out of `source`.
-        source: Name of the split that `images` are of.
-        args: What to do about images that cannot be read, and how many to take.
-        training_args: Gives the seed and, on several processes, the share of each.
-        find_faults: Finds images that cannot be read.
-        fault: What is wrong with those that it finds.
-        was_streamed: Whether `source` came as a stream when "validation" was held out of it.
-
-    Raises:
-        ValueError: if an image cannot be read and `skip_unreadable` is not set, or too few are left.
+    `was_streamed` tells that `source` came as a stream when "validation" was held out of it.
     """
     images = readable_images(DatasetDict({source: images}), args, training_args, find_faults, fault)[source]
     if split != source and was_streamed:
@@ -192,13 +162,10 @@ def evaluation_images(
 
 
 def with_model_labels(images: Dataset, label2id: dict[str, int], dataset_name: str) -> Dataset:
-    """Adds the column `model_label`, which numbers the classes as a model does.
+    """Adds the column `model_label`, which numbers the classes as a model does; `ValueError` if that lacks one.
 
     A second column, because what is held out depends on the numbers in `label`; and before any image is left out,
     because adding one later would copy all images.
-
-    Raises:
-        ValueError: if there is a class that the model does not know.
     """
     names = images.features["label"].names
     check_known(sorted({names[label] for label in images["label"][:]}), label2id, dataset_name)
@@ -225,15 +192,7 @@ def readable_images(
 ) -> DatasetDict:
     """Returns the splits with images that can be read; on several processes each of them reads a share.
 
-    Args:
-        splits: As they were opened.
-        args: What to do about images that cannot be read.
-        training_args: Gives the share of this process.
-        find_faults: Finds those that cannot.
-        fault: What is wrong with them.
-
-    Raises:
-        ValueError: if an image cannot be read and `skip_unreadable` is not set, or too few are left.
+    Raises `ValueError` if an image cannot be read and `skip_unreadable` is not set, or too few are left.
     """
     if not args.check_images:
         return splits
@@ -263,17 +222,7 @@ def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
 def load_targets(
     load: Callable[[], TargetData], args: ImageDataArguments, training_args: HfViTTrainingArguments
 ) -> TargetData:
-    """Opens the data of a training, checks it, and holds out images for validation if it has no such split.
-
-    Args:
-        load: Opens the data.
-        args: Which data, and what to do about examples that are wrong.
-        training_args: Gives the seed and, on several processes, the share of each.
-
-    Raises:
-        OSError: if the data is missing.
-        ValueError: if it is bad.
-    """
+    """Opens the data of a training, checks it, and holds out images for validation if it has no such split."""
     data = _open(load, training_args)
     return replace(
         data, splits=prepare_splits(data.splits, args, training_args, fault_finder(data), "cannot be trained on")
@@ -289,19 +238,7 @@ def load_evaluation_targets(
 ) -> tuple[str, TargetData]:
     """Opens one split of the data and numbers its classes as a model does; see `load_evaluation_split`.
 
-    Args:
-        load: Opens the data.
-        args: Which data, and what to do about examples that are wrong.
-        split: Name of the split; by default "test", else "validation", else, with a warning, "train".
-        label2id: The model's number of each class name.
-        training_args: As in `load_targets`.
-
-    Returns:
-        The name of the split, and data with this split alone.
-
-    Raises:
-        OSError: if the data is missing.
-        ValueError: if it is bad, or has no such split, or a class that the model does not know.
+    Returns the name of the split, and data with this split alone.
     """
     data = _open(load, training_args)
     split, source = choose_split(data.splits, args, split)

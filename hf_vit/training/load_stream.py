@@ -36,17 +36,10 @@ MAX_STREAMED = 1000  # images of a split of a stream that are evaluated, by defa
 
 @dataclass(frozen=True)
 class TrainingStream:
-    """The training images of a classifier.
-
-    Args:
-        rows: The columns `image` (encoded), `file` and `label`.
-        buffer_size: Among how many images the next one is drawn.
-        skip_unreadable: Whether images that cannot be read are left out.
-        shard_by_process: Whether each process reads its own shards.
-    """
+    """Streams the training images of a classifier, rows with the columns `image` (encoded), `file` and `label`."""
 
     rows: IterableDataset
-    buffer_size: int
+    buffer_size: int  # among how many images the next one is drawn
     skip_unreadable: bool = False
     shard_by_process: bool = True
 
@@ -66,12 +59,9 @@ class TrainingStream:
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """The images of a classifier.
+    """The images of a classifier, by split, in the columns `image`, `file` and `label`.
 
-    Args:
-        splits: The columns `image`, `file` and `label`; of a stream the images that are evaluated and, as "train", a
-            sample of the training images, which stands for them.
-        stream: The training images, if they are a stream.
+    Of a stream, `splits` has the images that are evaluated and, as "train", a sample of the training images.
     """
 
     splits: DatasetDict
@@ -89,16 +79,7 @@ class LabeledImages:
 
 
 def load_stream(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> LabeledImages:
-    """Opens the images of a training, and checks those that are evaluated.
-
-    Args:
-        args: Which data, and what to do about images that cannot be read.
-        training_args: Gives the seed and, on several processes, the share of each.
-
-    Raises:
-        OSError: if the data is missing.
-        ValueError: if it is bad, or the training counts epochs.
-    """
+    """Opens the images of a training, and checks those that are evaluated; `ValueError` if it counts epochs."""
     check_steps(training_args)
     with training_args.main_process_first(desc="opening the data"):
         opened = stream_image_classification(
@@ -127,13 +108,9 @@ def load_stream(args: ClassificationDataArguments, training_args: HfViTTrainingA
 class UnlabeledImages:
     """Images to train on without labels.
 
-    Args:
-        splits: Rows that can be evaluated: "train", and "validation" and "test" where there are such. Of a stream
-            these are some images, always the same, and "train" is there only if there is no other.
-        known: Training images whose class is known and that are not evaluated, among which neighbors are looked for;
-            may be empty.
-        num_train: Number of training images, of a stream that of those that were read before the training.
-        stream: The training images, if they are a stream.
+    Of a stream, `splits` has some images, always the same, "train" only where there is no other split, and `num_train`
+    counts those that were read before the training. `known` are training images whose class is known and that are not
+    evaluated, among which neighbors are looked for; may be empty.
     """
 
     splits: DatasetDict
@@ -148,16 +125,7 @@ class UnlabeledImages:
 
 
 def load_images(args: UnlabeledDataArguments, training_args: HfViTTrainingArguments) -> UnlabeledImages:
-    """Opens the images of a training and, unless they are a stream, checks them and holds some out.
-
-    Args:
-        args: Which data, and what to do about images that cannot be read.
-        training_args: Gives the seed and, on several processes, the share of each.
-
-    Raises:
-        OSError: if the data is missing.
-        ValueError: if it is bad, or a training on a stream counts epochs.
-    """
+    """Opens the images of a training and, unless they are a stream, checks them and holds some out."""
     if args.streaming:
         return _load_stream(args, training_args)
     load = partial(load_unlabeled_images, args.sources, **args.source_options())

@@ -45,45 +45,25 @@ def load_model(
     *,
     use_distillation_token: bool = False,
 ) -> tuple[Model, BaseImageProcessor]:
-    """Returns the model to train and its image processor.
+    """Returns the model to train, a saved one of any class or a new one, and its image processor.
 
-    Args:
-        model_class: Class of the model.
-        args: A saved model, of this class or any other, or the size of a new one.
-        names: The class names of the data, if it has classes. A saved model that knows others gets fresh weights for
-            them.
-        facts: Options of heads that the data tell. Those in `args` take precedence.
-        use_distillation_token: Whether there is a distillation token, unless `args` have it otherwise.
-
-    Raises:
-        OSError: if there is no such saved model.
-        ValueError: if it is of another kind, or an option does not fit.
+    A saved model that knows other classes than `names` gets fresh weights for them. `facts` are options of heads that
+    the data tell. What `args` have takes precedence over them and over `use_distillation_token`.
     """
+    facts, overrides = facts or {}, args.overrides()
     try:
         if args.model_name_or_path is None:
-            return new_model(model_class, args, list(names), facts or {}, use_distillation_token)
-        model, processor = tune(model_class, args, list(names), facts or {})
-        if use_distillation_token and "use_distillation_token" not in args.overrides():
+            token = {"use_distillation_token": True} if use_distillation_token else {}
+            options = token | overrides | with_facts({}, facts, overrides) | name_labels(names)
+            config = HfViTConfig.from_preset(args.preset or "small", **options)
+            return model_class(config), HfViTImageProcessor.for_model(config)
+        model, processor = tune(model_class, args, list(names), facts)
+        if use_distillation_token and "use_distillation_token" not in overrides:
             model = with_distillation_token(model)
         model.config._name_or_path = args.model_name_or_path  # which a model that is built anew does not know
         return model, processor
     except StrictDataclassError as error:
         raise ValueError(f"The configuration does not fit: {error}") from error
-
-
-def new_model(
-    model_class: type[Model],
-    args: ModelArguments,
-    names: list[str],
-    facts: HeadOptions,
-    use_distillation_token: bool = False,
-) -> tuple[Model, BaseImageProcessor]:
-    """Returns a model with fresh weights and its image processor."""
-    overrides = args.overrides()
-    wanted = {"use_distillation_token": True} if use_distillation_token else {}
-    fields = wanted | overrides | with_facts({}, facts, overrides) | name_labels(names)
-    config = HfViTConfig.from_preset(args.preset or "small", **fields)
-    return model_class(config), HfViTImageProcessor.for_model(config)
 
 
 def with_facts(saved: Mapping[str, Any], facts: HeadOptions, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,17 +116,7 @@ def open_with_options(
 ) -> tuple[Model, tuple[str, ...]]:
     """Opens a saved or published model, maybe with other options of its head.
 
-    Args:
-        model_class: Class to open it with.
-        name_or_path: Folder, file of published weights, or name on the Hub.
-        overrides: Fields of the configuration that differ.
-
-    Returns:
-        The model, and how the names of weights begin that are of another head than the options ask for.
-
-    Raises:
-        OSError: if there is no such saved model.
-        ValueError: if it is of another kind, or an override changes the shape of the weights of its encoder.
+    Returns with it how the names of weights begin that are of another head than the options ask for.
     """
     options = {task: overrides[task] for task in TASK_CONFIGS if task in overrides}
     if not options:
@@ -180,28 +150,13 @@ def _without_heads(names: Iterable[str]) -> list[str]:
 
 
 def open_model(model_class: type[Model], name_or_path: str, **overrides: Any) -> Model:
-    """Opens a saved or published model.
-
-    Args:
-        model_class: Class to open it with.
-        name_or_path: Folder, file of published weights, or name on the Hub.
-        **overrides: Fields of the configuration that differ.
-
-    Raises:
-        OSError: if there is no such saved model.
-        ValueError: if it is of another kind, or an override changes the shape of its weights.
-    """
+    """Opens a saved or published model with other fields of its configuration; raises as `load_with_info` does."""
     check_fields(overrides)
     return load_with_info(model_class, name_or_path, overrides)[0]
 
 
 def open_trained(model_class: type[Model], name_or_path: str) -> Model:
-    """Opens a saved or published model whose head is trained.
-
-    Raises:
-        OSError: if there is no such saved model.
-        ValueError: if it is of another kind, or has no trained head.
-    """
+    """Opens a saved or published model; `ValueError` if it has no trained head."""
     model, info = load_with_info(model_class, name_or_path, {})
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
@@ -241,11 +196,7 @@ def shorten(names: Sequence[str], count: int = 20) -> str:
 
 
 def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
-    """Returns the height and width in pixels that a processor brings all images to.
-
-    Raises:
-        ValueError: if it leaves them at different sizes.
-    """
+    """Returns height and width in pixels that a processor brings all images to; `ValueError` if these differ."""
     size = processor.crop_size if processor.do_center_crop else processor.size
     if not size.height or not size.width:
         raise ValueError(
@@ -258,14 +209,9 @@ def input_size(processor: BaseImageProcessor) -> tuple[int, int]:
 def whole_image_processor(
     processor: BaseImageProcessor, config: HfViTConfig, keep_aspect_ratio: bool, **more: Any
 ) -> BaseImageProcessor:
-    """Returns an image processor that leaves nothing of an image out.
+    """Returns an image processor that leaves nothing of an image out, and colors as they are.
 
-    Args:
-        processor: What belongs to the model; colors stay as they are there.
-        config: Its image size is that of training.
-        keep_aspect_ratio: Whether images keep their proportions and get that size along their shorter side, or else
-            are squeezed into it.
-        **more: Other options of the processor.
+    With `keep_aspect_ratio` the shorter side gets that of `config.image_size`; else images are squeezed into it.
     """
     height, width = to_pair(config.image_size)
     patch = to_pair(config.patch_size)

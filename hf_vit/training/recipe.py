@@ -35,12 +35,7 @@ RecipeLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("(?i:tru
 
 
 def read_recipe(file: Path) -> dict[str, Any]:
-    """Returns the content of a YAML or JSON file.
-
-    Raises:
-        OSError: if the file cannot be read.
-        ValueError: if it is no mapping from names to values.
-    """
+    """Returns the content of a YAML or JSON file; `ValueError` if it is no mapping from names to values."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), RecipeLoader)  # JSON is YAML too
     except yaml.YAMLError as error:
@@ -65,13 +60,8 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
 def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: str | None = None) -> HfArgumentParser:
     """Returns a parser whose defaults are those of dataclasses and, before them, the values of a recipe.
 
-    Args:
-        types: Dataclasses with the arguments.
-        recipe: Names and values, of which null stands for the default of the dataclass.
-        description: Beginning of `--help`.
-
-    Raises:
-        ValueError: if the recipe has a name that is no argument, or a value that is none of those to choose from.
+    Null in a recipe stands for the default of the dataclass. A name that is no argument, or a value that is none of
+    those to choose from, is a `ValueError`.
     """
     parser = HfArgumentParser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
     # The parser has resolved their types.

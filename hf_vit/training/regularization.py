@@ -91,11 +91,6 @@ class RegularizationArguments:
                 "DeiT III."
             )
 
-    @property
-    def needs_soft_labels(self) -> bool:
-        """Whether labels become probabilities."""
-        return bool(self.mixup_alpha or self.cutmix_alpha) or self.classification_loss == "bce"
-
     def describe(self) -> dict[str, str]:
         """Returns the rows of a card: what differs from the defaults."""
         defaults = asdict(RegularizationArguments())
@@ -177,15 +172,7 @@ class PatchDropout:
 
 
 def repeated_augmentation_sampler(args: TrainingArguments, dataset: Any) -> RepeatedAugmentationSampler | None:
-    """Returns what draws the images of a training that repeats augmentations; None for others.
-
-    Args:
-        args: How to train.
-        dataset: What it trains on.
-
-    Raises:
-        ValueError: if there is nothing to repeat, or not as often.
-    """
+    """Returns what draws the images of a training that repeats augmentations; None for others."""
     step_size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
     if not isinstance(args, RepeatedAugmentationArguments) or args.repeated_augmentations == 1:
         return None
@@ -217,7 +204,8 @@ def regularize(
         ValueError: if something does not go with the model or the teacher.
     """
     transforms: list[BatchTransform] = []
-    if args.needs_soft_labels:
+    is_binary = args.classification_loss == "bce"
+    if args.mixup_alpha or args.cutmix_alpha or is_binary:
         model.config.problem_type = "single_label_classification"
         mixing = (args.mixup_alpha, args.cutmix_alpha, args.mixing_probability, args.mixing_off_share)
         transforms.append(Mixing(model.config.num_labels, *mixing, label_smoothing))
@@ -228,7 +216,6 @@ def regularize(
                 "or take --distillation_type hard or soft."
             )
         transforms.append(PatchDropout(args.token_drop_rate, model.config))
-    is_binary = args.classification_loss == "bce"
     return {
         "batch_transforms": transforms,
         "compute_loss_func": BinaryCrossEntropy(args.bce_target_threshold) if is_binary else None,

@@ -156,12 +156,7 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
 
 
 def parse_evaluation(arguments: Sequence[str], description: str | None = None) -> tuple[Task, EvaluatedModel]:
-    """Returns the task that a command line evaluates, and the saved model.
-
-    Raises:
-        OSError: if there is no such model, or the recipe cannot be read.
-        ValueError: if the model is for no task that is evaluated, or an argument does not fit.
-    """
+    """Returns the task that a command line evaluates, and the saved model."""
     task_class = find_task(arguments)
     if task_class is None:
         shared = (EvaluatedModel, EvaluationArguments, ImageDataArguments)
@@ -201,10 +196,6 @@ def task_of_model(name_or_path: str) -> str:
     """Returns the name of the task that a saved or published model is for, by the class in its configuration.
 
     What names no class, as files of weights and checkpoints of timm do not, is taken for a classifier.
-
-    Raises:
-        OSError: if there is no such model.
-        ValueError: if its class is of no task.
     """
     try:
         config = read_config(name_or_path)

@@ -39,12 +39,7 @@ class LazyCollator:
 
 
 def read_own_shards(loader: DataLoaderAdapter, args: TrainingArguments) -> DataLoader[Any]:
-    """Returns a loader of an `AugmentedStream` with which each process reads its own shards.
-
-    Args:
-        loader: As the library makes it: the first process reads for all.
-        args: Says which of how many processes this one is.
-    """
+    """Turns a loader with which one process reads a stream for all into one with which each reads its own shards."""
     base: DataLoader[Any] = loader.base_dataloader
     stream = base.dataset
     assert isinstance(stream, AugmentedStream)
@@ -79,12 +74,8 @@ class StreamStart(TrainerCallback, ExportableState):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
-        """Tells the stream where to start, before the loader reads its first image.
-
-        Raises:
-            ValueError: if the training was begun with other batches or other processes, which read another part each.
-        """
-        stream = train_dataloader.dataset
+        """Tells the stream where to start; `ValueError` if the training was begun with other batches or processes."""
+        stream = train_dataloader.dataset  # whose first image the loader has not read yet
         assert isinstance(stream, AugmentedStream)
         layout = describe_layout(args) if stream.shard_by_process else None
         if self.layout not in (None, layout) and state.global_step > 0:

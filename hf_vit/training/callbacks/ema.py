@@ -48,12 +48,8 @@ AVERAGE_FOLDER = "ema"  # of the model with averaged weights, beside the model
 class WeightAverage:
     """Average of all weights of a model that train, in float32 even where these are of lower precision.
 
-    What the model has beside them, frozen weights and buffers such as the statistics of batch norms, is its own. Under
-    FSDP2 each process averages the part of the weights that it has.
-
-    Args:
-        model: In training, on its device. The average starts with its weights as they are.
-        decay: What is left of the average at a step; the rest comes from the weights.
+    It starts with the weights as they are. What the model has beside them, frozen weights and buffers such as the
+    statistics of batch norms, is its own. Under FSDP2 each process averages the part of the weights that it has.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -68,18 +64,19 @@ class WeightAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Moves the average towards the weights that the optimizer has left after its step number `step`, from 1."""
-        averages = [_own_part(average) for average in self.averages.values()]
-        weights = [
-            _own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)
-        ]
-        torch._foreach_lerp_(averages, weights, 1 - decay_at(step, self.decay))
+        # Less for the first steps, so that the average forgets where the training began, as `num_updates` makes it in
+        # TensorFlow's `tf.train.ExponentialMovingAverage`.
+        decay = min(self.decay, (1 + step) / (10 + step))
+        averages = [own_part(average) for average in self.averages.values()]
+        weights = [own_part(weight).to(average.dtype) for weight, average in zip(self.averages, averages, strict=True)]
+        torch._foreach_lerp_(averages, weights, 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Gives the model the averaged weights as long as this lasts."""
         with torch.no_grad():
-            weights = [_own_part(weight).clone() for weight in self.averages]
-            self._set(map(_own_part, self.averages.values()))
+            weights = [own_part(weight).clone() for weight in self.averages]
+            self._set(map(own_part, self.averages.values()))
         try:
             yield
         finally:
@@ -87,21 +84,14 @@ class WeightAverage:
                 self._set(weights)
 
     def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the state of the model with averaged weights by name, whole also where the model is spread.
-
-        All processes have to go through it together.
-        """
+        """Yields the state with averaged weights by name, whole; all processes have to go through it together."""
         for name, value in self._state().items():
             averaged = self.averages.get(value, value.detach())
             yield name, averaged.full_tensor().cpu() if isinstance(averaged, DTensor) else averaged
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Reads the average that was saved as a model into `folder`.
-
-        Raises:
-            ValueError: if the folder does not have all of it.
-        """
+        """Reads the average saved as a model into `folder`; `ValueError` if the folder does not have all of it."""
         saved: dict[str, Tensor] = {}
         for file in folder.glob("*.safetensors"):
             saved |= load_file(file)
@@ -130,18 +120,10 @@ class WeightAverage:
             if isinstance(module, FSDPModule):
                 module.reshard()  # or it would go on with weights that it has gathered before
         for weight, value in zip(self.averages, values, strict=True):
-            _own_part(weight).copy_(value)
+            own_part(weight).copy_(value)
 
 
-def decay_at(step: int, decay: float) -> float:
-    """Returns the decay of a step, less for the first ones, so that the average forgets where the training began.
-
-    Source: `num_updates` of TensorFlow's `tf.train.ExponentialMovingAverage`.
-    """
-    return min(decay, (1 + step) / (10 + step))
-
-
-def _own_part(tensor: Tensor) -> Tensor:
+def own_part(tensor: Tensor) -> Tensor:
     """Returns what this process has of a tensor, to read or to write."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -149,11 +131,8 @@ def _own_part(tensor: Tensor) -> Tensor:
 class AverageWeights(ResumeCallback):
     """Keeps a `WeightAverage` of the model in training, from the weights that it begins with or a checkpoint has.
 
-    Where the best model is loaded at the end, so is the average of its step.
-
-    Args:
-        decay: What is left of the average at a step.
-        is_fsdp: Whether the Trainer shards the model, and so can save it whole.
+    Where the best model is loaded at the end, so is the average of its step. With `is_fsdp` the Trainer shards the
+    model, and so can save it whole.
     """
 
     def __init__(self, decay: float, is_fsdp: bool) -> None:

@@ -15,13 +15,13 @@ from accelerate import PartialState
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.distributed import ReduceOp, all_reduce
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
 from ..errors import NotFiniteError, Preempted, describe_lost_numbers, how_to_go_on, unwritten_checkpoint
+from .ema import own_part
 
 
 logger = logging.get_logger(__name__)
@@ -68,14 +68,10 @@ class WorkerStart:
     """Starts a worker process of a loader, which a signal to all processes shall not end before the training.
 
     The training still needs the rest of its batch. It ends its workers by SIGTERM too, when it is no longer running.
-
-    Args:
-        is_training: Tells the worker so, in shared memory.
-        before: What else starts a worker.
     """
 
-    is_training: torch.Tensor
-    before: Callable[[int], None] | None
+    is_training: torch.Tensor  # tells the worker so, in shared memory
+    before: Callable[[int], None] | None  # what else starts a worker
 
     def __call__(self, worker: int) -> None:
         for number in STOP_SIGNALS:
@@ -112,11 +108,7 @@ class SafeStop(TrainerCallback):
 
     @contextmanager
     def guarding(self, args: TrainingArguments) -> Iterator[None]:
-        """Notes signals and explains what goes wrong as long as a training lasts.
-
-        Raises:
-            CheckpointError: if a checkpoint cannot be written.
-        """
+        """Notes signals while a training lasts; raises `CheckpointError` if a checkpoint cannot be written."""
         self._reset()
         with self.signals.noted():
             try:
@@ -175,7 +167,10 @@ class SafeStop(TrainerCallback):
         """Raises `NotFiniteError` on all processes if the loss so far, or a weight of one, is not finite."""
         _, lost_step = self._settle()  # every later step tells of a signal again
         check_loss(lost_step, args, optimizer)
-        if largest(lost_weights(model).to(args.device), args).item():
+        # Of a sharded model, the shard of this process.
+        weights = [own_part(parameter.detach()) for parameter in model.parameters()]
+        is_lost = 1 - torch.stack([weight.isfinite().all() for weight in weights]).all().long()[None]  # (1,)
+        if largest(is_lost.to(args.device), args).item():
             raise NotFiniteError(describe_lost_numbers("weights", step, learning_rate(optimizer), args))
 
     def _exchange(self, numbers: Tensor, args: TrainingArguments) -> list[int]:
@@ -212,16 +207,6 @@ def largest(numbers: Tensor, args: TrainingArguments) -> Tensor:
     if args.parallel_mode == ParallelMode.DISTRIBUTED:
         all_reduce(numbers, ReduceOp.MAX)
     return numbers
-
-
-def lost_weights(model: nn.Module) -> Tensor:
-    """Returns (1,) int64 on the model's device, which is 1 if a weight is infinite or NaN, here 0.
-
-    Of a sharded model it looks at the shard of this process.
-    """
-    weights = [parameter.detach() for parameter in model.parameters()]
-    shards = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
-    return 1 - torch.stack([shard.isfinite().all() for shard in shards]).all().long()[None]
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:

@@ -21,13 +21,7 @@ from ...model.task_classification import HfViTForImageClassification
 
 @dataclass(frozen=True)
 class Work:
-    """What has been done in a time.
-
-    Args:
-        images: Number of images that went forward and back.
-        flops: Floating-point operations of the model for them.
-        seconds: The time.
-    """
+    """Images that went forward and back in a time, and the floating-point operations of the model for them."""
 
     images: int
     flops: int
@@ -100,16 +94,11 @@ class Throughput(TrainerCallback):
         if self.start is None:
             return {}
         work = self.take()
-        logs = {"images_per_second": work.images * args.world_size / work.seconds, "peak_memory_mib": peak_mib(args)}
+        is_on_gpu = args.device.type == "cuda"
+        peak_mib = torch.cuda.max_memory_allocated(args.device) // 2**20 if is_on_gpu else peak_memory()
+        logs = {"images_per_second": work.images * args.world_size / work.seconds, "peak_memory_mib": peak_mib}
         peak = best_flops(args)
         return {**logs, "mfu": work.flops / (work.seconds * peak * args.n_gpu)} if peak and work.flops else logs
-
-
-def peak_mib(args: TrainingArguments) -> int:
-    """Returns the most memory that was in use so far, in MiB: of the GPU if there is one, else of the process."""
-    if args.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(args.device) // 2**20
-    return peak_memory()
 
 
 def best_flops(args: TrainingArguments) -> float | None:
@@ -143,11 +132,7 @@ PEAK_TFLOPS = {
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Returns the operations per second of a device in bfloat16, or None where they are not known.
-
-    Args:
-        device_name: As `torch.cuda.get_device_name` says it.
-    """
+    """Returns the operations per second in bfloat16 of a device, by its name in `torch.cuda`; None if not known."""
     return next((tflops * 1e12 for name, tflops in PEAK_TFLOPS.items() if name in device_name), None)
 
 
@@ -180,10 +165,7 @@ def forward_flops(config: HfViTConfig, height: int, width: int) -> int:
 def training_flops(model: nn.Module, height: int, width: int) -> int:
     """Returns the operations of a model for an image forward and, twice as many, backward; 0 if not known.
 
-    Args:
-        model: Known are image classifiers of which all weights train.
-        height: Of the image in pixels.
-        width: Of the image in pixels.
+    Known are image classifiers of which all weights train.
     """
     if not isinstance(model, HfViTForImageClassification) or not all(p.requires_grad for p in model.parameters()):
         return 0
@@ -218,7 +200,6 @@ class TrainingProgress(ProgressCallback):
         logs: dict[str, Any],
         **kwargs: Any,
     ) -> None:
-        """Writes what is logged above the bar, and the latest of it beside the bar."""
         super().on_log(args, state, control, logs=logs, **kwargs)
         if self.training_bar is not None and "images_per_second" in logs:
             shown = {"loss": f"{logs['loss']:.4g}", "img/s": f"{logs['images_per_second']:.4g}"}

@@ -22,11 +22,7 @@ from .teacher import Teacher
 
 
 def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Returns the cross-entropy against the teacher's answers, the mean over images.
-
-    Args:
-        logits: (B, K) of the student.
-        teacher_logits: (B, K), of the same classes in the same order.
+    """Returns the cross-entropy of logits (B, K) against the teacher's answers, the mean over images.
 
     Source: DeiT, https://arxiv.org/abs/2012.12877.
     """
@@ -34,15 +30,10 @@ def hard_loss(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """Returns the divergence (Kullback-Leibler) from the teacher's probabilities, the mean over images.
+    """Returns the Kullback-Leibler divergence of logits (B, K) from the teacher's, the mean over images.
 
-    It is multiplied by the square of the temperature, so that its gradient does not shrink with it. DeiT's code also
-    divides it by K, its paper does not.
-
-    Args:
-        logits: (B, K) of the student.
-        teacher_logits: (B, K), of the same classes in the same order.
-        temperature: What the logits of both are divided by; above 1, unlikely classes count more.
+    The temperature divides both; above 1, unlikely classes count more. The loss is multiplied by its square, so that
+    the gradient does not shrink with it. DeiT's code also divides it by K, its paper does not.
 
     Source: https://arxiv.org/abs/1503.02531, as in DeiT.
     """
@@ -51,12 +42,9 @@ def soft_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Ten
 
 
 def cosine_loss(tokens: Tensor, targets: Tensor, visible: Tensor | None = None) -> Tensor:
-    """Returns 1 - cosine, the mean over images of the mean over the tokens of each.
+    """Returns 1 - cosine of tokens (B, n, D), the mean over images of the mean over the tokens of each.
 
-    Args:
-        tokens: (B, n, D) of the student.
-        targets: (B, n, D) of the teacher.
-        visible: (B, n) bool, False for tokens that do not count; None if all do.
+    Tokens count where `visible` (B, n) is true; all do without it.
     """
     losses = 1 - F.cosine_similarity(precise(tokens), precise(targets), dim=-1)  # (B, n)
     if visible is None:
@@ -65,15 +53,7 @@ def cosine_loss(tokens: Tensor, targets: Tensor, visible: Tensor | None = None) 
 
 
 def resample_patches(patches: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Brings patches to another grid, bilinearly; where that is coarser, each new one is a mean of old ones.
-
-    Args:
-        patches: (B, D, h', w').
-        grid: Rows and columns (h, w) wanted.
-
-    Returns:
-        (B, D, h, w).
-    """
+    """Resamples patches (B, D, h', w') to a grid (h, w), bilinearly; on a coarser one each is a mean of old ones."""
     if patches.shape[-2:] == grid:
         return patches
     return F.interpolate(precise(patches), grid, mode="bilinear", align_corners=False, antialias=True)
@@ -215,10 +195,7 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
 def check_distillation(args: TrainingArguments, has_soft_labels: bool = False, loss: Any = None) -> None:
     """Raises `ValueError` if a teacher does not go with the arguments of a training.
 
-    Args:
-        args: The arguments.
-        has_soft_labels: Whether labels are smoothed before the student gets them.
-        loss: What replaces the student's own loss; None keeps that.
+    `has_soft_labels` tells that labels are smoothed before the student gets them; `loss` replaces that of the student.
     """
     if args.n_gpu > 1:
         raise ValueError(

@@ -40,21 +40,10 @@ def open_classifier(
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
 ) -> tuple[Teacher, list[int]]:
-    """Opens a teacher of classes.
+    """Opens any image classifier as a teacher of a student's classes; returns with it its number of each of these.
 
-    Args:
-        name: Folder, file of published weights, or name on the Hub of any image classifier.
-        student: Its classes are the teacher's, in any order.
-        processor: The student's image processor.
-        dtype: Precision of the teacher.
-        trust_remote_code: Whether the code may run that the teacher's repository brings.
-
-    Returns:
-        The teacher, and the number that it gives to each of the student's classes.
-
-    Raises:
-        OSError: if there is no such model, or it has no image processor.
-        ValueError: if it is no classifier, or one of other classes or channels.
+    Raises `OSError` if there is no such model or it has no image processor, `ValueError` if it is no classifier, or
+    one of other classes or channels.
     """
     classes = HfViTForImageClassification, AutoModelForImageClassification
     model, missing = open_model(name, *classes, dtype, trust_remote_code)
@@ -74,11 +63,9 @@ def open_encoder(
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
 ) -> Teacher:
-    """Opens a teacher of features, any encoder of images; see `open_classifier`.
+    """Opens any encoder of images as a teacher of features; see `open_classifier`.
 
-    Raises:
-        OSError: if there is no such model, or it has no image processor.
-        ValueError: if it is no encoder, or one of images of other channels.
+    Raises `ValueError` if it is no encoder, has weights that are not trained, or takes images of other channels.
     """
     model, missing = open_model(name, HfViTModel, AutoModel, dtype, trust_remote_code)
     if untrained := [weight for weight in missing if "pool" not in weight]:  # tokens do not go through it
@@ -92,11 +79,7 @@ def open_encoder(
 def open_model(
     name: str, our_class: type[HfViTPreTrainedModel], auto_class: Any, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Opens a plain ViT by `our_class` and all else by `auto_class`.
-
-    Returns:
-        The model, and the names of weights that its checkpoint lacks.
-    """
+    """Opens a plain ViT by `our_class`, all else by `auto_class`; returns it with the names of missing weights."""
     config = config_of_others(name)
     if config is None:
         model, info = load_with_info(our_class, name, {})
@@ -144,12 +127,7 @@ def with_view(
     processor: BaseImageProcessor,
     trust_remote_code: bool,
 ) -> Teacher:
-    """Returns a teacher that sees the images of a student.
-
-    Raises:
-        OSError: if it has no image processor.
-        ValueError: if its images have other channels or colors.
-    """
+    """Returns a teacher that sees the images of a student; `ValueError` if it takes other channels or colors."""
     wanted = student.config.num_channels
     channels = model.config.to_dict().get("num_channels", wanted)
     if channels != wanted:
@@ -164,11 +142,9 @@ def with_view(
 def open_image_processor(
     name: str, model: PreTrainedModel, num_channels: int, trust_remote_code: bool
 ) -> BaseImageProcessor:
-    """Returns the image processor that belongs to a teacher of images of so many channels.
+    """Returns the image processor that belongs to a teacher; `OSError` if there is none.
 
-    Raises:
-        OSError: if there is none.
-        ValueError: if it does to colors what its student's pixels cannot follow.
+    Raises `ValueError` if it does to colors what its student's pixels cannot follow.
     """
     if isinstance(model.config, HfViTConfig):
         return load_image_processor(name, patch_size=model.config.patch_size)
@@ -191,11 +167,7 @@ def names_of(model: PreTrainedModel) -> list[str]:
 
 
 def match_classes(known: Sequence[str], names: Sequence[str], teacher: str) -> list[int]:
-    """Returns the place of each of `names` among those that a teacher knows.
-
-    Raises:
-        ValueError: unless these are the same, in any order.
-    """
+    """Returns the place of each of `names` among those that a teacher knows; `ValueError` unless they are the same."""
     if list(known) == list(names):  # among which there may be twins
         return list(range(len(names)))
     if len(set(known)) < len(known) or set(known) != set(names):

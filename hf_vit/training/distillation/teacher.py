@@ -15,30 +15,17 @@ from ...model.modeling_hf_vit import HfViTModel
 
 
 class Features(NamedTuple):
-    """Tokens of images from an encoder.
-
-    Args:
-        cls: (B, D) of the CLS token, if it has one.
-        patches: (B, D, h, w).
-    """
+    """Tokens of images from an encoder: the CLS token (B, D), if it has one, and the patches (B, D, h, w)."""
 
     cls: Tensor | None
     patches: Tensor
 
 
 class TeacherView(nn.Module):
-    """Makes the student's pixels those that the teacher knows: its colors at its size.
+    """Turns the student's pixels into those that the teacher knows, its colors at its size, by both image processors.
 
     Between the two lie [0, 1] and a bilinear resampling with antialiasing. As its weights sum up to 1, what is done to
     the colors before and after it is done at once.
-
-    Args:
-        student: The image processor that has made the pixels.
-        teacher: That of the teacher's images, which tells their colors and size.
-        num_channels: Number C of channels of both.
-
-    Raises:
-        ValueError: if one of them normalizes other channels, or the teacher's makes images of no known size.
     """
 
     gain: Tensor
@@ -76,10 +63,9 @@ def read_colors(options: dict[str, Any], num_channels: int) -> tuple[float, Tens
 
 
 def check_colors(processor: BaseImageProcessor, num_channels: int) -> None:
-    """Checks what an image processor makes of a picture of one color, which no resizing changes.
+    """Raises `ValueError` if an image processor does not do what `read_colors` tells, as where it turns RGB into BGR.
 
-    Raises:
-        ValueError: if that is not what `read_colors` reads off its options, as where it turns RGB into BGR.
+    It is given a picture of one color, which no resizing changes.
     """
     options = processor.to_dict()
     scale, mean, std = read_colors(options, num_channels)
@@ -149,16 +135,10 @@ class Teacher(nn.Module):
 
 
 def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Features:
-    """Returns CLS token and patches apart.
+    """Returns CLS token and patches of any encoder apart; `images` (B, C, H', W') are those that it has seen.
 
-    Args:
-        model: Any encoder.
-        tokens: Its `last_hidden_state`: (B, D, h, w), or (B, L, D) with the patches row by row, in front of which are
-            prefix tokens, the CLS token first, and behind which may be queries.
-        images: (B, C, H', W') that it has seen.
-
-    Raises:
-        ValueError: if it is not known where the patches are.
+    Tokens are (B, D, h, w), or (B, L, D) with the patches row by row, in front of which are prefix tokens, the CLS
+    token first, and behind which may be queries.
     """
     if tokens.ndim == 4:
         return Features(None, tokens)
@@ -174,13 +154,10 @@ def read_features(model: PreTrainedModel, tokens: Tensor, images: Tensor) -> Fea
 
 
 def guess_grid(model: PreTrainedModel, length: int, size: tuple[int, int]) -> tuple[int, int]:
-    """Returns rows and columns of the patches among `length` tokens of an image of a size in pixels.
+    """Returns rows and columns of the patches among the tokens of an image of `size` pixels; `ValueError` if unknown.
 
     Encoders that go from fine to coarse, such as Swin, join two by two patches, of odd grids also those at the border,
     until there are no more than tokens; in front of them then is a CLS token at most.
-
-    Raises:
-        ValueError: if it is not known.
     """
     patch = model.config.to_dict().get("patch_size")
     cure = "Take a teacher whose last_hidden_state is a map, or a Vision Transformer."

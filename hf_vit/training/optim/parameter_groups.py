@@ -32,11 +32,9 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
-    """Numbers the layers of a backbone from its input on.
+    """Returns the number of each parameter of embeddings (0), block i (i + 1) and final norm (that of the last block).
 
-    Returns:
-        The number of each parameter of embeddings (0), of block i (i + 1) and of the final norm (that of the last
-        block), and the number of what is not among them: pooling, heads, decoders, a tower for texts.
+    With them comes the number of what is not among them: pooling, heads, decoders, a tower for texts.
     """
     if backbone is None:
         return {}, 1
@@ -49,10 +47,7 @@ def number_layers(backbone: HfViTModel | None) -> tuple[dict[Tensor, int], int]:
 
 
 def hidden_matrices(model: nn.Module) -> dict[Tensor, int]:
-    """Returns the matrices of attention and MLP of all blocks, each with the number of matrices that it stacks.
-
-    Query, key and value are stacked in one.
-    """
+    """Returns the matrices of attention and MLP of all blocks and how many each stacks: 3 for query, key and value."""
     matrices: dict[Tensor, int] = {}
     for block in model.modules():
         if isinstance(block, HfViTLayer):

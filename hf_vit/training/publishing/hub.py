@@ -122,29 +122,14 @@ def publish(
 def tag_version(api: HfApi, repo_id: str, commit: str, token: str | None = None) -> None:
     """Tags a commit with the version of this package, as "v0.1.0"; a tag that is there stays where it is.
 
-    Whoever opens the model by that revision always gets the same weights and code.
-
-    Args:
-        api: Client of the Hub.
-        repo_id: Name on the Hub, "user/name".
-        commit: The commit.
-        token: Access token; `None` is that of `api`.
+    Whoever opens the model by that revision always gets the same weights and code. No `token` means that of `api`.
     """
     api.create_tag(repo_id, tag=f"v{__version__}", revision=commit, exist_ok=True, token=token)
 
 
 @contextmanager
 def clear_errors(repo_id: str, endpoint: str, advice: str = "") -> Iterator[None]:
-    """Turns errors of the Hub's client into ones that advise what to do.
-
-    Args:
-        repo_id: Name on the Hub, "user/name".
-        endpoint: Address of the Hub.
-        advice: End of the message.
-
-    Raises:
-        OSError: for a refusal, an error of the Hub or none of its answers.
-    """
+    """Turns errors of the Hub's client into `OSError`s that advise what to do; `advice` is their end."""
     try:
         yield
     except RuntimeError as error:  # that a large file could not be uploaded, for another error
@@ -182,32 +167,20 @@ def _addition(path: Path, folder: str | os.PathLike[str], repo_id: str) -> Commi
 def _check_model(folder: Path) -> None:
     if not (folder / CONFIG_NAME).is_file():
         raise ValueError(f"There is no {CONFIG_NAME} in {folder}, so no saved model. Save one: model.save_pretrained.")
-    _check_pickles(folder)
-    _check_weights(folder)
-    if not any((folder / name).is_file() for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)):
-        raise ValueError(
-            f"There is no {IMAGE_PROCESSOR_NAME} in {folder}, and no pipeline opens without it. Save the image "
-            "processor that the model was trained with there too: image_processor.save_pretrained."
-        )
-    _check_code(folder)
-
-
-def _check_pickles(folder: Path) -> None:
     if pickles := sorted(path.name for path in folder.iterdir() if path.suffix.lower() in PICKLES):
         raise ValueError(
             f"{folder} holds {', '.join(pickles)}: opening a pickle can run any code. Delete what belongs to the "
             "training (training_args.bin, optimizer.pt), and re-save weights with save_pretrained, as safetensors."
         )
-
-
-def _check_weights(folder: Path) -> None:
     if missing := missing_weights(folder):
         raise ValueError(
             f"{folder} lacks the weights {', '.join(missing)}. Save the model there again: model.save_pretrained."
         )
-
-
-def _check_code(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in (IMAGE_PROCESSOR_NAME, PROCESSOR_NAME)):
+        raise ValueError(
+            f"There is no {IMAGE_PROCESSOR_NAME} in {folder}, and no pipeline opens without it. Save the image "
+            "processor that the model was trained with there too: image_processor.save_pretrained."
+        )
     auto_map = PreTrainedConfig.get_config_dict(folder)[0].get("auto_map")
     advice = "Save the model there again with model.save_pretrained of hf_vit, which copies all its code."
     if not auto_map:

@@ -44,16 +44,9 @@ def describe_data(
     examples: str = "images",
     parts: str = "in {} classes",
 ) -> DatasetInfo:
-    """Describes the data by its place and its splits.
+    """Describes the data by its place, or several with commas between them, its splits and the names of its classes.
 
-    Args:
-        dataset_name: Path, or name on the Hub; or several with commas between them.
-        license: License of the data.
-        sizes: Number of examples by split.
-        split: The split that is evaluated.
-        names: Names of the classes, if there are classes.
-        examples: What an example is.
-        parts: What has the names, with a place for their number.
+    `examples` is what an example is called, `parts` what has the names, with a place for their number.
     """
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
     name = ", ".join(public_name(source) for source in split_sources(dataset_name))
@@ -75,12 +68,7 @@ def public_name(source: str) -> str:
 
 
 def describe_training(trainer: HfViTTrainer, split: str) -> dict[str, Any]:
-    """Returns the fields of a `TrainingInfo` that a trainer tells, whatever its task.
-
-    Args:
-        trainer: Has finished its training.
-        split: The split that is evaluated.
-    """
+    """Returns the fields of a `TrainingInfo` that a finished trainer tells, whatever its task."""
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
     return {
         "model_name": Path(trainer.args.output_dir).resolve().name,
@@ -112,13 +100,7 @@ def describe_options(options: Any) -> str:
 def report_average(trainer: HfViTTrainer, split: str, names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Writes the scores that averaged weights have just got as `ema/{split}_scores.json` of the output folder.
 
-    Args:
-        trainer: Has evaluated the split, and nothing else since.
-        split: Name of the split.
-        names: Of the scores; those that averaged weights have not got are left out.
-
-    Returns:
-        These scores as a column of a model card, by its title; nothing where no weights are averaged.
+    Returns those of `names` that they have got as a column of a model card, by its title; nothing without an average.
     """
     if trainer.average is None:
         return {}
@@ -172,13 +154,7 @@ def score_split(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Evaluates a model on a split, on all processes, and writes scores and pictures into the output folder.
 
-    Args:
-        trainer: Has the model and the evaluator, which has the scores afterwards.
-        split: Name of the split.
-        examples: Its images.
-
-    Returns:
-        The scores, and the file names of the pictures by their captions.
+    Returns the scores, which the evaluator has too then, and the file names of the pictures by their captions.
     """
     folder, evaluator = Path(trainer.args.output_dir), trainer.evaluator
     metrics = trainer.predict(examples, metric_key_prefix=split).metrics
@@ -193,8 +169,7 @@ def score_split(
 def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator: BaseEvaluator) -> dict[str, str]:
     """Writes `{split}_scores.json` and, where there are classes, their scores as JSON and as a picture.
 
-    Returns:
-        The file name of the picture by its caption.
+    Returns the file name of the picture by its caption.
     """
     write_json(folder / f"{split}_scores.json", {name: known(value) for name, value in scores.items()})
     classes = evaluator.per_class()
@@ -204,10 +179,8 @@ def write_metrics(folder: Path, split: str, scores: dict[str, float], evaluator:
         folder / f"{split}_{evaluator.parts}.json",
         {name: {score: known(value) for score, value in values.items()} for name, values in classes.items()},
     )
-    label, values = (
-        evaluator.class_score,
-        {name: values[evaluator.class_score.lower()] for name, values in classes.items()},
-    )
+    label = evaluator.class_score
+    values = {name: found[label.lower()] for name, found in classes.items()}
     draw_class_scores(values, folder / f"{split}_{evaluator.parts}.png", label)
     return {f"{label} of the {evaluator.parts}": f"{split}_{evaluator.parts}.png"}
 
@@ -231,18 +204,10 @@ def known(value: float) -> float | None:
 def score_naive_baseline(
     trainer: EvaluatorTrainer, train: TargetDataset, evaluated: TargetDataset, most: int = MAX_BASELINE_IMAGES
 ) -> tuple[str, dict[str, float]]:
-    """Evaluates the best predictor that does not see images; the evaluator's metric has its scores afterwards.
+    """Evaluates the best predictor that does not see images; returns its name and scores, which the metric has too.
 
-    Every process reads the same training targets and its share of those to evaluate: none waits long for another.
-
-    Args:
-        trainer: Has the evaluator.
-        train: What the predictor is made of.
-        evaluated: What it is evaluated on.
-        most: Of how many training images it is made at most, spread evenly.
-
-    Returns:
-        What to call the predictor, and its scores.
+    It is made of `most` training images at most, spread evenly. Every process reads the same of their targets and its
+    share of those to evaluate: none waits long for another.
     """
     evaluator, args = trainer.evaluator, trainer.args
     assert isinstance(evaluator, Evaluator)
