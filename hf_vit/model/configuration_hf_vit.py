@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 
@@ -29,7 +28,7 @@ def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
 
 
 @strict
-class HfViTConfig(HfViTTaskFields, BackboneConfigMixin, PreTrainedConfig):
+class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     """Configuration of a plain Vision Transformer backbone. The defaults are ViT-B/16 at 224 pixels.
 
     Fields that `transformers.ViTConfig` has keep its names and meaning; the others are off by default.

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
 from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 
@@ -630,8 +631,7 @@ TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
 }
 
 
-@dataclass(kw_only=True)
-class HfViTTaskFields:
+class HfViTTaskFields(PreTrainedConfig):
     """The fields of `HfViTConfig` that hold the options of the tasks.
 
     Args:

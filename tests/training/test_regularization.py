@@ -158,7 +158,7 @@ def test_a_teacher_sees_the_mixed_images_and_the_student_learns_soft_labels(tmp_
     args.per_device_train_batch_size = 4
     trainer = HfViTTrainer(model=model, args=args, train_dataset=examples, distillation=distillation, **parts)
     batches = []
-    trainer.batch_transforms.changes = [*parts["batch_transforms"], lambda batch, _: batches.append(batch) or batch]
+    trainer.batch_transforms.transforms = [*parts["batch_transforms"], lambda batch, _: batches.append(batch) or batch]
     trainer.train()
     (batch,) = batches
     with torch.no_grad():

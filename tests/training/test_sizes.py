@@ -137,12 +137,12 @@ def trainer_of(folder: Path, **options: Any) -> HfViTTrainer:
 
 def test_arguments_give_heights_in_the_proportions_of_the_model(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, progressive_sizes=[16, 24, 32])  # of 32 x 48 pixels, patches of 8 x 16
-    assert trainer.batch_transforms.changes == [ProgressiveSizes(((16, 32), (24, 32), (32, 48)))]
+    assert trainer.batch_transforms.transforms == [ProgressiveSizes(((16, 32), (24, 32), (32, 48)))]
     assert describe_recipe(trainer)["image heights"] == "16, 24, 32 pixels, for equal shares of the steps"
     trainer = trainer_of(tmp_path, multi_scale_sizes=[24, 32, 40])
-    assert trainer.batch_transforms.changes == [MultiScaleSizes(((24, 32), (32, 48), (40, 64)))]
+    assert trainer.batch_transforms.transforms == [MultiScaleSizes(((24, 32), (32, 48), (40, 64)))]
     assert describe_recipe(trainer)["image heights"] == "24, 32, 40 pixels, one drawn for each batch"
-    assert trainer_of(tmp_path).batch_transforms.changes == []
+    assert trainer_of(tmp_path).batch_transforms.transforms == []
 
 
 @pytest.mark.parametrize(
