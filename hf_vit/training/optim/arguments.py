@@ -52,11 +52,7 @@ class OptimizationArguments:
         return [name.strip() for name in (self.freeze or "").split(",") if name.strip()]
 
     def count_decay_steps(self, num_training_steps: int, num_warmup_steps: int) -> int:
-<<<<<<< HEAD
         """Returns the number of last steps in which the learning rate falls, which the warm-up must not meet."""
-=======
-        """Returns the number of last steps when the learning rate falls; `ValueError` if the warm-up meets them."""
->>>>>>> t1
         share = self.decay_steps if self.decay_steps >= 1 else math.ceil(num_training_steps * self.decay_steps)
         if share + num_warmup_steps > num_training_steps:
             raise ValueError(
