@@ -56,6 +56,7 @@ def block(attention: int, second_norm: int, mlp: int) -> KeyMap:
 
 SHARED: KeyMap = {
     "embeddings.cls_token": "cls",
+    # From (h, w, C, D) to (D, C, h, w)
     "embeddings.patch_embeddings.projection.weight": Made(
         ("embedding/kernel",), lambda kernel: kernel.permute(3, 2, 0, 1)
     ),

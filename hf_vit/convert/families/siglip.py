@@ -49,7 +49,10 @@ GEMMA_TOKENS = 256000
 
 
 def text_fields(config: Config) -> dict[str, Any]:
-    """Returns the fields of the text tower, which attends to padding, and of what compares it with images."""
+    """Returns the fields of the text tower and of what compares it with images.
+
+    It attends to padding, with which texts must be filled up.
+    """
     text = given_fields(config.get("text_config") or {}, TEXT_FIELDS, **TEXT_DEFAULTS)
     # Files of SigLIP 2 give the padding of SigLIP.
     padding = 0 if text["vocab_size"] == GEMMA_TOKENS else 1
