@@ -176,8 +176,8 @@ def table_size(
 ) -> tuple[Size, int]:
     """Returns which images a position table is made for, in whole patches, and how many rows are not those of patches.
 
-        `counts` are the numbers of rows that may come before those of the patches; `patch` is height and width in pixels.
-        The first size that explains the table counts: `native` of the configuration, a square, or `wanted` by the user,
+    `counts` are the numbers of rows that may come before those of the patches; `patch` is height and width in pixels.
+    The first size that explains the table counts: `native` of the configuration, a square, or `wanted` by the user,
     which may be that of the model in the end and explain the table by chance only.
     """
     # Patches of 14 pixels leave a rest of 384, cut off.
