@@ -10,6 +10,10 @@ import torch
 from numpy.typing import DTypeLike
 
 
+# Scores of which less is better, of all metrics: a training that keeps its best step goes by this.
+LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
+
+
 class StreamedMetric(ABC):
     """A metric that never holds more of an image than a small record.
 

@@ -184,7 +184,7 @@ def test_conversion_takes_little_more_memory_than_the_checkpoint(tmp_path: Path)
         model = transformers.ViTModel(transformers.ViTConfig(**shape))
     model.to_empty(device="cpu").save_pretrained(tmp_path / "vit")
     finished = run_script(
-        "convert_checkpoint", tmp_path, str(tmp_path / "vit"), str(tmp_path / "ours"), "--skip_parity"
+        "convert_checkpoint", tmp_path, str(tmp_path / "vit"), str(tmp_path / "ours"), "--skip_parity", fresh=True
     )
     found = re.search(r"Peak memory of conversion: (\d+) MiB, (\d+) MiB", finished.stdout)
     assert found, finished.stderr

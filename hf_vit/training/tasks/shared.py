@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import DensePredictionCollator, TargetData, dense_augmentation
+from ...evaluation.base import LOWER_IS_BETTER
 from ...evaluation.evaluator import Evaluator, check_truth
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..arguments import LIBRARY, HfViTTrainingArguments, ImageDataArguments, ModelArguments, split_names
@@ -17,9 +18,6 @@ from ..load_data import load_evaluation_targets, load_targets
 from ..models import describe_whole_images, load_model, whole_image_processor
 from ..trainer import HfViTTrainer
 from .base import EvaluatedModel, Task
-
-
-LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
 
 
 @dataclass
