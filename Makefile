@@ -30,7 +30,7 @@ demo: install  ## train on real digits, save, reopen in a fresh process, predict
 test: install lint  ## run the linters, the type checker and all tests
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal
 
-quick: install  ## run the tests that train nothing, compile nothing and start no process: two minutes
+quick: install  ## run the tests between edits, without trainings, processes, conversions and drawings: two minutes
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist worksteal -m 'not slow'
 
 lint: install  ## check style and types

@@ -18,6 +18,7 @@ from .helpers.processes import Process
 # Whatever uses one of these is slow: a test, a fixture of it or a function of these folders that either calls.
 STARTS_A_PROCESS = (Process, subprocess.run, subprocess.Popen)
 TRAINS = {"load_script", "make_trainer", "run", "run_task"}
+SWEEPS = ("convert", "visualize")  # models of many libraries one after another, and matplotlib's drawings
 OWN_PACKAGE = __name__.partition(".")[0]
 NEW_MODULES = 200  # after which imports are frozen again
 
@@ -99,5 +100,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function):
             fixtures = (f.func for name in item.fixturenames for f in item._fixtureinfo.name2fixturedefs.get(name, ()))
-            if any(is_slow(function, known) for function in (item.function, *fixtures)):
+            is_sweep = item.path.parent.name in SWEEPS
+            if is_sweep or any(is_slow(function, known) for function in (item.function, *fixtures)):
                 item.add_marker(pytest.mark.slow)

@@ -14,9 +14,6 @@ from ..helpers.models import MODEL_CLASSES
 from ..helpers.references import draw_weights
 
 
-pytestmark = pytest.mark.slow  # many models are built
-
-
 SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,

@@ -25,9 +25,6 @@ from ..helpers.references import draw_weights
 from ..helpers.timm_models import SMALL, assert_equals_timm
 
 
-pytestmark = pytest.mark.slow  # many models are built
-
-
 NAMES = ("vit_*", "deit*", "flexivit_*", "test_vit*", "eva_large_*")
 ARCHITECTURES = sorted({name for pattern in NAMES for name in timm.list_models(pattern)})
 

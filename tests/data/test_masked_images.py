@@ -29,6 +29,9 @@ from ..helpers.datasets import dataset_of, truncate, write_pictures
 from ..helpers.models import small_config
 
 
+pytestmark = pytest.mark.slow  # worker processes
+
+
 NUM_IMAGES = 11
 SMALL_DECODER = {"decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
 

@@ -29,6 +29,9 @@ from ..helpers.fresh import run_with_package
 from ..helpers.hub import serve
 
 
+pytestmark = pytest.mark.slow  # worker processes
+
+
 def files_of(splits: DatasetDict, folder: Path) -> dict[str, list[str]]:
     return {
         name: [Path(file).relative_to(folder).as_posix() for file in split["file"]] for name, split in splits.items()

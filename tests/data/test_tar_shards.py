@@ -12,6 +12,9 @@ from hf_vit.data.formats.stored import find_tars
 from ..helpers.datasets import dataset_of, encoded, picture, write_class_folders, write_tar, write_tars
 
 
+pytestmark = pytest.mark.slow  # worker processes
+
+
 LABELS = {"train": [2, 0, 1, 2, 0], "val": [1, 2], "test": [-1, -1]}
 WORDS = {"train": ["dog", "cat", "fox", "dog", "cat"], "val": ["fox", "cat"]}
 IN_JSON = {"train": [{"label": word, "width": 8} for word in WORDS["train"]], "val": [{"label": "fox", "width": 1}]}

@@ -22,6 +22,9 @@ from hf_vit.model.encoder import HfViTDropPath
 from ..helpers.references import SHAPE, Parity, hidden_states
 
 
+pytestmark = pytest.mark.slow  # every option beside a model of another library
+
+
 DINOV2_SHAPE = {name: value for name, value in SHAPE.items() if name != "intermediate_size"} | {
     "mlp_ratio": 2,
     "layerscale_value": 0.5,

@@ -11,6 +11,9 @@ from hf_vit.training.callbacks.throughput import forward_flops
 from ..helpers.models import VARIANTS, pixels, small_config
 
 
+pytestmark = pytest.mark.slow  # models of full size
+
+
 @pytest.mark.parametrize("grid", [(4, 4), (5, 7)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_flops_are_those_that_torch_counts(variant: str, grid: tuple[int, int]) -> None:

@@ -25,9 +25,6 @@ from hf_vit.visualize import (
 )
 
 
-pytestmark = pytest.mark.slow  # matplotlib takes its time
-
-
 GRAY = np.array([128, 128, 128])
 NAMES = ["sky", "$5_$", "cat", "unseen"]
 PALETTE = segmentation_palette(4)
