@@ -54,7 +54,7 @@ def as_sentence(error: BaseException) -> str:
     return in_one_line(error).rstrip(".") + "."
 
 
-def how_to_go_on(output_dir: str | os.PathLike[str]) -> str:
+def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
     """Returns a sentence on where a training in a folder can resume."""
     checkpoint = last_checkpoint(output_dir)
     if checkpoint is None:
@@ -94,7 +94,7 @@ def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | No
     reason = str(error).partition("\n")[0]
     return CheckpointError(
         f"{folder} could not be written ({reason}) and was removed. {describe_room(folder, written)} "
-        f"{how_to_go_on(folder.parent)}"
+        f"{how_to_resume(folder.parent)}"
     )
 
 

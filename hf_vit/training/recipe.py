@@ -162,7 +162,7 @@ def recipe_of(folder: Path) -> dict[str, Any]:
     return read_recipe(file) if file.is_file() else {}
 
 
-def begin_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> None:
+def start_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> None:
     """Writes the recipe of a training into its output folder, or compares it with the one that stands there.
 
     Args:
