@@ -1,4 +1,4 @@
-"""Runs a training or an evaluation as a command line asks for it."""
+"""Runs a training or an evaluation by the arguments of a command line."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ logger = logging.get_logger(__name__)
 def run(
     task_class: type[Task], arguments: Sequence[str], description: str | None, report: Callable[[str], None]
 ) -> None:
-    """Trains, evaluates, saves and, on request, publishes; exits with one line that tells what is wrong before that.
+    """Trains, evaluates, saves and, on request, publishes; exits with one line about what is wrong before that.
 
     Args:
         task_class: What to train.
@@ -135,7 +135,7 @@ def one_line(error: Exception) -> str:
 
 
 def evaluate(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:
-    """Evaluates a saved model; exits with one line that tells what is wrong before that.
+    """Evaluates a saved model; exits with one line about what is wrong before that.
 
     Args:
         arguments: The command line without the program's name.

@@ -157,7 +157,7 @@ class HfViTTrainer(Trainer):
         prefixes, trainable_blocks = self.optimization.frozen_prefixes(), self.optimization.trainable_blocks
         if prefixes or trainable_blocks is not None:
             if self.model_init is not None:
-                raise ValueError("A model of model_init is built anew, and nothing of it stays frozen. Give a model.")
+                raise ValueError("A model of model_init is built again, and nothing of it stays frozen. Give a model.")
             self.frozen = freeze(self.model, prefixes, trainable_blocks)
 
     def _add_callbacks(self) -> None:
@@ -657,4 +657,4 @@ class HfViTTrainer(Trainer):
 def report_failure(upload: Future[Any]) -> None:
     """Logs a warning if an upload in mid-training has failed, of which nobody else would tell."""
     if not upload.cancelled() and (error := upload.exception()) is not None:
-        logger.warning(f"An upload failed: {error} The training goes on, and its end uploads what is missing.")
+        logger.warning(f"An upload failed: {error} The training continues, and its end uploads what is missing.")

@@ -1,4 +1,4 @@
-"""A training that is killed goes on as if nothing had happened, from a complete checkpoint that runs no code."""
+"""A training that is killed resumes as if nothing had happened, from a complete checkpoint that runs no code."""
 
 import copy
 import json

@@ -72,11 +72,11 @@ def test_no_token_is_written_anywhere(tmp_path: Path) -> None:
     assert without_secrets(command) == ["--seed", "1"]
 
 
-def test_a_training_is_taken_up_with_the_same_arguments_only(tmp_path: Path) -> None:
+def test_a_training_is_resumed_with_the_same_arguments_only(tmp_path: Path) -> None:
     start_recipe(tmp_path, given(*COMMAND), is_resumed=False)
     start_recipe(tmp_path, given(*COMMAND, "--num_train_epochs", "30", "--logging_steps", "5"), is_resumed=True)
     with pytest.raises(
-        ValueError, match=r"begun with other arguments \(auto_augment: None then, none now; seed: 2 then"
+        ValueError, match=r"started with other arguments \(auto_augment: None then, none now; seed: 2 then"
     ):
         start_recipe(tmp_path, given(*COMMAND, "--seed", "3", "--auto_augment", "none"), is_resumed=True)
     assert yaml.safe_load((tmp_path / RECIPE_NAME).read_text())["seed"] == 2
