@@ -103,7 +103,7 @@ def whole(workplace: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def resumed(workplace: Path) -> Path:
-    """The output of a training that was killed and taken up again."""
+    """The output of a training that was killed and resumed."""
     kill_in_mid_training(workplace, "resumed")
     assert not (workplace / "resumed" / "model.safetensors").exists()
     again = train(workplace, "--output_dir", "resumed")

@@ -1,4 +1,4 @@
-"""Trainings with a teacher, by the scripts and by the Trainer: what is trained, logged, saved and taken up again."""
+"""Trainings with a teacher, by the scripts and by the Trainer: what is trained, logged, saved and resumed."""
 
 import json
 import logging
