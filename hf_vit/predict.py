@@ -1,4 +1,4 @@
-"""Predictions of a saved model on image files: JSON lines, files with the answers, and pictures.
+"""Predictions of a saved model on image files: JSON lines, files with the predictions, and pictures.
 
 Any task that a pipeline answers for single images: classes, segmentation, depth, objects, keypoints. Models of
 transformers' own classes work too.
@@ -102,7 +102,7 @@ def predict_files(
 
 
 def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[int, Image.Image | None, Any]]:
-    """Yields the number, the image and the answer of each file; None and an error of those that cannot be read."""
+    """Yields the number, the image and the prediction of each file; None and an error of those that cannot be read."""
     failed, opened = deque[tuple[int, None, str]](), deque[tuple[int, Image.Image]]()
 
     def read() -> Iterator[Any]:  # only a batch of images is in memory at a time
@@ -177,20 +177,20 @@ class Predictor(ABC):
         return image
 
     def answer(self, inputs: Iterable[Any]) -> Iterator[Any]:
-        """Yields the pipeline's answer to each prepared image."""
+        """Yields the pipeline's prediction for each prepared image."""
         yield from self.run(iter(inputs), **self.options)
 
     @abstractmethod
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
-        """Returns an answer as JSON has it."""
+        """Returns a prediction as JSON has it."""
 
     def write(self, image: Image.Image, answer: Any, stem: Path) -> list[Path]:
-        """Writes an answer to files whose names begin with `stem`, and returns their paths."""
+        """Writes a prediction to files whose names start with `stem`, and returns their paths."""
         return []
 
     @abstractmethod
     def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
-        """Returns a picture of an image and its answer, with a caption."""
+        """Returns a picture of an image and its prediction, with a caption."""
 
 
 class ClassificationPredictor(Predictor):
@@ -469,7 +469,7 @@ def _mask(part: Part, picture: Image.Image) -> np.ndarray:
 
 
 def _scaled_boxes(answer: Sequence[dict[str, Any]], picture: Image.Image, image: Image.Image) -> np.ndarray:
-    """Returns the boxes (N, 4) of an answer about an image in pixels of a picture of it."""
+    """Returns the boxes (N, 4) of a prediction on an image in pixels of a picture of it."""
     boxes = np.array([[found["box"][side] for side in BOX_SIDES] for found in answer], dtype=float)
     return boxes.reshape(-1, 4) * picture.width / image.width
 

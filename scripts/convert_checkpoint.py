@@ -115,13 +115,13 @@ def main(arguments: list[str] | None = None) -> None:
         print(convert.families_table())
         return
     if args.output is None:
-        parser.error("say what to convert and where to: SOURCE OUTPUT")
+        parser.error("name what to convert and where to: SOURCE OUTPUT")
     try:
         convert.check_new_folder(args.output)
         config = read_config(args.source, revision=args.revision)
         is_ours = config.get("model_type") == "hf_vit"
         if is_ours == (args.to is None):
-            cure = "Say with --to what to export it to" if is_ours else "Bring it in first: the same without --to"
+            cure = "Choose with --to what to export it to" if is_ours else "Bring it in first: the same without --to"
             raise ValueError(f"{args.source} is {'already' if is_ours else 'not'} one of ours. {cure}.")
         export_ours(args, config) if is_ours else convert_published(args)
     except (ValueError, OSError) as error:

@@ -64,7 +64,7 @@ def make_model(names: list[str], peer: bool) -> PreTrainedModel:
 
 
 def predict_in_fresh_process(model: Path, images: Dataset) -> None:
-    """Writes the first image of each digit to a file, and prints and draws what predict.py says about them."""
+    """Writes the first image of each digit to a file, and prints and draws what predict.py predicts for them."""
     scripts, folder, picture = Path(__file__).resolve().parent, model / "images", model / "predictions.png"
     folder.mkdir(exist_ok=True)
     for digit in range(10):

@@ -2,7 +2,7 @@
 
 k-NN is the class of 20 training images, weighted as in DINO; the linear probe a logistic regression on standardized
 features, whose regularization is chosen on a tenth of the training images; mAP the mean average precision of looking
-for images of the same class, among the training images and among the scored ones.
+for images of the same class, among the training images and among the evaluated ones.
 
 Examples:
     python scripts/evaluate_features.py outputs/features
@@ -18,11 +18,13 @@ from hf_vit.training.checks import check_packages
 
 
 def main(arguments: list[str]) -> None:
-    """Scores features as the command line says."""
+    """Evaluates features by the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path, help="folder of features to learn from, the split train of it")
     parser.add_argument("test", type=Path, nargs="?", help="folder of those to score; by default the same one")
-    parser.add_argument("--output_dir", type=Path, help="where to write evaluation.json (default: beside the scored)")
+    parser.add_argument(
+        "--output_dir", type=Path, help="where to write evaluation.json (default: beside the features)"
+    )
     args = parser.parse_args(arguments)
     try:
         check_packages("sklearn")

@@ -1,6 +1,6 @@
-r"""Writes what a Vision Transformer says of images to parquet files, for search, clustering or a linear model.
+r"""Writes the features of images to parquet files, for search, clustering or a linear model.
 
-A killed run goes on with the same command, and ends in the same files; so do several processes together.
+A killed run resumes with the same command, and ends in the same files; so do several processes together.
 
 Examples:
     python scripts/extract_features.py --model_name_or_path outputs/encoder --dataset_name path/to/photos \
@@ -16,7 +16,7 @@ from hf_vit import features
 
 
 def main(arguments: list[str]) -> None:
-    """Extracts features as the command line says."""
+    """Extracts features by the arguments of the command line."""
     features.extract(arguments, __doc__, echo=partial(print, flush=True))
 
 

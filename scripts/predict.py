@@ -25,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("model", help="folder of a saved model, or its name on the Hub; runs the code saved with it")
     parser.add_argument("inputs", nargs="+", type=Path, help="image files, and folders that are searched for them")
     parser.add_argument("--output_dir", type=Path, help="write what is found, and a picture, of each image there")
-    parser.add_argument("--picture", type=Path, help=f"draw the first {MAX_TILES} images with answers to this file")
+    parser.add_argument("--picture", type=Path, help=f"draw the first {MAX_TILES} images and predictions to this file")
     parser.add_argument("--top_k", type=int, default=3, help="labels per image, the likeliest first (default: 3)")
     parser.add_argument(
         "--batch_size", type=int, default=8, help="images to be classified, or objects with keypoints, per pass"

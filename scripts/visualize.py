@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Draws as the command line says."""
+    """Draws by the arguments of the command line."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     try:

@@ -140,7 +140,7 @@ def _read_npy(content: bytes, name: str) -> np.ndarray:
     try:
         values = np.load(BytesIO(content), allow_pickle=False)
     except (EOFError, ValueError) as error:
-        raise OSError(f"{name} cannot be read: {error}. The file is truncated or damaged; get it anew.") from error
+        raise OSError(f"{name} cannot be read: {error}. The file is truncated or damaged; get it again.") from error
     if values.ndim == 3 and 1 in (values.shape[0], values.shape[2]):
         values = values.squeeze(0 if values.shape[0] == 1 else 2)
     if values.ndim != 2 or values.dtype.kind not in "iuf" or values.dtype.itemsize == 1:

@@ -20,7 +20,7 @@ class CocoMetric(StreamedMetric):
     """Average precision and recall as COCO defines them.
 
     Records hold objects and detections as entries of the COCO format; they are kept, as average precision has no sums.
-    `categories` are the numbers and names of the classes that are scored, `options` those of the evaluator, without
+    `categories` are the numbers and names of the classes that are evaluated, `options` those of the evaluator, without
     which there is an `ImportError`.
     """
 

@@ -104,7 +104,7 @@ class InstanceMetric(CocoMetric):
 
     Args:
         names: The K class names.
-        thing_ids: Numbers of the classes that are scored. Objects and detections of others do not count.
+        thing_ids: Numbers of the classes that are evaluated. Objects and detections of others do not count.
 
     Raises:
         ImportError: if faster-coco-eval is not installed.
@@ -159,7 +159,7 @@ class InstanceMetric(CocoMetric):
         }
 
     def _encode(self, masks: np.ndarray, class_labels: Any, what: str, **values: np.ndarray) -> list[dict[str, Any]]:
-        """Returns the masks of classes that are scored as entries of the COCO format, with values (M,) for each."""
+        """Returns the masks of classes that are evaluated as entries of the COCO format, with values (M,) for each."""
         from faster_coco_eval import mask as run_lengths  # here, as only this score needs it
 
         labels = as_array(class_labels, np.int64)

@@ -67,7 +67,7 @@ class BaseEvaluator(ABC):
         """Draws images beside their targets and predictions."""
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
-        """Draws further scores into files of a folder that begin with the name of the split.
+        """Draws further scores into files of a folder that start with the name of the split.
 
         Returns:
             The file names by their captions.
@@ -76,7 +76,7 @@ class BaseEvaluator(ABC):
 
     @abstractmethod
     def describe_evaluation(self) -> str:
-        """Returns how images are scored, as a sentence of the card."""
+        """Returns how images are evaluated, as a sentence of the card."""
 
     @abstractmethod
     def describe_limits(self) -> str:
@@ -88,7 +88,7 @@ class Evaluator(BaseEvaluator):
 
     @abstractmethod
     def has_truth(self, target: Any) -> bool:
-        """Returns whether a target has any truth to train on and to be scored on."""
+        """Returns whether a target has any truth to train on and to be evaluated on."""
 
     @abstractmethod
     def describe_lack(self, targets: Iterable[Any]) -> str:

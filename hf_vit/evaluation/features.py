@@ -99,7 +99,7 @@ def probe(features: np.ndarray, classes: np.ndarray, others: np.ndarray) -> tupl
     """
     kept, held_out = held_out_rows(classes)
     with warnings.catch_warnings():
-        # Weak regularization may need more steps than it gets: it is scored as it is, and the chosen one still warns.
+        # Weak regularization may need more steps than it gets: it is evaluated as is, and the chosen one still warns.
         warnings.filterwarnings("ignore", "lbfgs failed to converge")
         scores = [
             float((classify(features[kept], classes[kept], features[held_out], strength) == classes[held_out]).mean())

@@ -71,7 +71,7 @@ class ImageRecord(NamedTuple):
 
 
 class RetrievalMetric(StreamedMetric):
-    """Recall among all images that are scored, in [0, 1].
+    """Recall among all images that are evaluated, in [0, 1].
 
     `text_to_image_recall_at_k` is the share of texts whose image is among the k that are nearest, and
     `image_to_text_recall_at_k` the share of images of which any text is, for k of 1, 5 and 10; `mean_recall` is the

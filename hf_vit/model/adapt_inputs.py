@@ -126,7 +126,7 @@ def _changed_config(config: HfViTConfig, changed: Mapping[str, object]) -> HfViT
     if new.pooling != config.pooling and not {new.pooling, config.pooling} <= {"cls", "mean"}:
         raise ValueError(
             f"pooling={config.pooling!r} cannot become {new.pooling!r} in a built model: other weights follow it. "
-            f"from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) draws them anew."
+            f"from_pretrained(..., pooling={new.pooling!r}, ignore_mismatched_sizes=True) draws them again."
         )
     if new.grid_size != config.grid_size and new.rope_coordinates == "scaled_index":
         new.rope_grid_size = config.rotary_grid_size

@@ -409,7 +409,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         if unknown:
             raise ValueError(
                 f"out_features={self.out_features} names {', '.join(unknown)}, but num_hidden_layers="
-                f"{self.num_hidden_layers} gives only stem to stage{self.num_hidden_layers}. Pass out_indices anew."
+                f"{self.num_hidden_layers} gives only stem to stage{self.num_hidden_layers}. Pass out_indices again."
             )
 
     def _check_labels(self) -> None:

@@ -130,7 +130,7 @@ def upright(image: "PIL.Image.Image", name: str) -> "PIL.Image.Image":
         # exif_transpose copies even where there is nothing to turn
         return image if image.getexif().get(EXIF_ORIENTATION, 1) == 1 else PIL.ImageOps.exif_transpose(image)
     except Exception as error:  # the decoders raise OSError, SyntaxError, ValueError, struct.error, ...
-        raise OSError(f"{name} cannot be decoded: {error}. The file is truncated or damaged; get it anew.") from error
+        raise OSError(f"{name} cannot be decoded: {error}. The file is truncated or damaged; get it again.") from error
 
 
 def check_pixel_count(height: int, width: int, name: str) -> None:

@@ -20,7 +20,7 @@ from .optim.parameter_groups import freeze, make_parameter_groups
 from .publishing.hub import check_upload, list_upload, publish
 from .publishing.model_card import TrainingInfo, Usage, write_model_card
 from .publishing.report import write_scores
-from .recipe import begin_recipe, given_arguments, parse_arguments, without_secrets
+from .recipe import given_arguments, parse_arguments, start_recipe, without_secrets
 from .regularization import BinaryCrossEntropy, PatchDropout, RegularizationArguments, regularize
 from .run import evaluate, run
 from .tasks import TASKS
@@ -63,7 +63,6 @@ __all__ = [
     "TrainingInfo",
     "UniversalMetric",
     "Usage",
-    "begin_recipe",
     "check_labels",
     "check_upload",
     "checkpoint_to_resume",
@@ -85,6 +84,7 @@ __all__ = [
     "publish",
     "regularize",
     "run",
+    "start_recipe",
     "train_tokenizer",
     "without_secrets",
     "write_model_card",

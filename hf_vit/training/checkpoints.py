@@ -41,7 +41,7 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
         output_dir: Folder of the training, which need not exist yet.
 
     Returns:
-        The folder `checkpoint-N` with the largest N that is complete, or None, from which a training starts anew.
+        The folder `checkpoint-N` with the largest N that is complete, or None for a training from scratch.
     """
     folders = {
         int(match[1]): folder
@@ -119,7 +119,7 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
             folder of a checkpoint; without it, `output_dir` must hold no earlier training.
 
     Returns:
-        The folder, or None for a training that starts anew, as "last" does too where there is no checkpoint yet.
+        The folder, or None for a training from scratch, as "last" does too where there is no checkpoint yet.
 
     Raises:
         ValueError: if the folder is no complete checkpoint, or a new training would write over an earlier one.
@@ -128,14 +128,14 @@ def checkpoint_to_resume(args: TrainingArguments) -> str | None:
     if wanted is None:
         if any(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or (output_dir / SAFE_WEIGHTS_NAME).exists():
             raise ValueError(
-                f"{output_dir} already holds a training. Go on with it by --resume_from_checkpoint last, or choose "
+                f"{output_dir} already holds a training. Resume it with --resume_from_checkpoint last, or choose "
                 "another --output_dir."
             )
         return None
     if str(wanted).lower() in ("last", "true"):
         checkpoint = last_checkpoint(output_dir)
         if checkpoint is None:
-            logger.warning(f"{output_dir} holds no complete checkpoint yet: the training starts anew.")
+            logger.warning(f"{output_dir} holds no complete checkpoint yet: the training starts from scratch.")
         return checkpoint
     if (fault := find_fault(Path(wanted))) is not None:
         raise ValueError(f"{wanted} cannot be resumed from: {fault}. --resume_from_checkpoint last finds the newest.")
@@ -158,6 +158,6 @@ def check_labels(checkpoint: str | os.PathLike[str], names: Sequence[str]) -> No
     begun = [config["id2label"][str(index)] for index in range(len(config["id2label"]))]
     if begun != list(names):
         raise ValueError(
-            f"The training of {checkpoint} was begun with the classes {', '.join(begun)}, not {', '.join(names)}. "
-            "Go on with the same data, or begin another training in another --output_dir."
+            f"The training of {checkpoint} was started with the classes {', '.join(begun)}, not {', '.join(names)}. "
+            "Resume with the same data, or start another training in another --output_dir."
         )

@@ -18,7 +18,7 @@ def check_packages(*packages: str) -> None:
 def check_training(
     args: HfViTTrainingArguments, num_images: int, has_validation: bool, scores: Collection[str]
 ) -> list[TrainerCallback]:
-    """Checks that a training can begin, or raises `ValueError`; returns the callback that stops early, if it shall.
+    """Checks that a training can start, or raises `ValueError`; returns the callback that stops early, if it shall.
 
     Without validation images it sets `args.eval_strategy` to "no". `scores` are the names that an evaluation gives.
     """

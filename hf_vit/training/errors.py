@@ -54,12 +54,12 @@ def as_sentence(error: BaseException) -> str:
     return in_one_line(error).rstrip(".") + "."
 
 
-def how_to_go_on(output_dir: str | os.PathLike[str]) -> str:
+def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
     """Returns a sentence on where a training in a folder can resume."""
     checkpoint = last_checkpoint(output_dir)
     if checkpoint is None:
-        return "No checkpoint is complete yet: begin again with --resume_from_checkpoint last."
-    return f"The last complete checkpoint is {checkpoint}: go on from it with --resume_from_checkpoint last."
+        return "No checkpoint is complete yet: start again with --resume_from_checkpoint last."
+    return f"The last complete checkpoint is {checkpoint}: resume from it with --resume_from_checkpoint last."
 
 
 def describe_lost_numbers(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
@@ -68,8 +68,8 @@ def describe_lost_numbers(what: str, step: int, learning_rate: float, args: Trai
     left = "No checkpoint is complete yet."
     if checkpoint is not None:
         left = (
-            f"The last complete checkpoint is {checkpoint}. From there it would come to the same step again: begin "
-            f"another training, from its weights with --model_name_or_path {checkpoint}, or anew."
+            f"The last complete checkpoint is {checkpoint}. From there it would come to the same step again: start "
+            f"another training, from its weights with --model_name_or_path {checkpoint}, or from scratch."
         )
     is_are = "loss is" if what == "loss" else "weights are"
     return (
@@ -94,7 +94,7 @@ def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | No
     reason = str(error).partition("\n")[0]
     return CheckpointError(
         f"{folder} could not be written ({reason}) and was removed. {describe_room(folder, written)} "
-        f"{how_to_go_on(folder.parent)}"
+        f"{how_to_resume(folder.parent)}"
     )
 
 

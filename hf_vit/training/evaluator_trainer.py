@@ -85,7 +85,7 @@ class EvaluatorTrainer(HfViTTrainer):
         return output
 
     def mean_loss(self) -> float:
-        """Returns the loss of all images that have been scored."""
+        """Returns the loss of all images that have been evaluated."""
         losses, weights = zip(*self._losses, strict=True)
         return math.fsum(losses) / max(math.fsum(weights), 1.0)
 

@@ -244,7 +244,7 @@ def load_evaluation_targets(
     split, source = choose_split(data.splits, args, split)
     check_known(data.names, label2id, args.dataset_name)
     images = evaluation_images(
-        data.splits[source], split, source, args, training_args, fault_finder(data), "cannot be scored"
+        data.splits[source], split, source, args, training_args, fault_finder(data), "cannot be evaluated"
     )
     return split, with_model_classes(replace(data, splits=DatasetDict({split: images})), label2id)
 

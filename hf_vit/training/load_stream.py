@@ -167,8 +167,8 @@ def _with_class(rows: Dataset, num_scored: int, args: UnlabeledDataArguments, se
     apart = known[known >= num_scored]  # an image would be its own nearest neighbor
     if len(known) and not len(apart):
         logger.warning(
-            "No accuracy of nearest neighbors: all %d training images that were read are scored themselves. Hold "
-            "some out (train_val_split), or score fewer of a stream (max_eval_samples).",
+            "No accuracy of nearest neighbors: all %d training images that were read are evaluated themselves. Hold "
+            "some out (train_val_split), or evaluate fewer of a stream (max_eval_samples).",
             len(rows),
         )
     return at_most(args.max_knn_samples, rows.select(apart), seed)

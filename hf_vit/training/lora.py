@@ -39,11 +39,11 @@ class LoraArguments:
         default=None,
         metadata={
             "help": "Rank of the changes that the linear layers of attention and MLP learn, the head aside, which "
-            "learns in full; 8 is usual. All weights learn unless said."
+            "learns in full; 8 is usual. By default all weights are trained."
         },
     )
     lora_alpha: int | None = field(
-        default=None, metadata={"help": "Changes count alpha / rank times; twice the rank unless said."}
+        default=None, metadata={"help": "Changes count alpha / rank times; twice the rank by default."}
     )
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout rate of what the changes see."})
     lora_target_modules: list[str] = field(
@@ -194,7 +194,7 @@ def as_peft_model(model: PreTrainedModel) -> "PeftModel":
     with (
         torch.random.fork_rng(),
         warnings.catch_warnings(),
-    ):  # peft draws the adapter anew, and warns that there is one
+    ):  # peft draws the adapter again, and warns that there is one
         warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
         wrapped = PeftModel(model, model.peft_config[name], adapter_name=name)
     set_peft_model_state_dict(wrapped, adapter, adapter_name=name)
@@ -215,11 +215,11 @@ def check_adapter(model: nn.Module, checkpoint: Path) -> None:
     if is_adapted(model) and not has_adapter:
         raise ValueError(
             f"{checkpoint} holds no adapter ({ADAPTER_SAFE_WEIGHTS_NAME}): it is of a training in which all weights "
-            "learned. Go on without lora_rank."
+            "learned. Resume without lora_rank."
         )
     if has_adapter and not is_adapted(model):
         raise ValueError(
-            f"{checkpoint} holds an adapter alone ({ADAPTER_SAFE_WEIGHTS_NAME}). Go on with the lora_rank of its "
+            f"{checkpoint} holds an adapter alone ({ADAPTER_SAFE_WEIGHTS_NAME}). Resume with the lora_rank of its "
             "training."
         )
 

@@ -60,7 +60,7 @@ def load_model(
         model, processor = tune(model_class, args, list(names), facts)
         if use_distillation_token and "use_distillation_token" not in overrides:
             model = with_distillation_token(model)
-        model.config._name_or_path = args.model_name_or_path  # which a model that is built anew does not know
+        model.config._name_or_path = args.model_name_or_path  # which a model that is built again does not know
         return model, processor
     except StrictDataclassError as error:
         raise ValueError(f"The configuration does not fit: {error}") from error

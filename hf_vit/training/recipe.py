@@ -162,7 +162,7 @@ def recipe_of(folder: Path) -> dict[str, Any]:
     return read_recipe(file) if file.is_file() else {}
 
 
-def begin_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> None:
+def start_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> None:
     """Writes the recipe of a training into its output folder, or compares it with the one that stands there.
 
     Args:
@@ -183,8 +183,8 @@ def begin_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> N
         if changed:
             differences = "; ".join(f"{name}: {begun.get(name)} then, {recipe.get(name)} now" for name in changed)
             raise ValueError(
-                f"The training in {folder} was begun with other arguments ({differences}). Go on as {file} says, or "
-                "begin another training in another --output_dir."
+                f"The training in {folder} was started with other arguments ({differences}). Resume as {file} says, "
+                "or start another training in another --output_dir."
             )
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs a training or an evaluation as a command line asks for it."""
+"""Runs a training or an evaluation by the arguments of a command line."""
 
 import argparse
 import os
@@ -17,9 +17,9 @@ from ..model.pretrained import read_config
 from .arguments import HfViTTrainingArguments, ImageDataArguments
 from .checkpoints import check_labels, checkpoint_to_resume
 from .distillation.base import check_projection
-from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_go_on, in_one_line
+from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_resume, in_one_line
 from .lora import count_parameters
-from .recipe import begin_recipe, given_arguments, make_parser, parse_arguments, split_recipe, without_secrets
+from .recipe import given_arguments, make_parser, parse_arguments, split_recipe, start_recipe, without_secrets
 from .tasks import TASKS
 from .tasks.base import EvaluatedModel, EvaluationArguments, Task
 from .trainer import HfViTTrainer
@@ -31,7 +31,7 @@ logger = logging.get_logger(__name__)
 def run(
     task_class: type[Task], arguments: Sequence[str], description: str | None, report: Callable[[str], None]
 ) -> None:
-    """Trains, evaluates, saves and, on request, publishes; exits with one line that tells what is wrong before that.
+    """Trains, evaluates, saves and, on request, publishes; exits with one line about what is wrong before that.
 
     Args:
         task_class: What to train.
@@ -53,7 +53,7 @@ def run(
             check_projection(checkpoint, trainer.distillation)
         if trainer.is_world_process_zero():
             recipe = given_arguments(types, arguments)
-            begin_recipe(Path(args.output_dir), recipe, is_resumed=checkpoint is not None)
+            start_recipe(Path(args.output_dir), recipe, is_resumed=checkpoint is not None)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(one_line(error))
     if trainer.is_world_process_zero():
@@ -125,7 +125,7 @@ def one_line_errors(args: HfViTTrainingArguments) -> Iterator[None]:
     except (CheckpointError, ExampleError) as error:
         sys.exit(one_line(error))
     except (OSError, SafetensorError) as error:
-        sys.exit(f"{one_line(error).rstrip('.')}. {how_to_go_on(args.output_dir)}")
+        sys.exit(f"{one_line(error).rstrip('.')}. {how_to_resume(args.output_dir)}")
 
 
 def one_line(error: Exception) -> str:
@@ -135,7 +135,7 @@ def one_line(error: Exception) -> str:
 
 
 def evaluate(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:
-    """Evaluates a saved model; exits with one line that tells what is wrong before that.
+    """Evaluates a saved model; exits with one line about what is wrong before that.
 
     Args:
         arguments: The command line without the program's name.

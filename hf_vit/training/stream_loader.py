@@ -1,4 +1,4 @@
-"""Streams in a training: each process reads its own shards, and one that resumes goes on where it was."""
+"""Streams in a training: each process reads its own shards, and one that resumes continues where it was."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,14 +74,14 @@ class StreamStart(TrainerCallback, ExportableState):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, *_: Any, train_dataloader: DataLoader[Any], **kwargs: Any
     ) -> None:
-        """Tells the stream where to start; `ValueError` if the training was begun with other batches or processes."""
+        """Sets where the stream starts; `ValueError` if the training was started with other batches or processes."""
         stream = train_dataloader.dataset  # whose first image the loader has not read yet
         assert isinstance(stream, AugmentedStream)
         layout = describe_layout(args) if stream.shard_by_process else None
         if self.layout not in (None, layout) and state.global_step > 0:
             raise ValueError(
                 f"The stream of this training was read with {self.layout}, and now with {layout}: images would be "
-                "left out or come twice. Go on as it was begun, or begin another training from its weights with "
+                "left out or come twice. Resume as it was started, or start another training from its weights with "
                 "--model_name_or_path."
             )
         self.layout = layout

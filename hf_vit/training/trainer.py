@@ -32,7 +32,7 @@ from .callbacks.resume import DistillationCheckpoints, ResumeCallback
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
 from .checkpoints import TRAINING_ARGS_JSON, find_damage, last_checkpoint, stopped_early_at
 from .distillation.base import PROJECTION_NAME, Distillation, check_distillation
-from .errors import ExampleError, as_sentence, how_to_go_on
+from .errors import ExampleError, as_sentence, how_to_resume
 from .lora import (
     ADAPTER_FOLDER,
     LoraArguments,
@@ -157,7 +157,7 @@ class HfViTTrainer(Trainer):
         prefixes, trainable_blocks = self.optimization.frozen_prefixes(), self.optimization.trainable_blocks
         if prefixes or trainable_blocks is not None:
             if self.model_init is not None:
-                raise ValueError("A model of model_init is built anew, and nothing of it stays frozen. Give a model.")
+                raise ValueError("A model of model_init is built again, and nothing of it stays frozen. Give a model.")
             self.frozen = freeze(self.model, prefixes, trainable_blocks)
 
     def _add_callbacks(self) -> None:
@@ -297,7 +297,7 @@ class HfViTTrainer(Trainer):
         except (OSError, ValueError) as error:
             raise ExampleError(
                 f"After step {self.state.global_step} an example cannot be read: {as_sentence(error)} Restore it; "
-                f"left out, it would change the order of all others. {how_to_go_on(self.args.output_dir)}"
+                f"left out, it would change the order of all others. {how_to_resume(self.args.output_dir)}"
             ) from error
         model = self.plain_model
         counts = isinstance(model, HfViTForObjectDetection | HfViTForKeypointDetection)
@@ -472,7 +472,7 @@ class HfViTTrainer(Trainer):
         folder = Path(output_dir or self.args.output_dir)
         is_checkpoint = _internal_call and output_dir is not None and self.is_in_train
         if is_checkpoint:
-            self._begin_checkpoint(folder)
+            self._start_checkpoint(folder)
         if self.args.optim in SCHEDULE_FREE and self.optimizer is not None:
             self.optimizer.eval()
         if self.average is not None:
@@ -508,7 +508,7 @@ class HfViTTrainer(Trainer):
     def _save_arguments(self, folder: Path) -> None:
         (folder / TRAINING_ARGS_JSON).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
 
-    def _begin_checkpoint(self, folder: Path) -> None:
+    def _start_checkpoint(self, folder: Path) -> None:
         """Prepares to save a checkpoint; an earlier one that is written over stops counting as complete."""
         self._check_numbers()
         self.throughput.pause()
@@ -657,4 +657,4 @@ class HfViTTrainer(Trainer):
 def report_failure(upload: Future[Any]) -> None:
     """Logs a warning if an upload in mid-training has failed, of which nobody else would tell."""
     if not upload.cancelled() and (error := upload.exception()) is not None:
-        logger.warning(f"An upload failed: {error} The training goes on, and its end uploads what is missing.")
+        logger.warning(f"An upload failed: {error} The training continues, and its end uploads what is missing.")

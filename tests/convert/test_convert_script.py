@@ -144,7 +144,7 @@ def test_mistakes_are_explained(
 def test_own_models_go_out_as_they_are(tmp_path: Path) -> None:
     model = HfViTForImageClassification(small_config())
     model.save_pretrained(tmp_path / "ours")
-    with pytest.raises(SystemExit, match=r"is already one of ours. Say with --to"):
+    with pytest.raises(SystemExit, match=r"is already one of ours. Choose with --to"):
         convert(tmp_path / "ours", tmp_path / "again")
     with pytest.raises(SystemExit, match=r"Leave out --config_overrides, --dtype"):
         convert(

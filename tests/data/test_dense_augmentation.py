@@ -64,7 +64,7 @@ def test_labels_stay_with_their_pixels(options: dict[str, Any], places: Tensor, 
 def test_masks_and_depth_move_as_labels_do(options: dict[str, Any]) -> None:
     places = 1 + ROWS // 8
     masks = torch.stack([places == 3, places == 9, (places >= 9) & (places < 16)])
-    # As class maps are drawn anew where one class is too large, which changes what is drawn after it.
+    # As class maps are drawn again where one class is too large, which changes what is drawn after it.
     options = {**options, "max_class_share": 1.0}
     labels = draws({"segmentation_map": places}, **options)
     depths = draws({"depth_map": places.float()}, **options)

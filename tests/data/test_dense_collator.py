@@ -38,7 +38,7 @@ DEPTH = examples(depth_map=lambda width: columns(width) / 4)
 PROCESSOR = HfViTImageProcessor(size={"height": 16, "width": 16})
 
 
-def test_crowds_are_scored_but_not_learned() -> None:
+def test_crowds_are_evaluated_but_not_learned() -> None:
     crowds = [{**example, "is_crowd": torch.arange(len(example["masks"])) == 0} for example in UNIVERSAL]
     batch = DensePredictionCollator(PROCESSOR, keeps_targets=True)(crowds)
     for number, example in enumerate(crowds):
@@ -85,7 +85,7 @@ def test_augmented_examples_are_only_normalized(kind: list[dict[str, Any]]) -> N
             )
 
 
-def test_targets_are_kept_at_full_size_to_be_scored() -> None:
+def test_targets_are_kept_at_full_size_to_be_evaluated() -> None:
     collator = DensePredictionCollator(PROCESSOR, keeps_targets=True)
     batch = collator(SEMANTIC)
     assert batch["files"] == ["40.jpg", "24.jpg"]

@@ -53,7 +53,7 @@ def check_normalized(labels: dict[str, Tensor], boxes: Tensor, height: int, widt
     assert labels["boxes"].dtype == torch.float32
 
 
-def test_images_are_processed_and_crowds_are_scored_but_not_learned() -> None:
+def test_images_are_processed_and_crowds_are_evaluated_but_not_learned() -> None:
     batch = ObjectDetectionCollator(PROCESSOR, sizes=SIZES, keeps_targets=True)(DETECTION)
     images = [example["image"] for example in DETECTION]
     assert torch.equal(batch["pixel_values"], PROCESSOR(images, return_tensors="pt").pixel_values)

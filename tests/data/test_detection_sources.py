@@ -33,7 +33,6 @@ from ..helpers.object_files import (
 )
 
 
-BESIDE = {split: split for split in SCENES}
 SPLITS = {"train": "train", "val": "validation"}
 
 

@@ -87,7 +87,7 @@ def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTraining
 
 
 @pytest.mark.parametrize("label2id", [LABEL2ID, {"fox": 0, "dog": 1, "cat": 2}])
-def test_the_validation_images_of_a_training_are_scored_where_there_are_no_others(
+def test_the_validation_images_of_a_training_are_evaluated_where_there_are_no_others(
     unsplit: Path, args: HfViTTrainingArguments, label2id: dict[str, int]
 ) -> None:
     truncate(unsplit / "dog" / "2.png")

@@ -108,7 +108,7 @@ def test_a_truncated_idx_file_is_named(tmp_path, kind, packed):
     write_idx(tmp_path, "train", [0, 1, 0, 1], packed=packed)
     file = next(tmp_path.glob(f"*{kind}*"))
     truncate(file, 0.8)
-    with pytest.raises(ValueError, match=rf"{file.name} (is truncated|cannot be unpacked).*Get it anew"):
+    with pytest.raises(ValueError, match=rf"{file.name} (is truncated|cannot be unpacked).*Get it again"):
         load(tmp_path)
 
 

@@ -238,7 +238,7 @@ def test_a_segment_that_is_mostly_void_is_no_false_positive() -> None:
     assert scores["pq"] == 0
 
 
-def test_panoptic_input_that_cannot_be_scored_is_refused() -> None:
+def test_panoptic_input_that_cannot_be_evaluated_is_refused() -> None:
     metric = PanopticMetric(["a", "b"], [1])
     masks = masks_of([(0, 2, 0, 2), (1, 3, 1, 3)], (4, 4))
     nothing = {"segmentation": np.zeros((4, 4)), "segments_info": []}

@@ -145,7 +145,7 @@ def of_two_models(folder: Path, encoder: Path) -> list[Path]:
         (lambda folder, encoder: [folder], "holds no features"),
     ],
 )
-def test_what_cannot_be_scored_is_said(
+def test_what_cannot_be_evaluated_is_reported(
     make: Callable[[Path, Path], list[Path]], message: str, workplace: Path, tmp_path: Path
 ) -> None:
     folders = make(tmp_path, workplace / "encoder")

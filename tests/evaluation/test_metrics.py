@@ -1,4 +1,4 @@
-"""The scores: metrics of evaluate, what the Trainer reports, and the files and pictures of a scored model."""
+"""The scores: metrics of evaluate, what the Trainer reports, and the files and pictures of an evaluated model."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Golden values: outputs and gradients of models whose weights are a formula.
 
-`python -m tests.helpers.golden` writes them anew.
+`python -m tests.helpers.golden` writes them again.
 """
 
 import json

@@ -25,7 +25,7 @@ CONFIG = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
     "patch_size": 4,
-    "initializer_range": 0.1,  # the usual 0.02 is for wide tokens: here all images and texts would begin alike
+    "initializer_range": 0.1,  # the usual 0.02 is for wide tokens: here all images and texts would start alike
 }
 TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--horizontal_flip", "0"]

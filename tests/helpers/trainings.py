@@ -408,7 +408,7 @@ def train_pairs(folder: Path, data: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-# What is killed and taken up again: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
+# What is killed and resumed: epochs of 6 steps, all kinds of dropout, an evaluation at each epoch.
 SAVE_STEPS, KILL_STEP = 4, 10
 RESUMABLE_CONFIG = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "drop_path_rate": 0.2}
 

@@ -358,7 +358,7 @@ def boxes(*sides: tuple[int, int, int, int]) -> Tensor:
 
 
 def trained_universal(mask_labels: list[Tensor], class_labels: list[Tensor]) -> tuple[Any, Any]:
-    """An image processor, and the outputs of a model that has learned a batch by heart."""
+    """An image processor, and the outputs of a model that overfits a batch."""
     torch.manual_seed(0)
     model = HfViTForUniversalSegmentation(small_config())
     images = pixels(model.config, batch=len(mask_labels))

@@ -1,4 +1,4 @@
-"""Every decoder of objects learns one batch by heart, as the COCO evaluator sees it."""
+"""Every decoder of objects overfits one batch, as the COCO evaluator sees it."""
 
 from typing import Any
 

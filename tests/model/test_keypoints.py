@@ -1,4 +1,4 @@
-"""Keypoints: heatmaps from points and back, mirror images, losses, and a model that learns by heart."""
+"""Keypoints: heatmaps from points and back, mirror images, losses, and a model that overfits."""
 
 from typing import Any
 

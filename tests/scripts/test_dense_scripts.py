@@ -55,7 +55,7 @@ def test_a_training_beats_the_naive_baseline_and_its_card_says_so(task: str, wor
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_training_is_taken_up_where_it_was(task: str, workplace: Path, tmp_path: Path) -> None:
+def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path: Path) -> None:
     options = [*STEPS, "--max_steps", "60", "--eval_steps", "30", "--save_steps", "30"]
     checkpoint = str(workplace / task / "checkpoint-30")
     train(task, workplace / "scenes", tmp_path / "resumed", *options, "--resume_from_checkpoint", checkpoint)

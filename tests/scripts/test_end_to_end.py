@@ -103,12 +103,12 @@ def whole(workplace: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def resumed(workplace: Path) -> Path:
-    """The output of a training that was killed and taken up again."""
+    """The output of a training that was killed and resumed."""
     kill_in_mid_training(workplace, "resumed")
     assert not (workplace / "resumed" / "model.safetensors").exists()
     again = train(workplace, "--output_dir", "resumed")
     assert again.returncode != 0
-    assert "resumed already holds a training. Go on with it by --resume_from_checkpoint last" in again.stderr
+    assert "resumed already holds a training. Resume it with --resume_from_checkpoint last" in again.stderr
     finished = train(workplace, "--output_dir", "resumed", "--resume_from_checkpoint", "last")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return workplace / "resumed"
@@ -160,7 +160,7 @@ def test_evaluation_gives_the_scores_of_the_training(whole: Path, workplace: Pat
         assert (workplace / folder / "test_confusion_matrix.png").exists()
 
 
-def test_class_folders_without_splits_are_trained_on_scored_and_predicted(workplace: Path) -> None:
+def test_class_folders_without_splits_are_trained_on_evaluated_and_predicted(workplace: Path) -> None:
     write_photos(workplace / "unsplit", 8, seed=2)
     for script, *arguments in (
         (

@@ -74,7 +74,7 @@ def test_a_model_knows_what_the_data_say_of_keypoints(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("task", OBJECT_TASKS)
-def test_a_training_is_taken_up_where_it_was(task: str, workplace: Path, tmp_path: Path) -> None:
+def test_a_training_is_resumed_where_it_was(task: str, workplace: Path, tmp_path: Path) -> None:
     checkpoint = str(workplace / task / "checkpoint-60")
     options = [*STEPS, *OF_TASK[task], "--resume_from_checkpoint", checkpoint]
     train(task, workplace / "data" / task, tmp_path / "resumed", *options)

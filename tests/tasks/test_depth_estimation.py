@@ -1,4 +1,4 @@
-"""Training of depth: how it is scored, and beside what."""
+"""Training of depth: how it is evaluated, and beside what."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_crop_caps_and_alignment_are_those_of_the_command_line(scenes: Path, tmp
     assert (metric.crop, metric.alignment, metric.max_depth) == (None, None, 10)
 
 
-def test_relative_depth_is_trained_and_scored_after_alignment(scenes: Path, tmp_path: Path) -> None:
+def test_relative_depth_is_trained_and_evaluated_after_alignment(scenes: Path, tmp_path: Path) -> None:
     options = ["--config_overrides", json.dumps({**CONFIG, **RELATIVE})]
     scores = train(TASK, scenes, tmp_path / "out", *A_FEW_STEPS, *options)
     assert 0 < scores["abs_rel"] < 1
@@ -83,10 +83,10 @@ def test_relative_depth_is_trained_and_scored_after_alignment(scenes: Path, tmp_
         (["--depth_scale", "inf"], "depth_scale=inf must be positive and finite"),
         (["--depth_scale", "nan"], "depth_scale=nan must be positive and finite"),
         (["--max_eval_depth", "0"], r"min_depth=0\.001 must be above 0 and below max_depth=0\.0"),
-        (["--eval_alignment", "scale_shift"], "scale_shift fits inverse depth, but the model answers meters"),
+        (["--eval_alignment", "scale_shift"], "scale_shift fits inverse depth, but the model predicts meters"),
         (
             ["--eval_alignment", "median", "--config_overrides", json.dumps({**CONFIG, **RELATIVE})],
-            "median scales meters, but the model answers relative",
+            "median scales meters, but the model predicts relative",
         ),
     ],
 )

@@ -201,7 +201,7 @@ def test_a_file_of_weights_in_a_folder_is_tuned_as_the_folder(published: tuple[P
     assert all(torch.equal(tensor, by_file.state_dict()[name]) for name, tensor in by_folder.state_dict().items())
 
 
-def test_a_published_model_is_trained_and_scored_by_the_scripts(
+def test_a_published_model_is_trained_and_evaluated_by_the_scripts(
     published: tuple[Path, nn.Module], photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(photos.parent)
@@ -214,7 +214,7 @@ def test_a_published_model_is_trained_and_scored_by_the_scripts(
     assert model.classifier.weight.any()
 
 
-def test_a_lone_file_of_weights_is_trained_and_scored_by_the_scripts(
+def test_a_lone_file_of_weights_is_trained_and_evaluated_by_the_scripts(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(photos.parent)
@@ -274,7 +274,7 @@ def test_a_batch_must_be_filled(args: HfViTTrainingArguments) -> None:
 def test_a_new_training_does_not_write_over_an_earlier_one(args: HfViTTrainingArguments) -> None:
     assert checkpoint_to_resume(args) is None
     (Path(args.output_dir) / "checkpoint-5").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"already holds a training. Go on with it by --resume_from_checkpoint last"):
+    with pytest.raises(ValueError, match=r"already holds a training. Resume it with --resume_from_checkpoint last"):
         checkpoint_to_resume(args)
     args.resume_from_checkpoint = "last"
     assert checkpoint_to_resume(args) is None  # there is only an incomplete one

@@ -79,7 +79,7 @@ def test_a_training_beats_chance_and_its_card_says_so(workplace: Path) -> None:
     assert (folder / "tokenizer.json").is_file()
 
 
-def test_a_training_is_taken_up_where_it_was(workplace: Path, tmp_path: Path) -> None:
+def test_a_training_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
     checkpoint = str(workplace / "pairs" / "checkpoint-40")
     train(workplace / "halves", tmp_path / "resumed", *STEPS, "--resume_from_checkpoint", checkpoint)
     expected = load_file(workplace / "pairs" / "model.safetensors")
@@ -202,7 +202,7 @@ def test_a_saved_model_goes_on_with_its_texts_and_another_loss(workplace: Path, 
     assert all(torch.equal(weight, saved[name]) for name, weight in model.state_dict().items())
 
 
-def test_published_towers_go_on_with_their_tokenizer(workplace: Path, tmp_path: Path) -> None:
+def test_published_towers_continue_with_their_tokenizer(workplace: Path, tmp_path: Path) -> None:
     tokenizer = train_tokenizer(captions_of("red", "blue") * 3, 270, 40)
     text = {
         **TEXT,

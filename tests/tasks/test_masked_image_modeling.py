@@ -1,4 +1,4 @@
-"""The whole way of learning without labels: train by the script, look at what is left, resume, go on with a task."""
+"""The whole way of learning without labels: train by the script, inspect, resume, continue with a task."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(workplac
     assert all(Image.open(folder / picture).size[0] > 300 for picture in pictures)
 
 
-def test_a_training_is_taken_up_where_it_was(workplace: Path, tmp_path: Path) -> None:
+def test_a_training_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
     checkpoint = str(workplace / "encoder" / "checkpoint-30")
     pretrain(workplace / "colors", tmp_path / "resumed", *STEPS, "--resume_from_checkpoint", checkpoint)
     expected = load_file(workplace / "encoder" / "model.safetensors")
@@ -166,7 +166,7 @@ def test_without_labels_the_loss_is_the_score(workplace: Path, tmp_path: Path) -
     assert "| objective | simmim, mean absolute difference of pixels |\n| masks | 50% of the patches, random |" in card
 
 
-def test_no_image_that_is_scored_is_its_own_neighbor(
+def test_no_image_that_is_evaluated_is_its_own_neighbor(
     workplace: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ["--streaming", "true", *A_FEW]
@@ -187,7 +187,7 @@ def test_of_a_stream_without_labels_no_more_is_read_than_is_used(workplace: Path
     assert (images.num_train, len(images.splits["train"])) == (8, 2)  # a batch, of 12 images
 
 
-def test_a_stream_is_trained_on_and_a_part_of_it_scored(workplace: Path, tmp_path: Path) -> None:
+def test_a_stream_is_trained_on_and_a_part_of_it_evaluated(workplace: Path, tmp_path: Path) -> None:
     options = ["--streaming", "true", *A_FEW, "--max_steps", "10", "--shuffle_buffer_size", "20"]
     scores = pretrain(workplace / "colors", tmp_path / "stream", *options, "--max_eval_samples", "15")
     assert scores["knn_accuracy"] > 0.8  # chance is a third
@@ -196,7 +196,7 @@ def test_a_stream_is_trained_on_and_a_part_of_it_scored(workplace: Path, tmp_pat
     assert "| training images | a stream, each drawn among 20 |" in card
 
 
-def test_a_training_on_a_stream_is_taken_up_where_it_was(workplace: Path, tmp_path: Path) -> None:
+def test_a_training_on_a_stream_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
     def train(name: str, *options: str) -> dict[str, Tensor]:
         steps = ["--streaming", "true", *A_FEW, "--max_steps", "7", "--save_strategy", "steps", "--save_steps", "5"]
         pretrain(workplace / "colors", tmp_path / name, *steps, *options)  # an epoch has four and a half

@@ -1,4 +1,4 @@
-"""Training of semantic segmentation: where it starts from, how it is scored, what is refused."""
+"""Training of semantic segmentation: where it starts from, how it is evaluated, what is refused."""
 
 import json
 import shutil
@@ -110,7 +110,7 @@ def test_another_head_than_the_saved_one_is_wholly_fresh(
         load_model(HfViTForSemanticSegmentation, arguments, names)
 
 
-def test_windows_and_copies_are_scored_as_segment_gives_them(scenes: Path, tmp_path: Path) -> None:
+def test_windows_and_copies_are_evaluated_as_segment_gives_them(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer(TASK, scenes, tmp_path)
     plain = trainer.evaluate()["eval_loss"]
     trainer.evaluator = SemanticEvaluator(

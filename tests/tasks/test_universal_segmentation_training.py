@@ -98,7 +98,7 @@ def test_a_missing_package_is_named_before_the_data_are_opened(
         make_trainer(TASK, tmp_path / "nowhere", tmp_path)
 
 
-def test_instances_in_the_format_of_coco_are_trained_and_scored_by_average_precision(
+def test_instances_in_the_format_of_coco_are_trained_and_evaluated_by_average_precision(
     scenes: Path, tmp_path: Path
 ) -> None:
     coco = write_coco_instances(scenes, tmp_path / "coco")

@@ -1,4 +1,4 @@
-"""Averaged weights: what they are, how they are scored and saved, and that they go on where they were."""
+"""Averaged weights: what they are, how they are evaluated and saved, and that they resume where they were."""
 
 import json
 import math
@@ -213,7 +213,7 @@ def test_a_checkpoint_without_the_average_is_not_complete(tmp_path: Path) -> Non
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
     averaging_trainer(tmp_path / "raw", ema_decay=None, **options).train()
     assert not (tmp_path / "raw" / "checkpoint-4" / "ema").exists()
-    with pytest.raises(ValueError, match=r"has no average of .* A training that was begun without --ema_decay"):
+    with pytest.raises(ValueError, match=r"has no average of .* A training that was started without --ema_decay"):
         averaging_trainer(tmp_path / "raw", **options).train(str(tmp_path / "raw" / "checkpoint-2"))
 
 
@@ -342,7 +342,7 @@ def test_the_average_goes_up_beside_the_model(root: Path, tmp_path: Path) -> Non
     (tmp_path / "model.safetensors").rename(weights)
 
 
-def test_tasks_with_a_scorer_score_both(tmp_path: Path) -> None:
+def test_tasks_with_an_evaluator_evaluate_both(tmp_path: Path) -> None:
     data, folder = write_scenes(tmp_path / "scenes"), tmp_path / "model"
     evaluated = ("--eval_strategy", "steps", "--eval_steps", "1", "--ema_decay", "0.7")
     best = ("--metric_for_best_model", "ema_mean_iou")

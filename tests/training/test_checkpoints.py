@@ -1,4 +1,4 @@
-"""A training that is killed goes on as if nothing had happened, from a complete checkpoint that runs no code."""
+"""A training that is killed resumes as if nothing had happened, from a complete checkpoint that runs no code."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ from ..helpers.references import assert_identical
 from ..helpers.trainings import KILL_STEP, SAVE_STEPS, digits_trainer
 
 
-# Name of a training -> how it is killed, its worker processes, and the checkpoint that it is taken up from.
+# Name of a training -> how it is killed, its worker processes, and the checkpoint that it is resumed from.
 KILLED = {
     "in_epoch_0": ("in_epoch", 0, 2 * SAVE_STEPS),
     "in_epoch_2": ("in_epoch", 2, 2 * SAVE_STEPS),
@@ -34,7 +34,7 @@ KILLED = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What came out of trainings that were killed and taken up again, and of one that was not ("whole")."""
+    """What came out of trainings that were killed and resumed, and of one that was not ("whole")."""
     folder = tmp_path_factory.mktemp("killed")
     processes = {
         name: distributed.start("train_and_die", folder / name, how, workers)

@@ -1,4 +1,4 @@
-"""Trainings with a teacher, by the scripts and by the Trainer: what is trained, logged, saved and taken up again."""
+"""Trainings with a teacher, by the scripts and by the Trainer: what is trained, logged, saved and resumed."""
 
 import json
 import logging
@@ -97,7 +97,7 @@ def test_a_teacher_of_features_leaves_no_trace_in_the_saved_model(place: Path) -
     assert all(count in Path(output, "README.md").read_text() for output in ("output", "alone"))
 
 
-def test_a_training_with_a_teacher_is_taken_up_bit_for_bit(place: Path) -> None:
+def test_a_training_with_a_teacher_is_resumed_bit_for_bit(place: Path) -> None:
     save_teacher("resnet", place / "tutor", ["cow", "pig"])
     options = ["--teacher", "tutor", "--distillation_type", "features", *NEW]
     options += ["--config_overrides", json.dumps({**TINY, "hidden_size": 32, "hidden_dropout_prob": 0.1})]
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_a_training_with_another_teacher_is_not_taken_up(
     options += ["--output_dir", "output", "--max_steps", "2", "--resume_from_checkpoint", "begun/checkpoint-1"]
     with pytest.raises(SystemExit) as stopped:
         train(*resumed, *features[: len(resumed)], *options)
-    assert f"needs as weights: {needed}; begun/checkpoint-1 has: {saved}. Go on" in str(stopped.value.code)
+    assert f"needs as weights: {needed}; begun/checkpoint-1 has: {saved}. Resume" in str(stopped.value.code)
 
 
 @pytest.fixture(scope="module")

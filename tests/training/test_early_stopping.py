@@ -1,4 +1,4 @@
-"""Trainings that end early, or have ended, and are taken up again."""
+"""Trainings that end early, or have ended, and are resumed."""
 
 import time
 from pathlib import Path

@@ -106,7 +106,7 @@ def test_two_processes_score_and_train_as_one(
     assert "torchrun --nproc_per_node 2" in (tmp_path / "two" / "trained" / "README.md").read_text()
 
 
-class WatchingScorer(SemanticEvaluator):
+class WatchingEvaluator(SemanticEvaluator):
     """Looks at each batch what is left of the earlier ones."""
 
     def __init__(self, *args: Any) -> None:
@@ -125,7 +125,7 @@ class WatchingScorer(SemanticEvaluator):
 def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: Path) -> None:
     trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
     trainer.args.per_device_eval_batch_size = 1
-    trainer.evaluator = WatchingScorer(trainer.processing_class, NAMES)
+    trainer.evaluator = WatchingEvaluator(trainer.processing_class, NAMES)
     trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation")
     assert (len(trainer.evaluator.maps), trainer.evaluator.most_alive) == (NUM_VALIDATION, 0)
 
@@ -133,13 +133,13 @@ def test_an_evaluation_keeps_no_map_of_an_earlier_batch(scenes: Path, tmp_path: 
 def test_every_evaluation_draws_the_same_images(scenes: Path, tmp_path: Path) -> None:
     drawn: list[list[Any]] = []
 
-    class DrawingScorer(SemanticEvaluator):
+    class DrawingEvaluator(SemanticEvaluator):
         def draw(self, images: list[Any], *rest: Any) -> None:
             drawn.append(images)
             super().draw(images, *rest)
 
     trainer = make_trainer("semantic_segmentation", scenes, tmp_path)
-    trainer.evaluator = DrawingScorer(trainer.processing_class, NAMES)
+    trainer.evaluator = DrawingEvaluator(trainer.processing_class, NAMES)
     for name in ("1.png", "2.png"):
         draw_examples(trainer, trainer.eval_dataset, tmp_path / name)
     assert len(drawn[0]) == NUM_VALIDATION

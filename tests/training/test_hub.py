@@ -264,7 +264,7 @@ publish(sys.argv[1], "user/shirts", commit_message="Nothing new")
 """
 
 
-def test_an_upload_that_breaks_off_is_taken_up_and_tagged_when_it_is_whole(saved: Path, tmp_path: Path) -> None:
+def test_an_upload_that_breaks_off_is_resumed_and_tagged_when_it_is_whole(saved: Path, tmp_path: Path) -> None:
     with serve(tmp_path / "root") as hub:
         hub.failures = [
             Failure("lfs_upload", 507),

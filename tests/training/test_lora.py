@@ -107,7 +107,7 @@ def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
     )
 
 
-def test_a_training_is_taken_up_again_bit_for_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     HfViTForImageClassification(HfViTConfig.from_preset("mnist", **DIGITS_CONFIG)).save_pretrained(tmp_path / "base")
     options = {"lora_dropout": 0.2, "save_strategy": "steps", "save_steps": 3, "save_total_limit": 9}
     whole = digits_trainer(tmp_path / "whole", tmp_path / "base", **options)
@@ -127,7 +127,7 @@ def test_a_training_is_taken_up_again_bit_for_bit(tmp_path: Path, caplog: pytest
     plain = digits_trainer(tmp_path / "plain", tmp_path / "base", **{**options, "lora_rank": None})
     with pytest.raises(ValueError, match=r"checkpoint-6 holds an adapter alone .* with the lora_rank of its training"):
         plain.train(resume_from_checkpoint=str(checkpoint))
-    with pytest.raises(ValueError, match=r"checkpoint-3 holds no adapter .* Go on without lora_rank"):
+    with pytest.raises(ValueError, match=r"checkpoint-3 holds no adapter .* Resume without lora_rank"):
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
 
 

@@ -1,4 +1,4 @@
-"""Muon, schedule-free optimizers and schedules: by their formulas, and in trainings that are taken up again."""
+"""Muon, schedule-free optimizers and schedules: by their formulas, and in trainings that are resumed."""
 
 import copy
 import math

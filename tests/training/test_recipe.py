@@ -15,10 +15,10 @@ from hf_vit.training import (
 )
 from hf_vit.training.recipe import (
     RECIPE_NAME,
-    begin_recipe,
     given_arguments,
     parse_arguments,
     read_recipe,
+    start_recipe,
     without_secrets,
 )
 from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluationArguments
@@ -58,7 +58,7 @@ def test_a_recipe_says_what_the_command_line_says(tmp_path: Path) -> None:
         "config_overrides": {"patch_size": 8},
         "seed": 2,
     }
-    begin_recipe(tmp_path, recipe, is_resumed=False)
+    start_recipe(tmp_path, recipe, is_resumed=False)
     assert given(str(tmp_path / RECIPE_NAME)) == recipe
     assert given(str(tmp_path / RECIPE_NAME), "--seed", "3") == recipe | {"seed": 3}
     assert given("--train-val-split", "0.2") == {"train_val_split": 0.2}
@@ -66,19 +66,19 @@ def test_a_recipe_says_what_the_command_line_says(tmp_path: Path) -> None:
 
 
 def test_no_token_is_written_anywhere(tmp_path: Path) -> None:
-    begin_recipe(tmp_path, given(*COMMAND), is_resumed=False)
+    start_recipe(tmp_path, given(*COMMAND), is_resumed=False)
     assert "hf_secret" not in (tmp_path / RECIPE_NAME).read_text()
     command = ["--hub_token", "hf_secret", "--seed", "1", "--hub-token=hf_secret", "--resume-from-checkpoint", "last"]
     assert without_secrets(command) == ["--seed", "1"]
 
 
-def test_a_training_is_taken_up_with_the_same_arguments_only(tmp_path: Path) -> None:
-    begin_recipe(tmp_path, given(*COMMAND), is_resumed=False)
-    begin_recipe(tmp_path, given(*COMMAND, "--num_train_epochs", "30", "--logging_steps", "5"), is_resumed=True)
+def test_a_training_is_resumed_with_the_same_arguments_only(tmp_path: Path) -> None:
+    start_recipe(tmp_path, given(*COMMAND), is_resumed=False)
+    start_recipe(tmp_path, given(*COMMAND, "--num_train_epochs", "30", "--logging_steps", "5"), is_resumed=True)
     with pytest.raises(
-        ValueError, match=r"begun with other arguments \(auto_augment: None then, none now; seed: 2 then"
+        ValueError, match=r"started with other arguments \(auto_augment: None then, none now; seed: 2 then"
     ):
-        begin_recipe(tmp_path, given(*COMMAND, "--seed", "3", "--auto_augment", "none"), is_resumed=True)
+        start_recipe(tmp_path, given(*COMMAND, "--seed", "3", "--auto_augment", "none"), is_resumed=True)
     assert yaml.safe_load((tmp_path / RECIPE_NAME).read_text())["seed"] == 2
 
 

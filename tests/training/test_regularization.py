@@ -123,7 +123,7 @@ def test_soft_labels_of_repeated_augmentations_may_be_split(tmp_path: Path) -> N
         assert_close(in_parts[part], at_once[part], 1e-5, part)
 
 
-def test_a_training_with_everything_is_taken_up_bit_for_bit(tmp_path: Path) -> None:
+def test_a_training_with_everything_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     options = {"save_strategy": "steps", "save_steps": 7, "eval_strategy": "epoch"}
     whole = train_regularized(tmp_path / "whole", 8, EVERYTHING, **options)
     checkpoint = tmp_path / "whole" / "checkpoint-7"  # in the middle of the second epoch of 5 steps

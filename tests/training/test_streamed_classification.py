@@ -1,4 +1,4 @@
-"""A classifier is trained on streams, goes on where it was, and its evaluations see all images."""
+"""A classifier is trained on streams, resumes where it was, and its evaluations see all images."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_a_classifier_learns_from_tar_files(colors: dict[str, Path], tmp_path: P
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_training_is_taken_up_at_the_same_image(workers: str, colors: dict[str, Path], tmp_path: Path) -> None:
+def test_a_training_is_resumed_at_the_same_image(workers: str, colors: dict[str, Path], tmp_path: Path) -> None:
     def train(name: str, *options: str) -> dict[str, Any]:
         readers = ["--dataloader_num_workers", workers, *options]
         task = make_task(colors["tars"], tmp_path / name, *STEPS, *readers)

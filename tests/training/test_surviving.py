@@ -90,7 +90,7 @@ def test_a_signal_ends_a_training_that_goes_on_exactly(
     checkpoint = tmp_path / f"checkpoint-{step}"
     assert last_checkpoint(tmp_path) == str(checkpoint)
     assert f"{number.name} has ended the training after step {step} of 18. " in caplog.text
-    assert f"{checkpoint}: go on from it with --resume_from_checkpoint last" in caplog.text
+    assert f"{checkpoint}: resume from it with --resume_from_checkpoint last" in caplog.text
     assert len(logged(trainer, "eval_loss")) == evaluations
     resumed = resumable_trainer(tmp_path, workers)
     resumed.train(resume_from_checkpoint=str(checkpoint))
@@ -163,7 +163,7 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     return folder, [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
 
 
-def test_two_processes_stop_at_one_step_and_go_on_exactly(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_two_processes_stop_at_one_step_and_resume_exactly(two_processes: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, results = two_processes
     assert (folder / "stopped" / f"checkpoint-{STOP_STEP + 1}").is_dir()
     for result in results:
@@ -252,7 +252,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_what_is_missing(file: s
     message = str(stopped.value)
     assert f"{tmp_path / 'checkpoint-2'} could not be written (" in message
     assert " kB, and " in message
-    assert f"The last complete checkpoint is {tmp_path / 'checkpoint-1'}: go on" in message
+    assert f"The last complete checkpoint is {tmp_path / 'checkpoint-1'}: resume" in message
     assert "\n" not in message
     assert not (tmp_path / "checkpoint-2").exists()
     digits_trainer(tmp_path, max_steps=2).train(resume_from_checkpoint=last_checkpoint(tmp_path))
@@ -362,4 +362,4 @@ def test_a_script_names_an_image_that_is_lost_while_it_trains(
     assert "\n" not in message
     assert sum(f"{file} cannot be read: " in message for file in files) == 1
     assert "truncated. " in message
-    assert f"The last complete checkpoint is output/checkpoint-{checkpoint}: go on" in message
+    assert f"The last complete checkpoint is output/checkpoint-{checkpoint}: resume" in message

@@ -61,7 +61,7 @@ def test_pauses_do_not_count() -> None:
     assert 0.01 <= work.seconds < 10
 
 
-def test_the_bar_shows_what_is_logged_and_begins_where_a_training_is_taken_up(
+def test_the_bar_shows_what_is_logged_and_starts_where_a_training_is_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {**STEPS, "disable_tqdm": False, "save_strategy": "steps", "save_steps": 2}

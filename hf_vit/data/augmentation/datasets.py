@@ -1,4 +1,4 @@
-"""Augmented images, drawn anew every epoch and the same again under the same seed, as a list or a stream."""
+"""Augmented images, drawn again every epoch and the same again under the same seed, as a list or a stream."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -90,7 +90,7 @@ def dense_augmentation(
         keep_aspect_ratio: Whether the image keeps its proportions, and at scale 1 its shorter side is that of the
             result (`{"shortest_edge"}`), or else it is squeezed into the result (`{"height", "width"}`).
         max_class_share: Largest share of a crop's labeled pixels that one class may have, in (0, 1]; crops are drawn
-            anew up to ten times (as in mmsegmentation). For class maps only; 1 takes any crop.
+            again up to ten times (as in mmsegmentation). For class maps only; 1 takes any crop.
         horizontal_flip: Probability of a mirror image, in [0, 1].
         max_rotation: Largest angle of a random rotation in degrees, either way.
         photometric: Probability that brightness, contrast and, of colors, saturation and hue change, in [0, 1]. The

@@ -61,7 +61,7 @@ def _check_unique(entries: Sequence[Entry], what: str, file: Path) -> None:
     if several := [f"id {name}: {count} times" for name, count in counts.items() if count > 1]:
         raise ValueError(
             f"{len(several)} ids of {what} in {file} occur more than once:{in_lines(several, MAX_NAMED)}\nNumber the "
-            f"{what} anew."
+            f"{what} again."
         )
 
 

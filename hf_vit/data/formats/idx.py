@@ -70,18 +70,18 @@ def read_idx(file: Path, num_dimensions: int) -> np.ndarray:
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{file} cannot be unpacked: {error}. Get it anew.") from error
+        raise ValueError(f"{file} cannot be unpacked: {error}. Get it again.") from error
     magic, start = bytes((0, 0, UNSIGNED_BYTE, num_dimensions)), 4 + 4 * num_dimensions
     if content[:4] != magic:
         raise ValueError(
             f"{file} begins with the bytes {content[:4].hex(' ')} and not with {magic.hex(' ')}, so it is no idx file "
-            f"with {num_dimensions} dimension(s). Get it anew, unpacked if it does not end in .gz."
+            f"with {num_dimensions} dimension(s). Get it again, unpacked if it does not end in .gz."
         )
     shape = tuple(int.from_bytes(content[index : index + 4], "big") for index in range(4, start, 4))
     expected = start + int(np.prod(shape, dtype=np.int64))
     if len(content) != expected:
         raise ValueError(
             f"{file} is truncated or damaged: it announces the shape {shape}, which makes {expected} bytes, but has "
-            f"{len(content)} (unpacked). Get it anew."
+            f"{len(content)} (unpacked). Get it again."
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -140,7 +140,7 @@ def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
         except (ValueError, DatasetGenerationError) as error:  # they do not say which file it is
             raise ValueError(
                 f"The split {split!r} cannot be read from {listed(names)}: {error.__cause__ or error} Get these files "
-                "anew, or leave them out if they are empty."
+                "again, or leave them out if they are empty."
             ) from error
     return DatasetDict(splits)
 

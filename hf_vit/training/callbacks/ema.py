@@ -101,7 +101,7 @@ class WeightAverage:
         if len(found) < len(self.averages):
             raise ValueError(
                 f"{folder} has no average of {len(self.averages) - len(found)} of {len(self.averages)} weights. A "
-                "training that was begun without --ema_decay goes on without it; or begin another one in another "
+                "training that was started without --ema_decay resumes without it; or start another one in another "
                 "--output_dir."
             )
         for weight, value in found.items():
@@ -118,7 +118,7 @@ class WeightAverage:
         """Writes into the weights, in their order."""
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # or it would go on with weights that it has gathered before
+                module.reshard()  # or it would continue with weights that it has gathered before
         for weight, value in zip(self.averages, values, strict=True):
             own_part(weight).copy_(value)
 
@@ -129,7 +129,7 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 class AverageWeights(ResumeCallback):
-    """Keeps a `WeightAverage` of the model in training, from the weights that it begins with or a checkpoint has.
+    """Keeps a `WeightAverage` of the model in training, from the weights that it starts with or a checkpoint has.
 
     Where the best model is loaded at the end, so is the average of its step. With `is_fsdp` the Trainer shards the
     model, and so can save it whole.

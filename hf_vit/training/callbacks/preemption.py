@@ -20,7 +20,7 @@ from transformers.trainer_utils import SaveStrategy
 from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
-from ..errors import NotFiniteError, Preempted, describe_lost_numbers, how_to_go_on, unwritten_checkpoint
+from ..errors import NotFiniteError, Preempted, describe_lost_numbers, how_to_resume, unwritten_checkpoint
 from .ema import own_part
 
 
@@ -155,7 +155,7 @@ class SafeStop(TrainerCallback):
         PartialState().wait_for_everyone()
         message = (
             f"{signal.Signals(self._number).name} has ended the training after step {state.global_step} of "
-            f"{state.max_steps}. {how_to_go_on(args.output_dir)}"
+            f"{state.max_steps}. {how_to_resume(args.output_dir)}"
         )
         if state.is_world_process_zero:
             logger.warning(message)

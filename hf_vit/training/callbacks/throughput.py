@@ -78,7 +78,7 @@ class Throughput(TrainerCallback):
             self.resume()
 
     def take(self) -> Work:
-        """Returns the work since the last call, and counts anew; there must be some."""
+        """Returns the work since the last call, and counts again; there must be some."""
         assert self.start is not None
         now = time.perf_counter()
         work = Work(self._images, self._flops, now - self.start)

@@ -29,18 +29,18 @@ class DistillationArguments:
         default=None,
         metadata={
             "help": "What to learn: its answers or its probabilities, by a distillation token (hard, soft: image "
-            "classification alone), or its features. hard where that is possible, else features, unless said."
+            "classification alone), or its features. hard where that is possible, else features, by default."
         },
     )
     distillation_alpha: float | None = field(
-        default=None, metadata={"help": f"Share of the teacher in the loss; {ALPHA} unless said."}
+        default=None, metadata={"help": f"Share of the teacher in the loss; {ALPHA} by default."}
     )
     distillation_temperature: float | None = field(
         default=None,
-        metadata={"help": f"What soft divides the logits by, of student and teacher; {TEMPERATURE:g} unless said."},
+        metadata={"help": f"What soft divides the logits by, of student and teacher; {TEMPERATURE:g} by default."},
     )
     teacher_dtype: Literal["float32", "bfloat16", "float16"] | None = field(
-        default=None, metadata={"help": "Precision of the teacher; float32 unless said."}
+        default=None, metadata={"help": "Precision of the teacher; float32 by default."}
     )
     teacher_trust_remote_code: bool = field(
         default=False, metadata={"help": "Let code run that the teacher's folder or repository brings."}

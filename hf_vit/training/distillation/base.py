@@ -187,8 +187,8 @@ def check_projection(checkpoint: str | os.PathLike[str], distillation: Distillat
     )
     if needed != saved:
         raise ValueError(
-            f"Between student and teacher this training needs as weights: {needed}; {checkpoint} has: {saved}. Go on "
-            "with the --teacher and --distillation_type of its training, or begin another one in another --output_dir."
+            f"Between student and teacher this training needs as weights: {needed}; {checkpoint} has: {saved}. Resume "
+            "with the --teacher and --distillation_type of its training, or start another one in another --output_dir."
         )
 
 

@@ -215,12 +215,12 @@ def choose_alignment(given: Alignment | None, depth_type: Literal["metric", "rel
     """Returns what is fitted to the truth; raises `ValueError` if what is `given` does not suit the predictions."""
     if depth_type == "metric" and given == "scale_shift":
         raise ValueError(
-            "--eval_alignment scale_shift fits inverse depth, but the model answers meters. Leave it out, or set "
+            "--eval_alignment scale_shift fits inverse depth, but the model predicts meters. Leave it out, or set "
             "median to forgive a wrong scale."
         )
     if depth_type == "relative" and given == "median":
         raise ValueError(
-            "--eval_alignment median scales meters, but the model answers relative inverse depth. Leave it out: scale "
-            "and shift are fitted."
+            "--eval_alignment median scales meters, but the model predicts relative inverse depth. Leave it out: "
+            "scale and shift are fitted."
         )
     return "scale_shift" if depth_type == "relative" else given

@@ -326,7 +326,7 @@ class ImageTextEvaluator(BaseEvaluator):
     def loss(self, model: PreTrainedModel) -> float:
         """Returns the loss of all images that were evaluated as one batch, the mean over all captions in turn.
 
-        Each image comes with its first caption, then with its second, ...; one that has fewer begins anew.
+        Each image comes with its first caption, then with its second, ...; one that has fewer starts again.
         """
         images, texts, counts = self.metric.embeddings()
         first = counts.cumsum(dim=0) - counts

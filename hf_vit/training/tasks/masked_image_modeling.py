@@ -237,7 +237,7 @@ def raw_pixels(pixel_values: Tensor) -> Tensor:
 
 
 class NeighborTrainer(EvaluatorTrainer):
-    """`EvaluatorTrainer`, whose evaluations begin with the features of training images whose class is known."""
+    """`EvaluatorTrainer`, whose evaluations start with the features of training images whose class is known."""
 
     evaluator: MaskedImageEvaluator
 

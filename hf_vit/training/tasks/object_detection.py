@@ -116,7 +116,7 @@ class DetectionEvaluator(Evaluator):
         return {"Precision over recall at IoU 0.5": file}
 
     def describe_evaluation(self) -> str:
-        """Returns what is scored, in words."""
+        """Returns what is evaluated, in words."""
         return f"whole images, the {self.num_queries} most likely pairs of a box and a class; AP and AR as COCO's"
 
     def describe_limits(self) -> str:

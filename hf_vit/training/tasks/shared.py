@@ -201,7 +201,7 @@ class DenseAugmentationArguments:
     )
     max_scale: float = field(default=2.0, metadata={"help": "Largest scale."})
     max_class_share: float = field(
-        default=0.75, metadata={"help": "Crops of class masks are drawn anew if one class has more; 1 takes any."}
+        default=0.75, metadata={"help": "Crops of class masks are drawn again if one class has more; 1 takes any."}
     )
     horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
     max_rotation: float = field(default=0.0, metadata={"help": "Largest angle of a random rotation in degrees."})

@@ -136,7 +136,7 @@ class UniversalEvaluator(Evaluator):
         draw_panoptic(images, [prediction[part] for prediction in predictions], targets, self.metric.names, file)
 
     def describe_evaluation(self) -> str:
-        """Returns what is scored, in words."""
+        """Returns what is evaluated, in words."""
         scored = {
             PANOPTIC: "PQ of segments",
             SEMANTIC: "IoU of the class of each pixel",
