@@ -27,6 +27,7 @@ from .tasks import TASKS
 from .tasks.base import Task
 from .tasks.image_classification import AugmentationArguments, ImageClassification, load_classifier, make_trainer
 from .tasks.image_text import train_tokenizer
+from .tasks.universal_segmentation import MaskAnnealing
 from .trainer import HfViTTrainer
 
 
@@ -47,6 +48,7 @@ __all__ = [
     "HfViTTrainingArguments",
     "ImageClassification",
     "ImageResult",
+    "MaskAnnealing",
     "Mixing",
     "ModelArguments",
     "MultiScaleSizes",
