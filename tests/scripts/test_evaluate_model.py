@@ -58,7 +58,7 @@ def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
 
 def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:
     model = config_of(tmp_path, "HfViTModel")
-    message = r"was saved as HfViTModel, which is of no task. .* --task, one of image_classification"
+    message = r"was saved as HfViTModel, which is of no task. .* --task, one of depth_estimation"
     with pytest.raises(SystemExit, match=message):
         load_script("evaluate_model").main(["--model_name_or_path", model, "--dataset_name", "photos", "--use_cpu"])
 
