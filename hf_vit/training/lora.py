@@ -172,32 +172,28 @@ def merged(module: Any) -> nn.Module:
     return plain(module)
 
 
+def adapter_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Returns a copy of the weights of the adapter of a model, under peft's names."""
+    # Without False, peft asks the Hub at each call whether the model that it starts from has more words by now.
+    weights = get_peft_model_state_dict(model, adapter_name=active_adapter(model), save_embedding_layers=False)
+    return {f"{PREFIX}{key}": weight.clone(memory_format=torch.contiguous_format) for key, weight in weights.items()}
+
+
 def save_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Saves the adapter of a model, in the files that peft opens."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = active_adapter(model)
-    # Without False, peft asks the Hub at each call whether the model that it starts from has more words by now.
-    weights = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    save_file(
-        {f"{PREFIX}{key}": weight.contiguous() for key, weight in weights.items()},
-        folder / ADAPTER_SAFE_WEIGHTS_NAME,
-        metadata={"format": "pt"},
-    )
-    model.peft_config[name].save_pretrained(folder)
+    save_file(adapter_weights(model), folder / ADAPTER_SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+    model.peft_config[active_adapter(model)].save_pretrained(folder)
 
 
 def as_peft_model(model: PreTrainedModel) -> "PeftModel":
     """Wraps an adapted model as the library's Trainer knows adapters, which it then saves and loads alone."""
-    name = active_adapter(model)
-    adapter = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    adapter = {f"{PREFIX}{key}": weight.clone() for key, weight in adapter.items()}
-    with (
-        torch.random.fork_rng(),
-        warnings.catch_warnings(),
-    ):  # peft draws the adapter again, and warns that there is one
+    name, weights = active_adapter(model), adapter_weights(model)
+    # peft draws the adapter again, and warns that there is one.
+    with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
         wrapped = PeftModel(model, model.peft_config[name], adapter_name=name)
-    set_peft_model_state_dict(wrapped, adapter, adapter_name=name)
+    set_peft_model_state_dict(wrapped, weights, adapter_name=name)
     return wrapped
 
 

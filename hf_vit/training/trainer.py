@@ -103,6 +103,7 @@ class HfViTTrainer(Trainer):
     """
 
     model: Any  # wherever one of ours is needed, that is checked
+    model_wrapped: Any
     data_collator: Any
     control: TrainerControl
     optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None
@@ -212,14 +213,16 @@ class HfViTTrainer(Trainer):
     @contextmanager
     def _as_peft_model(self) -> Iterator[None]:
         """Lets the library train or evaluate an adapted model as one of peft, of which it saves the adapter alone."""
-        model = self.model
-        if is_adapted(model):
-            self.peft_model = self.peft_model or as_peft_model(model)
-            self.model = self.model_wrapped = self.peft_model
+        if not is_adapted(self.model):
+            yield
+            return
+        before = self.model, self.model_wrapped
+        self.peft_model = self.peft_model or as_peft_model(self.model)
+        self.model = self.model_wrapped = self.peft_model
         try:
             yield
         finally:
-            self.model = model
+            self.model, self.model_wrapped = before
 
     def describe_teacher(self) -> dict[str, str]:
         """Returns what a card shall say of the teacher, nothing if there is none."""
