@@ -256,7 +256,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=, and say dtype=torch."
                 "float16 for half precision."
             )
-        arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, **kwargs)
+        arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, cls, **kwargs)
         return arguments
 
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
