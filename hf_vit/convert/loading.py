@@ -147,8 +147,8 @@ def without_other_texts(converted: Converted, config: HfViTConfig) -> dict[str, 
     if not other or not left_out:
         return converted.weights
     logger.warning(
-        f"{converted.name!r} has a text tower of another {', '.join(other)} than text_config. It is left out with what "
-        "compares it with images, and both start afresh."
+        f"{converted.name!r} has a text tower of another {', '.join(other)} than text_config. It is left out with "
+        "what compares it with images, and both start afresh."
     )
     return {name: tensor for name, tensor in converted.weights.items() if name not in left_out}
 
