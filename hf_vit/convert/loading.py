@@ -39,12 +39,11 @@ def classes_by_task() -> dict[str, type[HfViTPreTrainedModel]]:
 
 logger = logging.get_logger(__name__)
 TASKS = classes_by_task()
-# The options of a text tower that decide which tensors it has, and what they mean
+# Options that make a text tower another one; of fewer blocks it is the same
 TEXT_SHAPE = (
     "encoder_config",
     "vocab_size",
     "hidden_size",
-    "num_hidden_layers",
     "num_attention_heads",
     "intermediate_size",
     "max_position_embeddings",

@@ -278,10 +278,19 @@ def openai(state: State) -> State:
     tower["visual.class_embedding"] = tower["visual.class_embedding"].flatten()
     tower["visual.positional_embedding"] = tower["visual.positional_embedding"][0]
     text = {
+        "token_embedding.weight": noise(30, 64),
         "positional_embedding": noise(7, 64),
-        "transformer.resblocks.0.ln_1.weight": noise(64),
+        "ln_final.weight": noise(64),
+        "ln_final.bias": noise(64),
         "logit_scale": noise(1),
     }
+    for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.out_proj.bias", "mlp.c_proj.bias"):
+        text[f"transformer.resblocks.0.{name}"] = noise(64)
+    for name, rows, columns in (("attn.in_proj_", 192, 64), ("mlp.c_fc.", 256, 64)):
+        text[f"transformer.resblocks.0.{name}weight"] = noise(rows, columns)
+        text[f"transformer.resblocks.0.{name}bias"] = noise(rows)
+    text["transformer.resblocks.0.attn.out_proj.weight"] = noise(64, 64)
+    text["transformer.resblocks.0.mlp.c_proj.weight"] = noise(64, 256)
     return {**tower, **text, "visual.proj": noise(128, 64), "text_projection": noise(64, 64)}
 
 
@@ -306,7 +315,8 @@ def test_clip_equals_timm(quick: bool, tmp_path: Path) -> None:
 
 def write_open_clip_config(folder: Path, quick: bool = False, **changes: Any) -> None:
     tower = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8, **changes}
-    model = {"embed_dim": 64, "quick_gelu": quick, "vision_cfg": tower}
+    text = {"context_length": 7, "vocab_size": 30, "width": 64, "heads": 1, "layers": 1}
+    model = {"embed_dim": 64, "quick_gelu": quick, "vision_cfg": tower, "text_cfg": text}
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
 
 
