@@ -1,4 +1,4 @@
-"""OpenCLIP's models with both towers, against transformers' CLIP with the same weights under OpenCLIP's names."""
+"""OpenCLIP's models with both towers, against those of transformers and timm with the same weights."""
 
 import json
 import re
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,7 @@ from hf_vit.convert import load_processor
 from hf_vit.training import train_tokenizer
 
 from ..helpers.references import SHAPE, assert_close, draw_weights
+from ..helpers.timm_models import SMALL
 
 
 State = dict[str, Tensor]
@@ -276,3 +278,97 @@ def test_tokenizer_beside_it_is_cut_to_the_length_of_its_texts(tmp_path: Path) -
     processor = load_processor(HfViTForZeroShotImageClassification.from_pretrained(tmp_path), tmp_path)
     assert isinstance(processor, HfViTProcessor)
     assert processor.tokenizer.model_max_length == 7
+
+
+SIGLIP_TEXT = {
+    "hf_tokenizer_name": "user/name",
+    "no_causal_mask": True,
+    "proj_bias": True,
+    "pool_type": "last",
+    "norm_kwargs": {"eps": 1e-3},
+}
+
+
+def siglip_cfg(architecture: str = "vit_base_patch16_siglip_224", **text: Any) -> dict[str, Any]:
+    vision = {"image_size": 32, "timm_model_name": architecture, "timm_pool": "map", "timm_proj": "none"}
+    changes = {"vision_cfg": vision, "embed_dim": 64, "init_logit_bias": -10, "custom_text": True}
+    return model_cfg({**SIGLIP_TEXT, **text}, **changes)
+
+
+def make_siglip(hidden_act: str = "gelu") -> tuple[nn.Module, nn.Module, State]:
+    """The image tower of timm, the text tower of transformers, and the file of OpenCLIP with both."""
+    images = timm.create_model(
+        "vit_base_patch16_siglip_224", **{**SMALL, "embed_dim": 64, "num_heads": 1, "num_classes": 0}
+    )
+    config = hf.SiglipTextConfig(**TEXT, hidden_act=hidden_act, layer_norm_eps=1e-3, projection_size=64)
+    texts = hf.SiglipTextModel(config)
+    for tower in (images, texts):
+        draw_weights(tower.double().eval())
+    state = {f"visual.trunk.{name}": tensor.contiguous() for name, tensor in images.state_dict().items()}
+    named = {name.removeprefix("text_model."): tensor for name, tensor in texts.state_dict().items()}
+    head = {f"text.text_projection.{part}": named.pop(f"head.{part}") for part in ("weight", "bias")}
+    own = as_open_clip({f"text_model.{name}": tensor for name, tensor in named.items()})
+    scale = {"logit_scale": torch.full((1,), 1.0).double(), "logit_bias": torch.full((1,), -1.5).double()}
+    return images, texts, {**state, **{f"text.{name}": own[name] for name in own}, **head, **scale}
+
+
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh"])
+@torch.no_grad()
+def test_siglip_equals_its_towers(hidden_act: str, tmp_path: Path) -> None:
+    images, texts, state = make_siglip(hidden_act)
+    tanh = {"act_kwargs": {"approximate": "tanh"}} if hidden_act != "gelu" else {}
+    save_open_clip(tmp_path, state, siglip_cfg(**tanh))
+    model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    ids, pixels = draw_inputs(torch.float64)
+    ids[ids == 0] = 1  # by which SigLIP fills texts up
+    pairs = nn.functional.normalize(images(pixels)), nn.functional.normalize(texts(ids).pooler_output)
+    logits = pairs[0] @ pairs[1].T * torch.tensor(1.0).double().exp() - 1.5
+    actual = model(ids, pixels, return_loss=True)
+    assert_close(actual.logits_per_image, logits, 1e-9, "logits")
+    signs = 2 * torch.eye(3).double() - 1
+    assert_close(actual.loss, -nn.functional.logsigmoid(signs * logits).sum() / 3, 1e-9, "loss")
+    assert_close(model(ids[1:2, :4], pixels).logits_per_text, logits.T[1:2], 1e-9, "logits of a short text")
+    assert_close(model(ids, torch.cat((pixels, pixels), -1)).text_embeds, pairs[1], 1e-9, "texts")
+
+
+def test_siglip_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    _, _, state = make_siglip()
+    for text in ({"hf_model_name": "facebook/nllb"}, {"no_causal_mask": False}, {"act_kwargs": {"inplace": True}}):
+        save_open_clip(tmp_path, state, siglip_cfg(**text))
+        with pytest.raises(ValueError, match=rf"drawn at random: open_clip_config\.json has .*{next(iter(text))}"):
+            HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+        opened = HfViTModel.from_pretrained(tmp_path)
+        assert torch.equal(opened.norm.weight, state["visual.trunk.norm.weight"])
+    config = siglip_cfg()
+    config["vision_cfg"]["timm_proj"] = "linear"
+    save_open_clip(tmp_path, state, config)
+    with pytest.raises(ValueError, match=r"image tower in open_clip_config\.json has {'timm_proj': 'linear'}"):
+        HfViTModel.from_pretrained(tmp_path)
+
+
+def test_texts_for_siglip_are_canonicalized_also_when_saved(tmp_path: Path) -> None:
+    _, _, state = make_siglip()
+    pieces = [
+        ("</s>", 0.0),
+        ("<pad>", 0.0),
+        ("<unk>", 0.0),
+        *((piece, -3.0) for piece in "▁adogADOG._!,"),
+        ("▁a", -2.0),
+    ]
+    tokenizer = hf.T5Tokenizer(vocab=pieces, extra_ids=0)
+    expected = tokenizer("a do g").input_ids
+    assert tokenizer("A, Do_G!").input_ids != expected
+    tokenizer.save_pretrained(tmp_path)
+    save_open_clip(tmp_path, state, siglip_cfg(tokenizer_kwargs={"clean": "canonicalize"}))
+    model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+    assert tokenizer.pad_token_id == model.text_options.pad_token_id == 1
+    processor = load_processor(model, tmp_path)
+    processor.save_pretrained(tmp_path / "ours")
+    for opened in (processor, HfViTProcessor.from_pretrained(tmp_path / "ours")):
+        assert opened(text=["A, Do_G!"]).input_ids == [expected]
+    save_open_clip(tmp_path, state, siglip_cfg())
+    assert load_processor(model, tmp_path)(text=["A, Do_G!"]).input_ids != [expected]
+    other = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": 2})
+    with pytest.raises(ValueError, match=r"fills texts up with token 1, but the text tower was trained to see 2"):
+        load_processor(other, tmp_path)

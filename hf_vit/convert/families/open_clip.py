@@ -220,7 +220,9 @@ def refuse_open_clip_texts(config: Config, shapes: Shapes) -> str:
     if not has_texts(shapes):
         return ""
     model = config["model_cfg"]
-    text = model.get("text_cfg") or {}
+    text = model.get("text_cfg")
+    if text is None:
+        return "open_clip_config.json says nothing of it (text_cfg)"
     foreign = {name: model[name] for name in model if name not in MODEL_FIELDS}
     foreign |= foreign_fields(text, TEXT_FIXED, (*TEXT_DEFAULTS, "pool_type", "eos_id", *TEXT_WITHOUT_EFFECT))
     if text.get("pool_type", "argmax") not in ("argmax", "eos"):
@@ -269,7 +271,7 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
     check_sizes(tower, SIZES, fields)
     if not has_texts(shapes) or refuse_open_clip_texts(config, shapes):
         return fields
-    text = {**TEXT_DEFAULTS, **(model.get("text_cfg") or {})}
+    text = {**TEXT_DEFAULTS, **model["text_cfg"]}
     eos = text.get("eos_id", 2) if text.get("pool_type") == "eos" else None
     texts = text_fields(hidden_act, shapes, text["heads"], eos)
     check_sizes(text, TEXT_SIZES, texts["text_config"])
