@@ -33,6 +33,7 @@ Weights = Mapping[str, Tensor]
 TIMM_POOLINGS = {ours: theirs for theirs, ours in POOLINGS.items()}
 TIMM_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 logger = logging.get_logger(__name__)
+RESAMPLING = ("position_interpolation", "position_antialias", "position_interpolation_offset")
 # Fields that change nothing in the outputs at the native size, or only in training, or belong to heads that do not go
 # out, and that no layout holds.
 NOT_CARRIED = {
@@ -41,8 +42,7 @@ NOT_CARRIED = {
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
     "initializer_range",
-    "position_interpolation",
-    "position_antialias",
+    *RESAMPLING,
     "apply_layernorm",
     "reshape_hidden_states",
     "out_features",
@@ -344,7 +344,7 @@ def check_expressible(
         ours, theirs = config.to_dict(), read.to_dict()
         described = ", ".join(f"{name}={ours.get(name)!r} (there {theirs.get(name)!r})" for name in lost)
         raise ValueError(f"The layout {layout!r} cannot express {described}.")
-    if resampled := sorted(changed & {"position_interpolation", "position_antialias"}):
+    if resampled := sorted(name for name in changed if name in RESAMPLING):
         logger.warning(
             f"At other image sizes than {config.image_size} the outputs of the exported model differ: it resamples "
             f"positions in another way ({', '.join(f'{name}={back[name]}' for name in resampled)})."

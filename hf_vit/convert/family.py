@@ -76,6 +76,8 @@ class Family:
             the user gave) and the shapes of their tensors, whose names have their prefix taken off.
         prefixes: What may stand before all of their names.
         dropped: Regular expressions of their tensors that are left out on purpose, and why.
+        refuse_texts: Says what keeps the text tower in a checkpoint from being opened, by the configuration and the
+            shapes of the tensors; empty where there is none, or nothing does.
         reads: Narrows `model_types` down, by the configuration; without them it tells the format.
         fixed: Fields of their configuration that we have for one value only, and that value.
         has_experts: Whether a checkpoint may have several experts, of which `dataset_index` chooses one.
@@ -94,6 +96,7 @@ class Family:
     adapt: Callable[[Config, HfViTConfig, Shapes], KeyMap] = lambda config, ours, shapes: {}
     prefixes: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
+    refuse_texts: Callable[[Config, Shapes], str] = lambda config, shapes: ""
     reads: Callable[[Config], bool] = lambda config: True
     fixed: Mapping[str, Any] = field(default_factory=dict)
     has_experts: bool = False

@@ -179,10 +179,9 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
 
     Pixels are within one gray level of the original's, but for a few (below 0.2 %) where bicubic overshoots and the
     original resizes in another order. DINOv3 resizes floats, which are not rounded to whole levels. SigLIP 2 for any
-    aspect ratio bounds only the number of patches: here images become the square of as many. YOLOS cuts sides down to
-    multiples of 16, which are the nearest ones here, and its models see the padding of a batch. The `model_type` of
-    the checkpoint decides where the file does not name its class. `ValueError` if the class is not known, or a key
-    would change pixels in a way that ours cannot.
+    aspect ratio bounds only the number of patches: here images become the square of as many. Models of YOLOS see the
+    padding of a batch there, and do not here. The `model_type` of the checkpoint decides where the file does not name
+    its class. `ValueError` if the class is not known, or a key would change pixels in a way that ours cannot.
     """
     name = _class_name(preprocessor_config, model_type)
     given = {
@@ -198,6 +197,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
             del options["normalize_factor"]
     is_padded = name == "Eomt" and options.pop("do_pad", False)
     padding = _take_padding(options) if name in ("DeformableDetr", "Yolos") else {}
+    if name == "Yolos" and padding:
+        padding["multiple_rounding"] = "down"
     foreign = {key: value for key, value in options.items() if key not in HONORED and value is not False}
     if foreign:
         raise ValueError(

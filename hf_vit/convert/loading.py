@@ -13,12 +13,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers.initialization import no_init_weights
+from transformers.utils import logging
 
 from ..model.configuration_hf_vit import PROPERTIES, HfViTConfig
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.remote_code import AUTO_MAP
-from ..model.task_configurations import TASK_CONFIGS
+from ..model.task_configurations import TASK_CONFIGS, HfViTTextConfig
 from .families import FAMILIES
 from .family import Config, Family, Shapes
 from .key_map import KeyMap, convert_weights, find_rule, names_of, strip_prefix
@@ -36,7 +37,17 @@ def classes_by_task() -> dict[str, type[HfViTPreTrainedModel]]:
     return classes
 
 
+logger = logging.get_logger(__name__)
 TASKS = classes_by_task()
+# Options that make a text tower another one; of fewer blocks it is the same
+TEXT_SHAPE = (
+    "encoder_config",
+    "vocab_size",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
 # The tasks of published checkpoints with a head, by a tensor of it
 HEADS = {
     "classifier.weight": "image-classification",
@@ -71,7 +82,10 @@ class Converted:
 
 
 def convert_pretrained(
-    name_or_path: str | os.PathLike[str], geometry: dict[str, Any], **kwargs: Any
+    name_or_path: str | os.PathLike[str],
+    geometry: dict[str, Any],
+    model_class: type[HfViTPreTrainedModel] = HfViTModel,
+    **kwargs: Any,
 ) -> dict[str, Any]:
     """Converts a published checkpoint of another library; `from_pretrained` of our models calls it.
 
@@ -79,6 +93,7 @@ def convert_pretrained(
         name_or_path: Folder, file of weights, or name on the Hub.
         geometry: Fields of `HfViTConfig` that will be changed in the loaded model; a file of weights alone may need
             them to be understood (`image_size`, …).
+        model_class: What it will be opened as.
         **kwargs: Fields of `HfViTConfig` that differ from the checkpoint, or that a file of weights alone does not
             tell (`num_attention_heads`, …); `architecture`, timm's name of the model
             ("vit_base_patch16_siglip_224", …), for a file of weights alone that is timm's or DeiT III's;
@@ -89,7 +104,8 @@ def convert_pretrained(
         Arguments of `from_pretrained`: `config`, `state_dict` and what it takes beside.
 
     Raises:
-        ValueError: if the checkpoint is of no family that is known, or its tensors do not fit its configuration.
+        ValueError: if the checkpoint is of no family that is known, its tensors do not fit its configuration, or the
+            model would compare texts and the text tower of the checkpoint is none that ours can be.
         OSError: if there is no such checkpoint, or a file is damaged.
     """
     if "config" in kwargs:
@@ -103,7 +119,37 @@ def convert_pretrained(
     overrides = {name: kwargs.pop(name) for name in known & kwargs.keys()}
     source = open_source(name_or_path, kwargs.pop("architecture", None), kwargs.pop("dataset_index", None), **hub)
     converted = convert_checkpoint(source, **overrides, **geometry)
-    return {"config": override(converted.config, overrides), "state_dict": converted.weights, **kwargs}
+    config, weights = override(converted.config, overrides), converted.weights
+    if issubclass(model_class, TASKS["zero-shot-image-classification"]):
+        if "text_config" in overrides:
+            weights = without_other_texts(converted, config)
+        else:
+            check_texts(source, converted)
+    return {"config": config, "state_dict": weights, **kwargs}
+
+
+def check_texts(source: Source, converted: Converted) -> None:
+    """Raises `ValueError` if the text tower of a checkpoint was not converted, and would be drawn at random."""
+    reason = converted.family.refuse_texts(source.config, shapes_of(source, converted.family))
+    if reason:
+        raise ValueError(
+            f"The text tower of {source.name!r} cannot be opened, and would have been drawn at random: {reason}. Open "
+            "the images' alone (HfViTModel), give another tower (text_config=), or use the library that it is of."
+        )
+
+
+def without_other_texts(converted: Converted, config: HfViTConfig) -> dict[str, Tensor]:
+    """Returns the weights without the text tower, and what compares it with images, where `config` has another one."""
+    before, after = (HfViTTextConfig.of(part.text_config) for part in (converted.config, config))
+    other = [name for name in TEXT_SHAPE if vars(before)[name] != vars(after)[name]]
+    left_out = [name for name in converted.weights if name.startswith(("text_model.", "contrastive_head."))]
+    if not other or not left_out:
+        return converted.weights
+    logger.warning(
+        f"{converted.name!r} has a text tower of another {', '.join(other)} than text_config. It is left out with "
+        "what compares it with images, and both start afresh."
+    )
+    return {name: tensor for name, tensor in converted.weights.items() if name not in left_out}
 
 
 def override(config: HfViTConfig, overrides: dict[str, Any]) -> HfViTConfig:

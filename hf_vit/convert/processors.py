@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, BaseImageProcessor, PreTrainedTokenizerBase
+from tokenizers import Regex, Tokenizer, normalizers
+from transformers import AutoTokenizer, BaseImageProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
@@ -21,7 +22,7 @@ from .image_processor import (
     timm_image_processor_options,
 )
 from .loading import describe
-from .source import HUB_ARGUMENTS, Source, find_file, open_source
+from .source import HUB_ARGUMENTS, Source, find_file, open_source, read_json
 
 
 Size = int | list[int] | tuple[int, int]
@@ -130,10 +131,52 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a checkpoint, which truncates texts to the length of a text tower of our own.
 
-    `hub` has `HUB_ARGUMENTS`; `OSError` if there is no tokenizer.
+    `hub` has `HUB_ARGUMENTS`; `OSError` if there is no tokenizer, `ValueError` if it fills texts up with another token
+    than the text tower attends to.
     """
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
     options = model.text_options
+    if options.pad_token_id not in (None, tokenizer.pad_token_id):
+        raise ValueError(
+            f"The tokenizer of {str(name_or_path)!r} fills texts up with token {tokenizer.pad_token_id}, but the text "
+            f"tower was trained to see {options.pad_token_id}. Set tokenizer.pad_token, or pass "
+            f"text_config={{'pad_token_id': {tokenizer.pad_token_id}}}."
+        )
+    if is_canonicalized(name_or_path, **hub):
+        tokenizer = canonicalized(tokenizer)
     if options.encoder_config is None:  # else the tokenizer alone knows
         tokenizer.model_max_length = min(tokenizer.model_max_length, options.max_position_embeddings)
     return tokenizer
+
+
+def is_canonicalized(name_or_path: str | os.PathLike[str], **hub: Any) -> bool:
+    """Returns whether OpenCLIP leaves case and punctuation out of the texts for a model, before its tokenizer."""
+    names = ("config.json", "open_clip_config.json")
+    of_transformers, of_open_clip = (find_file(str(name_or_path), name, **hub) for name in names)
+    if of_transformers is not None or of_open_clip is None:
+        return False
+    text = read_json(of_open_clip).get("model_cfg", {}).get("text_cfg", {})
+    return bool((text.get("tokenizer_kwargs") or {}).get("clean") == "canonicalize")
+
+
+def canonicalized(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Returns a tokenizer with the same tokens that leaves out case, punctuation and repeated spaces, also when saved.
+
+    Source: canonicalize_text of https://github.com/google-research/big_vision (evaluators/proj/image_text).
+    """
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    clean = [
+        normalizers.Replace("_", " "),
+        normalizers.Replace(Regex(r"[!-/:-@\[-`{-~]"), ""),
+        normalizers.Lowercase(),
+        normalizers.Replace(Regex(r"\s+"), " "),
+        normalizers.Strip(),
+    ]
+    backend.normalizer = normalizers.Sequence([*clean, *filter(None, [backend.normalizer])])
+    # The classes for one model each build their normalizer anew when they are opened.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **tokenizer.special_tokens_map,
+        model_max_length=tokenizer.model_max_length,
+        padding_side=tokenizer.padding_side,
+    )

@@ -71,6 +71,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             have one: it would only shift a vector that is learned anyway.
         position_interpolation: How a position table is resampled to another grid, "bicubic" or "bilinear".
         position_antialias: Whether that resampling is antialiased (DINOv2 with registers, timm: yes; ViT: no).
+        position_interpolation_offset: What is added to the rows and columns of the other grid for the scale of that
+            resampling: 0.1 in the original code of DINO and of DINOv2 without registers, 0 everywhere else.
         rope_theta: Base period of the rotary positions.
         rope_coordinates: What is turned by: "centered", patch centers in [-1, 1] times 2·pi (DINOv3); "index", the
             numbers of row and column (RoPE-ViT, https://arxiv.org/abs/2403.13298); "scaled_index", these numbers
@@ -147,6 +149,7 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     prefix_has_position: bool = True
     position_interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     position_antialias: bool = False
+    position_interpolation_offset: float | int = 0.0
     rope_theta: float | int = 100.0
     rope_coordinates: Literal["centered", "index", "scaled_index"] = "centered"
     rope_grid_size: int | list[int] | tuple[int, int] | None = None
@@ -341,6 +344,10 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         for name in ("layer_norm_eps", "initializer_range", "rope_theta"):
             if not 0 < values[name] < math.inf:
                 raise ValueError(f"{name}={values[name]} must be a positive number.")
+        if not 0 <= self.position_interpolation_offset < 1:
+            raise ValueError(
+                f"position_interpolation_offset={self.position_interpolation_offset} must lie in [0, 1); 0 means none."
+            )
         if self.layerscale_value is not None and not math.isfinite(self.layerscale_value):
             raise ValueError(f"layerscale_value={self.layerscale_value} must be finite; None leaves LayerScale out.")
         if self.hidden_act not in ACT2FN:

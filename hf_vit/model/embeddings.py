@@ -6,6 +6,7 @@ registers), L = P + N, D hidden size, d head size.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +22,25 @@ Rotary = tuple[Tensor, Tensor]
 
 
 def resample_position_embeddings(
-    table: Tensor, old_grid: Grid, new_grid: Grid, *, num_prefix: int, mode: str, antialias: bool
+    table: Tensor,
+    old_grid: Grid,
+    new_grid: Grid,
+    *,
+    num_prefix: int,
+    mode: str,
+    antialias: bool,
+    offset: float = 0.0,
 ) -> Tensor:
     """Resamples K position tables (K, P + N, D) to another patch grid, in float32; the first P rows stay."""
-    # `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks.
+    # `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks. With `offset` the grid is scaled as
+    # if it became so much more than `new_grid`, and the rest is left out.
     if old_grid == new_grid:
         return table
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
     patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (K, D, h, w)
-    patches = F.interpolate(patches, size=new_grid, mode=mode, antialias=antialias, align_corners=False)
+    factors = [(new + offset) / old for new, old in zip(new_grid, old_grid, strict=True)]
+    target: dict[str, Any] = {"scale_factor": factors} if offset else {"size": new_grid}
+    patches = F.interpolate(patches, **target, mode=mode, antialias=antialias, align_corners=False)
     patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (K, N, D)
     return torch.cat((prefix, patches), dim=1)
 
@@ -37,8 +48,9 @@ def resample_position_embeddings(
 def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix: int) -> Tensor:
     """Resamples a table (K, num_prefix + N, D) at the native grid of `config` to another one, as `config` says."""
     mode, antialias = config.position_interpolation, config.position_antialias
+    offset = config.position_interpolation_offset
     return resample_position_embeddings(
-        table, config.grid_size, grid, num_prefix=num_prefix, mode=mode, antialias=antialias
+        table, config.grid_size, grid, num_prefix=num_prefix, mode=mode, antialias=antialias, offset=offset
     )
 
 

@@ -3,6 +3,7 @@
 Shapes: B batch, C channels, H W pixels, h w patches.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ EXACT_KEYS = RESIZE_KEYS[:1]
 # Where a crop starts that leaves an odd number of pixels over: transformers rounds down, torchvision and with it timm
 # rounds to the even number, as Python does.
 CROP_ROUNDINGS = ("down", "half_to_even")
+# How sides become multiples of a number of pixels
+MULTIPLE_ROUNDINGS = ("nearest", "down")
 # About 5800 x 5800, 400 MB of float32 RGB: beyond every ViT, and within what a slip in `size` may cost
 MAX_OUTPUT_PIXELS = 2**25
 
@@ -67,17 +70,20 @@ def output_size(
     multiple: tuple[int, int] | None,
     name: str,
     keep_aspect_ratio: bool | None = False,
+    multiple_rounding: str = "nearest",
 ) -> tuple[int, int]:
     """Returns the height and width in pixels that an image is resized to; `ValueError` above `MAX_OUTPUT_PIXELS`.
 
     `size` is exact, of which with `keep_aspect_ratio` only the side counts that scales the image less, or a bound. The
-    result is the nearest multiple of `multiple`, at least one. Thin images scaled by their shortest edge may be too
-    large.
+    result is the nearest multiple of `multiple`, or the one below ("down"), at least one. Thin images scaled by their
+    shortest edge may be too large.
     """
     rows, columns = multiple or (1, 1)
-    scaled = _scaled_least(height, width, size) if keep_aspect_ratio else _scaled_size(height, width, size)
-    new_height = max(1, round(scaled[0] / rows)) * rows
-    new_width = max(1, round(scaled[1] / columns)) * columns
+    is_cut = multiple_rounding == "down"
+    scale = _scaled_least if keep_aspect_ratio else _scaled_to_cut if is_cut else _scaled_size
+    scaled, times = scale(height, width, size), math.floor if is_cut else round
+    new_height = max(1, times(scaled[0] / rows)) * rows
+    new_width = max(1, times(scaled[1] / columns)) * columns
     if new_height * new_width > MAX_OUTPUT_PIXELS:
         raise ValueError(
             f"{name} with {height} x {width} pixels would become {new_height} x {new_width} under size={size}, more "
@@ -88,11 +94,18 @@ def output_size(
 
 
 def resized_size(
-    height: int, width: int, *, size: Any, ensure_multiple_of: Any, keep_aspect_ratio: bool | None, **_: Any
+    height: int,
+    width: int,
+    *,
+    size: Any,
+    ensure_multiple_of: Any,
+    keep_aspect_ratio: bool | None,
+    multiple_rounding: str,
+    **_: Any,
 ) -> tuple[int, int]:
     """Returns the height and width that an image is resized to under the options of an image processor."""
     multiple = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
-    return output_size(height, width, dict(size), multiple, "the image", keep_aspect_ratio)
+    return output_size(height, width, dict(size), multiple, "the image", keep_aspect_ratio, multiple_rounding)
 
 
 def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
@@ -100,6 +113,19 @@ def _scaled_least(height: int, width: int, size: dict[str, int]) -> tuple[float,
     by_height, by_width = size["height"] / height, size["width"] / width
     scale = by_width if abs(1 - by_width) < abs(1 - by_height) else by_height
     return scale * height, scale * width
+
+
+def _scaled_to_cut(height: int, width: int, size: dict[str, int]) -> tuple[float, float]:
+    """Returns the size before it is cut down, where both edges bound it in floats as transformers' YOLOS has it."""
+    # There 864 pixels may come out as 863, and are cut to 848.
+    short, long = min(height, width), max(height, width)
+    if {*size} != {"shortest_edge", "longest_edge"} or long / short * size["shortest_edge"] <= size["longest_edge"]:
+        return _scaled_size(height, width, size)
+    bounded = size["longest_edge"] * short / long
+    if height <= width and height == round(bounded):  # upright images go on
+        return height, width
+    new_short, new_long = round(bounded), int(bounded * long / short)
+    return (new_short, new_long) if height <= width else (new_long, new_short)
 
 
 def _scaled_size(height: int, width: int, size: dict[str, int]) -> tuple[int, int]:

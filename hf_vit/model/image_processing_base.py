@@ -25,6 +25,7 @@ from .image_crops import crop_region, crop_regions, keypoints_to_crops, read_key
 from .image_geometry import (
     CROP_ROUNDINGS,
     EXACT_KEYS,
+    MULTIPLE_ROUNDINGS,
     center_crop,
     output_size,
     pad_batch,
@@ -53,6 +54,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
 
     num_channels: int | None
     ensure_multiple_of: int | list[int] | tuple[int, ...] | None
+    multiple_rounding: str | None
     keep_aspect_ratio: bool | None
     hide_padding: bool | None
     crop_rounding: str | None
@@ -125,6 +127,10 @@ def _check_together(options: dict[str, Any]) -> None:
         raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
     if options["crop_rounding"] not in CROP_ROUNDINGS:
         raise ValueError(f"crop_rounding={options['crop_rounding']!r} must be one of {', '.join(CROP_ROUNDINGS)}.")
+    if options["multiple_rounding"] not in MULTIPLE_ROUNDINGS:
+        raise ValueError(
+            f"multiple_rounding={options['multiple_rounding']!r} must be one of {', '.join(MULTIPLE_ROUNDINGS)}."
+        )
     if options["do_convert_rgb"] and options["num_channels"] != 3:
         raise ValueError(
             f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
@@ -182,7 +188,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         size: {"height", "width"} exactly, or with the aspect ratio kept {"shortest_edge"}, {"longest_edge"}, both, or
             {"max_height", "max_width"}, in pixels. An int is a square.
         resample: PIL's filter; images shrink with antialiasing.
-        ensure_multiple_of: Resized height and width are rounded to the nearest multiple of it, at least one.
+        ensure_multiple_of: Resized height and width are rounded to a multiple of it, at least one.
+        multiple_rounding: Which multiple that is: the "nearest", or the one below ("down") as in transformers' YOLOS.
         keep_aspect_ratio: With {"height", "width"}, resizes to the one of them that scales an image less, and keeps
             its aspect ratio, as transformers' DPT and Depth Anything. The other forms of `size` keep it anyway.
         do_center_crop: Whether to cut out the center after resizing.
@@ -224,6 +231,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     image_std = 0.5
     num_channels = 3
     crop_rounding = "down"
+    multiple_rounding = "nearest"
     keep_aspect_ratio = False
     hide_padding = True
     do_reduce_labels = False
@@ -479,6 +487,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         do_resize: bool,
         size: SizeDict,
         ensure_multiple_of: int | tuple[int, int] | None,
+        multiple_rounding: str,
         keep_aspect_ratio: bool | None,
         resample: PILImageResampling,
         disable_grouping: bool | None,
@@ -495,7 +504,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
         if do_resize:
             targets = [
-                output_size(*hw, dict(size), patch, f"images[{i}]", keep_aspect_ratio)
+                output_size(*hw, dict(size), patch, f"images[{i}]", keep_aspect_ratio, multiple_rounding)
                 for i, hw in enumerate(_sizes(images))
             ]
             if resample == PILImageResampling.NEAREST:

@@ -97,6 +97,7 @@ class HfViTPostProcessing:
     crop_size: Any = None
     crop_rounding: str
     ensure_multiple_of: Any = None
+    multiple_rounding: str
     keep_aspect_ratio: bool | None = False
     do_pad: bool | None = False
     hide_padding: bool | None = True
@@ -367,6 +368,7 @@ class HfViTPostProcessing:
             do_resize=self.do_resize,
             size=self.size,
             ensure_multiple_of=self.ensure_multiple_of,
+            multiple_rounding=self.multiple_rounding,
             keep_aspect_ratio=self.keep_aspect_ratio,
             do_center_crop=self.do_center_crop,
             crop_size=self.crop_size,
@@ -398,8 +400,14 @@ class HfViTPostProcessing:
     def _extent(self, height: int, width: int, unit: tuple[int, int]) -> tuple[int, int]:
         """Returns which extent of a batch an image of so many pixels takes, down and across, in units of pixels."""
         if self.do_resize:
-            sizes = {"size": self.size, "ensure_multiple_of": self.ensure_multiple_of}
-            height, width = resized_size(height, width, **sizes, keep_aspect_ratio=self.keep_aspect_ratio)
+            height, width = resized_size(
+                height,
+                width,
+                size=self.size,
+                ensure_multiple_of=self.ensure_multiple_of,
+                multiple_rounding=self.multiple_rounding,
+                keep_aspect_ratio=self.keep_aspect_ratio,
+            )
         if self.do_center_crop:
             height, width = self.crop_size["height"], self.crop_size["width"]
         return -(-height // unit[0]), -(-width // unit[1])

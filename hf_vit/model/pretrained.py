@@ -26,6 +26,7 @@ GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_re
 # Parts that hold the trained features. Others (heads, poolers) may be initialized afresh, and the mask token too.
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
+TEXT_TOWER = "text_model."
 logger = logging.get_logger(__name__)
 # The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
@@ -86,7 +87,8 @@ def check_weights(
     model: PreTrainedModel, info: Mapping[str, Any], name_or_path: str | os.PathLike[str], has_new_labels: bool
 ) -> None:
     """Raises `ValueError` if part of the backbone would be drawn at random or left out, or has another shape."""
-    # `info` reports missing, unexpected and mismatched keys. With new labels, heads may have another shape.
+    # The same goes for a text tower of which anything is there. `info` reports missing, unexpected and mismatched
+    # keys. With new labels, heads may have another shape.
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     encoder = {name for name, _ in model.named_parameters() if "encoder.layers." in name}
     if encoder <= set(info["missing_keys"]):
@@ -103,6 +105,9 @@ def check_weights(
         if name.startswith(prefix) or not has_new_labels
     ]
     missing = [name for name in info["missing_keys"] if is_backbone(name.removeprefix(prefix), model.config)]
+    texts = {name for name, _ in model.named_parameters() if name.startswith(TEXT_TOWER)}
+    if not texts <= set(info["missing_keys"]):  # else it is a fresh one, which the library reports
+        missing += texts.intersection(info["missing_keys"])
     left_out = [name for name in info["unexpected_keys"] if is_left_out(name, model.config)]
     problems = {
         "": "; ".join(shapes[:6]) + ("; …" if shapes[6:] else ""),
@@ -256,7 +261,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 f"{str(name_or_path)!r} is converted from its main weights. Leave out variant=, and say dtype=torch."
                 "float16 for half precision."
             )
-        arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, **kwargs)
+        arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, cls, **kwargs)
         return arguments
 
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from timm.models import eva, vision_transformer
 from torch import Tensor, nn
 
-from hf_vit import HfViTForImageClassification, HfViTModel
+from hf_vit import HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTModel
 from hf_vit.convert.families.meta import DINOV3_HEADS, HEADS, fields_of
 from hf_vit.convert.weights import Weights
 
@@ -152,6 +152,75 @@ def test_file_of_meta_equals_timm(name: str, tmp_path: Path) -> None:
     )
 
 
+def resampled(table: Tensor, grid: tuple[int, int], offset: float) -> Tensor:
+    """A square position table (1, N, D) on another grid, by the bicubic kernel (Keys 1981)."""
+    side = int(table.shape[1] ** 0.5)
+
+    def weights(target: int) -> Tensor:
+        scale = side / (target + offset)
+        centers = (torch.arange(target, dtype=torch.float64) + 0.5) * scale - 0.5
+        rows = torch.zeros(target, side, dtype=torch.float64)
+        for row, center in zip(rows, centers.tolist(), strict=True):
+            first = int(np.floor(center))
+            for source in range(first - 1, first + 3):
+                x = abs(center - source)
+                near = 1.25 * x**3 - 2.25 * x**2 + 1
+                far = -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)
+                row[min(max(source, 0), side - 1)] += near if x <= 1 else far
+        return rows
+
+    square = table.double().unflatten(1, (side, side))[0]  # (side, side, D)
+    return torch.einsum("ij,jkd,lk->ild", weights(grid[0]), square, weights(grid[1])).flatten(0, 1)[None]
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "antialias"),
+    [
+        ("DINOv2", 0.1, False),
+        ("DINOv2 giant", 0.0, True),
+        ("DINOv2 with registers", 0.0, True),
+        ("DINO", 0.1, False),
+        ("DeiT", 0.0, False),
+        ("MAE", 0.0, False),
+    ],
+)
+def test_positions_are_resampled_as_in_the_code_of_the_source(
+    name: str, offset: float, antialias: bool, tmp_path: Path
+) -> None:
+    architecture, options, original, _ = META_FILES[name]
+    content = original(drawn(architecture, **options).state_dict())
+    torch.save(content, tmp_path / "published.pth")
+    ours = HfViTModel.from_pretrained(tmp_path / "published.pth")
+    config = ours.config
+    assert (config.position_interpolation_offset, config.position_antialias) == (offset, antialias)
+    prefix, grid = config.num_prefix_tokens, (6, 9)
+    table = ours.embeddings.position_embeddings[:, config.num_prefix_positions :]
+    with torch.no_grad():
+        actual = ours.embeddings.positions(grid)[:, prefix:].double()
+        if antialias:  # which has another kernel, and repeats no rows at the border
+            expected = nn.functional.interpolate(
+                table.unflatten(1, (4, 4)).movedim(-1, 1), size=grid, mode="bicubic", antialias=True
+            )
+            assert_close(actual, expected.flatten(2).mT.double(), 1e-5, "positions")
+        else:
+            assert_close(actual, resampled(table, grid, offset), 1e-5, "positions")
+        if offset:
+            assert (actual - resampled(table, grid, 0.0)).abs().max() > 1e-2
+        ours.resize_position_embeddings((grid[0] * 8, grid[1] * 8))
+        assert_close(ours.embeddings.position_embeddings[:, -54:].double(), actual, 1e-6, "resized table")
+
+
+def test_backbone_of_dino_alone_takes_its_offset_by_name(tmp_path: Path) -> None:
+    content = drawn("vit_small_patch16_224", **NO_HEAD).state_dict()
+    torch.save(content, tmp_path / "dino.pth")
+    assert HfViTModel.from_pretrained(tmp_path / "dino.pth").config.position_interpolation_offset == 0
+    opened = HfViTModel.from_pretrained(tmp_path / "dino.pth", position_interpolation_offset=0.1)
+    with torch.no_grad():
+        table = opened.embeddings.position_embeddings[:, 1:]
+        positions = opened.embeddings.positions((3, 5))[:, 1:].double()
+        assert_close(positions, resampled(table, (3, 5), 0.1), 1e-5, "positions")
+
+
 def google_layer(ours: str, state: State, name: str) -> State:
     """A linear layer or a norm of timm as Flax stores it."""
     weight = state[f"{name}.weight"]
@@ -247,6 +316,15 @@ def test_npz_equals_timm(name: str, tmp_path: Path) -> None:
     assert_equals_timm(theirs, lambda dtype: model_class.from_pretrained(file, dtype=dtype), resampled=False)
 
 
+def test_text_tower_of_big_vision_is_refused_and_not_drawn_at_random(tmp_path: Path) -> None:
+    architecture, options, original = NPZ_FILES["SigLIP"]
+    file = write_npz(tmp_path / "siglip.npz", original(drawn(architecture, **options).state_dict()))
+    with pytest.raises(ValueError, match=r"text tower of .*siglip\.npz' cannot be opened, and would have been drawn"):
+        HfViTForZeroShotImageClassification.from_pretrained(file)
+    fresh = HfViTForZeroShotImageClassification.from_pretrained(file, text_config={"num_hidden_layers": 1})
+    assert torch.equal(fresh.model.norm.weight, HfViTModel.from_pretrained(file).norm.weight)
+
+
 def test_representation_layer_becomes_the_pooler(tmp_path: Path) -> None:
     theirs = drawn("vit_base_patch16_224")
     layer = {"pre_logits/kernel": noise(128, 128) / 8, "pre_logits/bias": noise(128)}
@@ -278,10 +356,19 @@ def openai(state: State) -> State:
     tower["visual.class_embedding"] = tower["visual.class_embedding"].flatten()
     tower["visual.positional_embedding"] = tower["visual.positional_embedding"][0]
     text = {
+        "token_embedding.weight": noise(30, 64),
         "positional_embedding": noise(7, 64),
-        "transformer.resblocks.0.ln_1.weight": noise(64),
+        "ln_final.weight": noise(64),
+        "ln_final.bias": noise(64),
         "logit_scale": noise(1),
     }
+    for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias", "attn.out_proj.bias", "mlp.c_proj.bias"):
+        text[f"transformer.resblocks.0.{name}"] = noise(64)
+    for name, rows, columns in (("attn.in_proj_", 192, 64), ("mlp.c_fc.", 256, 64)):
+        text[f"transformer.resblocks.0.{name}weight"] = noise(rows, columns)
+        text[f"transformer.resblocks.0.{name}bias"] = noise(rows)
+    text["transformer.resblocks.0.attn.out_proj.weight"] = noise(64, 64)
+    text["transformer.resblocks.0.mlp.c_proj.weight"] = noise(64, 256)
     return {**tower, **text, "visual.proj": noise(128, 64), "text_projection": noise(64, 64)}
 
 
@@ -306,7 +393,8 @@ def test_clip_equals_timm(quick: bool, tmp_path: Path) -> None:
 
 def write_open_clip_config(folder: Path, quick: bool = False, **changes: Any) -> None:
     tower = {"image_size": 32, "width": 128, "layers": 2, "patch_size": 8, **changes}
-    model = {"embed_dim": 64, "quick_gelu": quick, "vision_cfg": tower}
+    text = {"context_length": 7, "vocab_size": 30, "width": 64, "heads": 1, "layers": 1}
+    model = {"embed_dim": 64, "quick_gelu": quick, "vision_cfg": tower, "text_cfg": text}
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": model, "preprocess_cfg": {}}))
 
 

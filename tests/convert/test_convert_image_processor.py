@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,6 +14,7 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.dpt.image_processing_dpt import get_resize_output_image_size
+from transformers.models.yolos.image_processing_yolos import get_size_with_aspect_ratio_yolos
 
 from hf_vit.convert import FAMILIES, load_image_processor
 from hf_vit.convert.image_processor import (
@@ -28,7 +30,7 @@ from hf_vit.convert.image_processor import (
     resize_image_processor,
     timm_image_processor_options,
 )
-from hf_vit.model.image_geometry import output_size
+from hf_vit.model.image_geometry import output_size, resized_size
 
 from ..helpers.images import BACKENDS
 from .test_convert_files import drawn, openai
@@ -254,11 +256,43 @@ def test_images_for_yolos_keep_their_proportions_and_are_padded():
     }
     options = image_processor_options(file, model_type="yolos")
     assert options["size"] == {"shortest_edge": 512, "longest_edge": 864}
-    assert (options["ensure_multiple_of"], options["do_pad"]) == (16, True)
+    assert (options["ensure_multiple_of"], options["multiple_rounding"], options["do_pad"]) == (16, "down", True)
     processor = BACKENDS["pil"](**options, patch_size=16)
     batch = processor([Image.new("RGB", size) for size in ((640, 480), (1000, 300))], return_tensors="pt")
     assert batch.pixel_values.shape == (2, 3, 512, 864)
-    assert batch.patch_attention_mask.sum((1, 2)).tolist() == [32 * 43, 16 * 54]
+    assert batch.patch_attention_mask.sum((1, 2)).tolist() == [32 * 42, 16 * 54]
+
+
+@pytest.mark.parametrize("bounds", [(512, 864), (800, 1333), (200, 300)])
+def test_sizes_of_yolos_are_those_of_its_own_image_processor(bounds):
+    size = dict(zip(("shortest_edge", "longest_edge"), bounds, strict=True))
+    options = image_processor_options(
+        {"image_processor_type": "YolosImageProcessor", "size": size}, model_type="yolos"
+    )
+    for height in range(40, 1200, 29):
+        for width in range(40, 1200, 31):
+            expected = get_size_with_aspect_ratio_yolos((height, width), *bounds)
+            assert resized_size(height, width, **{"keep_aspect_ratio": False, **options}) == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_images_for_yolos_are_those_of_its_own_image_processor(backend, tmp_path):
+    theirs = transformers.YolosImageProcessor(size={"shortest_edge": 64, "longest_edge": 96})
+    theirs.save_pretrained(tmp_path / "theirs")
+    BACKENDS[backend].from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
+    ours = BACKENDS[backend].from_pretrained(tmp_path / "ours")
+    draw = np.random.default_rng(0)
+    # the last ones are as wide as they become, or lose a pixel to rounding
+    for height, width in ((90, 67), (75, 120), (40, 200), (200, 40), (64, 79), (141, 23), (57, 34)):
+        image = Image.fromarray(draw.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        expected = theirs(image, return_tensors="pt")
+        inputs = ours(image, return_tensors="pt")
+        assert inputs.pixel_values.shape == expected.pixel_values.shape
+        assert bool(inputs.patch_attention_mask.all())
+        levels = (inputs.pixel_values - expected.pixel_values).abs() * torch.tensor(theirs.image_std)[:, None, None]
+        assert levels.max() * 255 < 1.5
+        maps = ours(image, segmentation_maps=np.zeros((height, width), np.uint8), return_tensors="pt").labels
+        assert maps.shape[1:] == expected.pixel_values.shape[2:]
 
 
 @pytest.mark.parametrize(

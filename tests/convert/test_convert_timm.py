@@ -87,6 +87,10 @@ def test_architecture_is_the_same(architecture: str) -> None:
     source = Source(architecture, published_config(theirs), Shapes(theirs))  # type: ignore[arg-type]
     converted = convert_checkpoint(source)
     config = converted.config
+    lone = convert_checkpoint(Source(architecture, {"architecture": architecture}, Shapes(theirs))).config  # type: ignore[arg-type]
+    if "learned" not in config.position_embedding_type:  # nothing in the file is of one image size
+        lone.image_size = config.image_size
+    assert (lone.pooling, lone.to_dict()) == (config.pooling, config.to_dict())
     assert converted.model_class is (HfViTForImageClassification if theirs.num_classes else HfViTModel)
     assert_same_blocks(config, theirs)
     assert_same_tokens(config, theirs)
@@ -202,6 +206,21 @@ def test_equals_timm(kind: str, tmp_path: Path) -> None:
     save_for_hf(theirs, tmp_path, safe_serialization=True)
     model_class = HfViTForImageClassification if theirs.num_classes else HfViTModel
     assert_equals_timm(theirs, lambda dtype: model_class.from_pretrained(tmp_path, dtype=dtype))
+
+
+@pytest.mark.parametrize("architecture", ["eva_large_patch14_196", "eva_large_patch14_336"])
+def test_lone_file_of_eva_takes_the_mean(architecture: str, tmp_path: Path) -> None:
+    options = {**SMALL, "embed_dim": 128, "num_heads": 2}  # its heads are 64 wide
+    theirs = timm.create_model(architecture, **options).double().eval()
+    draw_weights(theirs)
+    torch.save(theirs.state_dict(), tmp_path / "eva.pth")
+
+    def open_ours(dtype: torch.dtype) -> HfViTForImageClassification:
+        return HfViTForImageClassification.from_pretrained(
+            tmp_path / "eva.pth", architecture=architecture, dtype=dtype
+        )
+
+    assert_equals_timm(theirs, open_ours)
 
 
 def saved(folder: Path, **changes: Any) -> Path:

@@ -44,6 +44,7 @@ from ..helpers.models import VARIANTS, small_config
         ({"pooling": "attention", "norm_after_pooling": True}, "pooling='attention' .* Set norm_after_pooling=False"),
         ({"use_distillation_token": True, "norm_after_pooling": True}, "use_distillation_token=True. Set norm_after"),
         ({"layerscale_value": float("nan")}, "None leaves LayerScale out"),
+        ({"position_interpolation_offset": 1}, "position_interpolation_offset=1 must lie in"),
         ({"position_embedding_type": "rotary", "hidden_size": 36, "num_attention_heads": 6}, "makes it 6"),
         ({"position_embedding_type": "sincos2d", "hidden_size": 6, "num_attention_heads": 3}, "multiple of 4, not 6"),
         ({"use_cls_token": False}, r"pooling='cls' needs the CLS token.*pooling='mean'"),

@@ -116,6 +116,8 @@ def test_center_crop_starts_where_the_library_or_torchvision_starts_it(rounding)
 def test_unknown_rounding_of_crops_is_refused(backend):
     with pytest.raises(ValueError, match="crop_rounding='up' must be one of down, half_to_even"):
         backend(crop_rounding="up")
+    with pytest.raises(ValueError, match="multiple_rounding='up' must be one of nearest, down"):
+        backend(multiple_rounding="up")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from .google import BIG_VISION, GOOGLE
 from .lw_detr import LW_DETR
 from .meta import DINOV3_FILE, META_FILE
 from .open_clip import CLIP_FILE, OPEN_CLIP
+from .open_clip_siglip import OPEN_CLIP_SIGLIP
 from .siglip import SIGLIP, SIGLIP_2
 from .timm_vit import TIMM
 from .vit import IJEPA, VIT, VIT_MSN
@@ -42,6 +43,7 @@ FAMILIES: tuple[Family, ...] = (
     DEPTH_ANYTHING,
     VITPOSE,
     TIMM,
+    OPEN_CLIP_SIGLIP,
     OPEN_CLIP,
     # Files without a configuration: the first whose marks are there.
     GOOGLE,

@@ -122,6 +122,12 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
     return fields
 
 
+def refuse_texts(given: Config, shapes: Shapes) -> str:
+    """Returns what keeps a text tower from being opened; empty where there is none."""
+    has_texts = any(name.startswith("txt/") for name in shapes)
+    return "it is in big_vision's layout; transformers' google/siglip-… has the same" if has_texts else ""
+
+
 GOOGLE = Family(
     name="ViT, AugReg",
     source="`.npz` of google-research/vision_transformer",
@@ -140,4 +146,5 @@ BIG_VISION = replace(
     keys=BIG_VISION_KEYS,
     prefixes=("params/img/", "params/"),
     dropped={r"txt/.*|t|b": "the text tower, and the temperature and bias of its loss"},
+    refuse_texts=refuse_texts,
 )

@@ -21,6 +21,7 @@ from .vit_mae import without_cls
 # Heads by width, where they are not 64 wide.
 HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 DINOV3_HEADS = {4096: 32}
+OFFSET = 0.1  # https://github.com/facebookresearch/dino/issues/8
 MARKS = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
 # What no file of facebookresearch has, or what one of timm has too whose model is another.
 NEEDS_NAME = (
@@ -83,10 +84,24 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
             "such names stand for several models. Give timm's name of the model, such as "
             'architecture="vit_base_patch16_siglip_224" or "deit3_base_patch16_224".'
         )
-    fields = {**fields_of(given, shapes, HEADS), "position_antialias": "register_tokens" in shapes}
+    fields = {
+        **fields_of(given, shapes, HEADS),
+        "position_antialias": "register_tokens" in shapes,
+        "position_interpolation_offset": OFFSET if has_offset(shapes) else 0.0,
+    }
     if has_decoder(shapes):
         fields["masked_image_modeling_config"] = decoder_options(given, shapes)
     return fields
+
+
+def has_offset(shapes: Shapes) -> bool:
+    """Returns whether the weights are of code that resamples positions with an offset.
+
+    That is DINOv2 without registers, by its mask token (1, D), and DINO with what it compares images by in training:
+    its backbones alone look like those of MAE and DeiT, whose code takes images of one size.
+    """
+    is_dinov2 = len(shapes.get("mask_token", ())) == 2 and "register_tokens" not in shapes
+    return is_dinov2 or any(name.startswith(("head.mlp.", "head.last_layer.")) for name in shapes)
 
 
 def has_decoder(shapes: Shapes) -> bool:

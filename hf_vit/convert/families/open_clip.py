@@ -1,46 +1,103 @@
-"""The image tower in the files of OpenAI's CLIP and of OpenCLIP (https://arxiv.org/abs/2103.00020, 2212.07143)."""
+"""Both towers in the files of OpenAI's CLIP and of OpenCLIP (https://arxiv.org/abs/2103.00020, 2212.07143)."""
 
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...model.configuration_hf_vit import to_pair
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..family import Config, Family, Shapes, Size, shape_of
 from ..key_map import KeyMap, Reshaped, Zeros
 from .block_layout import as_size, table_size
 
 
-BLOCK = "visual.transformer.resblocks.*"
+def blocks(ours: str, theirs: str) -> KeyMap:
+    """Returns the keys of the blocks of a tower, whose names begin with `ours` here and `theirs` there."""
+    layer, block = f"{ours}encoder.layers.*", f"{theirs}transformer.resblocks.*"
+    return {
+        f"{layer}.norm1": f"{block}.ln_1",
+        f"{layer}.attention.qkv.weight": f"{block}.attn.in_proj_weight",
+        f"{layer}.attention.qkv.bias": f"{block}.attn.in_proj_bias",
+        f"{layer}.attention.projection": f"{block}.attn.out_proj",
+        f"{layer}.norm2": f"{block}.ln_2",
+        f"{layer}.mlp.fc1": f"{block}.mlp.c_fc",
+        f"{layer}.mlp.fc2": f"{block}.mlp.c_proj",
+    }
+
+
 KEYS: KeyMap = {
     "embeddings.cls_token": Reshaped(("visual.class_embedding",)),
     "embeddings.position_embeddings": Reshaped(("visual.positional_embedding",)),
     "embeddings.patch_embeddings.projection.weight": "visual.conv1.weight",
     "embeddings.patch_embeddings.projection.bias": Zeros(),
     "pre_norm": "visual.ln_pre",
-    "encoder.layers.*.norm1": f"{BLOCK}.ln_1",
-    "encoder.layers.*.attention.qkv.weight": f"{BLOCK}.attn.in_proj_weight",
-    "encoder.layers.*.attention.qkv.bias": f"{BLOCK}.attn.in_proj_bias",
-    "encoder.layers.*.attention.projection": f"{BLOCK}.attn.out_proj",
-    "encoder.layers.*.norm2": f"{BLOCK}.ln_2",
-    "encoder.layers.*.mlp.fc1": f"{BLOCK}.mlp.c_fc",
-    "encoder.layers.*.mlp.fc2": f"{BLOCK}.mlp.c_proj",
+    **blocks("", "visual."),
     "norm": "visual.ln_post",
 }
-# What CLIPVisionCfg assumes for fields that are left out, and what they are here
+
+
+def text_keys(prefix: str) -> KeyMap:
+    """Returns the keys of the text tower, whose names begin with `prefix` there, and of what compares both."""
+    return {
+        "text_model.token_embedding": f"{prefix}token_embedding",
+        "text_model.position_embedding.weight": f"{prefix}positional_embedding",
+        **blocks("text_model.", prefix),
+        "text_model.norm": f"{prefix}ln_final",
+        "contrastive_head.image_projection.weight": Reshaped(("visual.proj",), (1, 0)),
+        "contrastive_head.text_projection.weight": Reshaped((f"{prefix}text_projection",), (1, 0)),
+        "contrastive_head.logit_scale": Reshaped(("logit_scale",)),
+        "contrastive_head.logit_bias": Reshaped(("logit_bias",)),
+    }
+
+
+# The tensors of a text tower, and of the comparison; and those of them that `text_keys` knows
+TEXTS = r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding|cls_emb|text_projection.*|logit_.*"
+KNOWN_TEXTS = (
+    r"(text\.)?(token_embedding\.weight|positional_embedding|ln_final\.(weight|bias)|text_projection|"
+    r"transformer\.resblocks\.\d+\.(ln_[12]\.|attn\.in_proj_|attn\.out_proj\.|mlp\.c_(fc|proj)\.)(weight|bias))|"
+    r"logit_(scale|bias)"
+)
+# What CLIPVisionCfg and CLIPTextCfg assume for fields that are left out, and what they are here
 DEFAULTS = {"layers": 12, "width": 768, "head_width": 64, "patch_size": 16, "image_size": 224}
 SIZES = {"layers": "num_hidden_layers", "width": "hidden_size", "patch_size": "patch_size"}
-# Its fields that we have for one value only; None stands for all that means no.
+TEXT_DEFAULTS = {"layers": 12, "width": 512, "heads": 8, "vocab_size": 49408, "context_length": 77}
+TEXT_SIZES = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "vocab_size": "vocab_size",
+    "context_length": "max_position_embeddings",
+}
+# Their fields that we have for one value only; None stands for all that means no.
+FIXED_BLOCKS = {
+    "ls_init_value": None,
+    "norm_kwargs": None,
+    "act_kwargs": None,
+    "final_ln_after_pool": None,
+    "block_type": None,
+    "qk_norm": None,
+    "scaled_cosine_attn": None,
+    "scale_heads": None,
+    "scale_attn_inner": None,
+    "scale_attn": None,
+    "scale_fc": None,
+}
 FIXED = {
+    **FIXED_BLOCKS,
     "pool_type": "tok",
     "pos_embed_type": "learnable",
     "timm_model_name": None,
     "attentional_pool": None,
     "global_average_pool": None,
-    "final_ln_after_pool": None,
     "no_ln_pre": None,
     "input_patchnorm": None,
-    "ls_init_value": None,
-    "norm_kwargs": None,
-    "act_kwargs": None,
+}
+TEXT_FIXED = {
+    **FIXED_BLOCKS,
+    "hf_model_name": None,
+    "embed_cls": None,
+    "no_causal_mask": None,
+    "proj_type": "linear",
+    "proj_bias": None,
 }
 # Those that the weights tell, that act in training alone, or that say more about what is fixed above
 WITHOUT_EFFECT = (
@@ -57,6 +114,30 @@ WITHOUT_EFFECT = (
     "timm_drop",
     "timm_drop_path",
 )
+TEXT_WITHOUT_EFFECT = (
+    "mlp_ratio",
+    "output_tokens",
+    "pad_id",
+    "hf_model_pretrained",
+    "hf_proj_type",
+    "hf_pooler_type",
+    "hf_tokenizer_name",
+    "tokenizer_mode",
+    "tokenizer_kwargs",
+)
+# Fields of the whole model that leave its text tower as it is
+MODEL_FIELDS = (
+    "embed_dim",
+    "vision_cfg",
+    "text_cfg",
+    "quick_gelu",
+    "custom_text",
+    "init_logit_scale",
+    "init_logit_bias",
+    "nonscalar_logit_scale",
+    "cast_dtype",
+    "output_dict",
+)
 # Heads by width, where they are not 64 wide.
 HEADS = {1280: 16, 1408: 16, 1664: 16}
 
@@ -66,18 +147,98 @@ def fields_of(hidden_act: str, given: Config, shapes: Shapes, native: Size | Non
     width, channels, *patch = shapes["visual.conv1.weight"]
     rows = shape_of(shapes, "visual.positional_embedding")[0]
     image_size, _ = table_size(rows, (1,), patch, native, given.get("image_size"))
-    block = BLOCK.replace("*", "0")
     return {
         "hidden_size": width,
-        "num_hidden_layers": len({name.split(".")[3] for name in shapes if name.startswith(BLOCK.rstrip("*"))}),
         "num_attention_heads": given.get("num_attention_heads", HEADS.get(width, width // 64)),
-        "intermediate_size": shape_of(shapes, f"{block}.mlp.c_fc.weight")[0],
-        "hidden_act": hidden_act,
-        "layer_norm_eps": 1e-5,
+        **block_fields("visual.", hidden_act, shapes),
         "image_size": image_size,
         "patch_size": as_size(patch),
         "num_channels": channels,
         "use_pre_layernorm": True,
+    }
+
+
+def block_fields(prefix: str, hidden_act: str, shapes: Shapes) -> dict[str, Any]:
+    """Returns the fields of the blocks of the tower whose names begin with `prefix`."""
+    block = f"{prefix}transformer.resblocks."
+    numbers = {name.removeprefix(block).partition(".")[0] for name in shapes if name.startswith(block)}
+    return {
+        "num_hidden_layers": len(numbers),
+        "intermediate_size": shape_of(shapes, f"{block}0.mlp.c_fc.weight")[0],
+        "hidden_act": hidden_act,
+        "layer_norm_eps": 1e-5,
+    }
+
+
+def text_prefix(shapes: Shapes) -> str:
+    """Returns what the names of the text tower begin with: nothing in OpenAI's layout."""
+    return "text." if any(name.startswith("text.") for name in shapes) else ""
+
+
+def text_fields(hidden_act: str, shapes: Shapes, heads: int | None = None, eos: int | None = None) -> dict[str, Any]:
+    """Returns the fields of the text tower, whose heads are 64 wide, and of what compares it, by the shapes.
+
+    A text is summed up by the token with the largest number, which ends it, or the first that is `eos`.
+    """
+    prefix = text_prefix(shapes)
+    vocab_size, width = shape_of(shapes, f"{prefix}token_embedding.weight")
+    text = {
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_attention_heads": heads or width // 64,
+        **block_fields(prefix, hidden_act, shapes),
+        "max_position_embeddings": shape_of(shapes, f"{prefix}positional_embedding")[0],
+        "eos_token_id": vocab_size - 1 if eos is None else eos,
+    }
+    loss = "sigmoid" if "logit_bias" in shapes else "softmax"
+    compared = {"loss": loss, "projection_dim": shape_of(shapes, "visual.proj")[1]}
+    return {"text_config": text, "contrastive_config": compared}
+
+
+def has_texts(shapes: Shapes) -> bool:
+    """Returns whether there is a text tower of any kind."""
+    return any(re.fullmatch(TEXTS, name) and not name.startswith("logit_") for name in shapes)
+
+
+def strange_tensors(shapes: Shapes) -> str:
+    """Returns what the tensors of a text tower have that `text_keys` does not know; empty where they fit."""
+    unknown = [name for name in shapes if re.fullmatch(TEXTS, name) and not re.fullmatch(KNOWN_TEXTS, name)]
+    missing = {f"{text_prefix(shapes)}text_projection", "logit_scale"} - shapes.keys()
+    strange = [*sorted(unknown)[:3], *(f"no {name}" for name in sorted(missing))]
+    return f"its tensors are not those of CLIP ({', '.join(strange)})" if strange else ""
+
+
+def refuse_texts(given: Config, shapes: Shapes) -> str:
+    """Returns what keeps the text tower of a lone file from being opened; empty where nothing does."""
+    if has_texts(shapes) and text_prefix(shapes):
+        return "a lone file does not tell how a tower named text.* attends and pools; put open_clip_config.json beside"
+    return strange_tensors(shapes) if has_texts(shapes) else ""
+
+
+def refuse_open_clip_texts(config: Config, shapes: Shapes) -> str:
+    """Returns what keeps the text tower of a model of OpenCLIP from being opened; empty where nothing does."""
+    if not has_texts(shapes):
+        return ""
+    model = config["model_cfg"]
+    text = model.get("text_cfg")
+    if text is None:
+        return "open_clip_config.json says nothing of it (text_cfg)"
+    foreign = {name: model[name] for name in model if name not in MODEL_FIELDS}
+    foreign |= foreign_fields(text, TEXT_FIXED, (*TEXT_DEFAULTS, "pool_type", "eos_id", *TEXT_WITHOUT_EFFECT))
+    if text.get("pool_type", "argmax") not in ("argmax", "eos"):
+        foreign["pool_type"] = text["pool_type"]
+    elif text.get("pool_type", "argmax") == "argmax" and text.get("hf_tokenizer_name"):
+        # whose largest number may be any word
+        foreign |= {"pool_type": "argmax", "hf_tokenizer_name": text["hf_tokenizer_name"]}
+    return f"open_clip_config.json has {foreign}" if foreign else strange_tensors(shapes)
+
+
+def foreign_fields(tower: Config, fixed: Mapping[str, Any], others: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the fields of a tower that are neither `others` nor have their value in `fixed`."""
+    return {
+        name: value
+        for name, value in tower.items()
+        if name not in others and (name not in fixed or (value or None) != fixed[name])
     }
 
 
@@ -88,20 +249,16 @@ def configure(given: Config, shapes: Shapes) -> dict[str, Any]:
             "A file of CLIP does not tell its activation. Give hidden_act: 'quick_gelu' for OpenAI's weights and for "
             "those that OpenCLIP lists with -quickgelu, 'gelu' for the others; or put open_clip_config.json beside it."
         )
-    return fields_of(given["hidden_act"], given, shapes)
+    fields = fields_of(given["hidden_act"], given, shapes)
+    opens_texts = has_texts(shapes) and not refuse_texts(given, shapes)
+    return {**fields, **(text_fields(given["hidden_act"], shapes) if opens_texts else {})}
 
 
 def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
     """Returns the fields by open_clip_config.json, whose sizes are checked against the weights."""
     model = config["model_cfg"]
     tower = {**DEFAULTS, **model["vision_cfg"]}
-    known = {*DEFAULTS, *FIXED, *WITHOUT_EFFECT}
-    foreign = {
-        name: value
-        for name, value in tower.items()
-        if name not in known or (name in FIXED and (value or None) != FIXED[name])
-    }
-    if foreign:
+    if foreign := foreign_fields(tower, FIXED, (*DEFAULTS, *WITHOUT_EFFECT)):
         raise ValueError(
             f"The image tower in open_clip_config.json has {foreign}, of which nothing is known here. Open it with "
             "OpenCLIP."
@@ -109,15 +266,32 @@ def configure_open_clip(config: Config, shapes: Shapes) -> dict[str, Any]:
     if "visual.class_embedding" not in shapes:
         raise ValueError(f"The image tower {tower} is no plain ViT of OpenCLIP's own (visual.class_embedding).")
     heads = {"num_attention_heads": tower["width"] // tower["head_width"]}
-    fields = fields_of("quick_gelu" if model.get("quick_gelu") else "gelu", heads, shapes, tower["image_size"])
+    hidden_act = "quick_gelu" if model.get("quick_gelu") else "gelu"
+    fields = fields_of(hidden_act, heads, shapes, tower["image_size"])
+    check_sizes(tower, SIZES, fields)
+    if not has_texts(shapes) or refuse_open_clip_texts(config, shapes):
+        return fields
+    text = {**TEXT_DEFAULTS, **model["text_cfg"]}
+    eos = text.get("eos_id", 2) if text.get("pool_type") == "eos" else None
+    texts = text_fields(hidden_act, shapes, text["heads"], eos)
+    check_sizes(text, TEXT_SIZES, texts["text_config"])
+    return {**fields, **texts}
+
+
+def check_sizes(tower: Config, names: Mapping[str, str], fields: Mapping[str, Any]) -> None:
+    """Raises `ValueError` where the sizes of a tower are not those in the weights; `names` are theirs to ours."""
     wrong = [
         f"{theirs}={tower[theirs]}, but the weights {fields[ours]}"
-        for theirs, ours in SIZES.items()
+        for theirs, ours in names.items()
         if to_pair(tower[theirs]) != to_pair(fields[ours])
     ]
     if wrong:
         raise ValueError(f"open_clip_config.json says {'; '.join(wrong)}. The files are of two models, or incomplete.")
-    return fields
+
+
+def adapt(config: Config, ours: HfViTConfig, shapes: Shapes) -> KeyMap:
+    """Returns the keys of the text tower where it is opened."""
+    return {} if ours.text_config is None else text_keys(text_prefix(shapes))
 
 
 CLIP_FILE = Family(
@@ -125,15 +299,17 @@ CLIP_FILE = Family(
     source="state dict of OpenAI's and OpenCLIP's models",
     marks=("visual.conv1.weight", "visual.transformer.resblocks.0.ln_1.weight"),
     keys=KEYS,
+    adapt=adapt,
     configure=configure,
     prefixes=("module.",),
     dropped={
-        r"(text|transformer|token_embedding|ln_final)\..*|positional_embedding": "the text tower",
-        r"visual\.proj|text_projection|logit_.*": "of the comparison with text",
+        TEXTS: "a text tower that is not known here",
+        r"visual\.proj": "of the comparison with text, which is not there",
         r"input_resolution|context_length|vocab_size|attn_mask": "constants",
     },
+    refuse_texts=refuse_texts,
     images="clip",
-    outputs="last hidden state, pooled",
+    outputs="last hidden state, pooled; embeddings and logits of images and texts",
 )
 OPEN_CLIP = replace(
     CLIP_FILE,
@@ -141,4 +317,5 @@ OPEN_CLIP = replace(
     marks=(),
     reads=lambda config: "model_cfg" in config,
     configure=configure_open_clip,
+    refuse_texts=refuse_open_clip_texts,
 )

@@ -44,6 +44,7 @@ TEXT_DEFAULTS: dict[str, Any] = {
     "layer_norm_eps": 1e-6,
     "max_position_embeddings": 64,
 }
+OF_TEXTS = {"is_causal": False, "pooling": "last", "eos_token_id": None}
 # Those of SigLIP 2, whose tokenizer is Gemma's
 GEMMA_TOKENS = 256000
 
@@ -54,10 +55,13 @@ def text_fields(config: Config) -> dict[str, Any]:
     It attends to padding, with which texts must be filled up.
     """
     text = given_fields(config.get("text_config") or {}, TEXT_FIELDS, **TEXT_DEFAULTS)
-    # Files of SigLIP 2 give the padding of SigLIP.
-    padding = 0 if text["vocab_size"] == GEMMA_TOKENS else 1
-    tower = {"is_causal": False, "pooling": "last", "eos_token_id": None, "pad_token_id": padding}
-    return {"text_config": {**text, **tower}, "contrastive_config": {"loss": "sigmoid", "projection_dim": None}}
+    tower = {**text, **OF_TEXTS, "pad_token_id": padding_of(text["vocab_size"])}
+    return {"text_config": tower, "contrastive_config": {"loss": "sigmoid", "projection_dim": None}}
+
+
+def padding_of(vocab_size: int) -> int:
+    """Returns the token that fills texts up; files of SigLIP 2 give that of SigLIP."""
+    return 0 if vocab_size == GEMMA_TOKENS else 1
 
 
 def configure(config: Config, shapes: Shapes) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         fields["position_embedding_type"] = "learned+rotary" if has_table else "rotary"
     pool = given.get("global_pool") or config.get("global_pool")
     if not pool:  # as the class does
-        is_token = "cls_token" in shapes and "_dinov3" not in architecture
+        is_token = "cls_token" in shapes and "_dinov3" not in architecture and "fc_norm.weight" not in shapes
         pool = "map" if "attn_pool.latent" in shapes else "token" if is_token else "avg"
     if pool not in POOLINGS:
         raise ValueError(

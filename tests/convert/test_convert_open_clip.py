@@ -1,0 +1,374 @@
+"""OpenCLIP's models with both towers, against those of transformers and timm with the same weights."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hf_vit import HfViTForZeroShotImageClassification, HfViTModel, HfViTProcessor
+from hf_vit.convert import load_processor
+from hf_vit.training import train_tokenizer
+
+from ..helpers.references import SHAPE, assert_close, draw_weights
+from ..helpers.timm_models import SMALL
+
+
+State = dict[str, Tensor]
+TEXT = {
+    "vocab_size": 30,
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 7,
+}
+NAMES = (
+    (r"^vision_model\.embeddings\.class_embedding", "visual.class_embedding"),
+    (r"^vision_model\.embeddings\.position_embedding\.weight", "visual.positional_embedding"),
+    (r"^vision_model\.embeddings\.patch_embedding", "visual.conv1"),
+    (r"^vision_model\.pre_layrnorm", "visual.ln_pre"),
+    (r"^vision_model\.post_layernorm", "visual.ln_post"),
+    (r"^vision_model\.encoder\.layers", "visual.transformer.resblocks"),
+    (r"^visual_projection\.weight", "visual.proj"),
+    (r"^text_model\.embeddings\.token_embedding", "token_embedding"),
+    (r"^text_model\.embeddings\.position_embedding\.weight", "positional_embedding"),
+    (r"^text_model\.final_layer_norm", "ln_final"),
+    (r"^text_model\.encoder\.layers", "transformer.resblocks"),
+    (r"^text_projection\.weight", "text_projection"),
+    (r"layer_norm(\d)", r"ln_\1"),
+    (r"self_attn\.out_proj", "attn.out_proj"),
+    (r"mlp\.fc1", "mlp.c_fc"),
+    (r"mlp\.fc2", "mlp.c_proj"),
+)
+
+
+def as_open_clip(state: State) -> State:
+    """Weights of transformers' CLIP under OpenCLIP's names, in its shapes."""
+    state, joined = dict(state), {}
+    for name in [name for name in state if "q_proj" in name]:
+        parts = [state.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        joined[re.sub(r"self_attn\.q_proj\.", "attn.in_proj_", name)] = torch.cat(parts)
+    named = {}
+    for name, tensor in {**state, **joined}.items():
+        for pattern, replacement in NAMES:
+            name = re.sub(pattern, replacement, name)
+        named[name] = tensor.T.contiguous() if name in ("visual.proj", "text_projection") else tensor.clone()
+    return named
+
+
+def make_source(hidden_act: str = "gelu", eos: int = 29, dtype: torch.dtype = torch.float32) -> nn.Module:
+    towers = {"vision_config": SHAPE, "text_config": {**TEXT, "eos_token_id": eos}}
+    for tower in towers.values():
+        tower |= {"hidden_act": hidden_act}
+    source = hf.CLIPModel(hf.CLIPConfig(**towers, projection_dim=20))
+    draw_weights(source)
+    with torch.no_grad():  # the logits shall vary, and the loss not be zero
+        source.logit_scale.fill_(1.0)
+    return source.eval().to(dtype)
+
+
+def model_cfg(text: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    vision = {"image_size": 32, "patch_size": 8, "width": 32, "head_width": 8, "layers": 2, "mlp_ratio": 2}
+    texts = {"context_length": 7, "vocab_size": 30, "width": 24, "heads": 2, "layers": 3, **(text or {})}
+    return {"embed_dim": 20, "vision_cfg": vision, "text_cfg": texts, **changes}
+
+
+def save_open_clip(folder: Path, state: State, config: dict[str, Any] | None) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(state, folder / "open_clip_model.safetensors")
+    if config is not None:
+        content = {"model_cfg": config, "preprocess_cfg": {}}
+        (folder / "open_clip_config.json").write_text(json.dumps(content))
+    return folder
+
+
+def draw_inputs(dtype: torch.dtype, end: int = 29) -> tuple[Tensor, Tensor]:
+    """Texts, which end at several places, and images."""
+    generator = torch.Generator().manual_seed(1)
+    texts = torch.randint(8, 29, (3, 7), generator=generator)
+    for text, stop in zip(texts, (6, 3, 5), strict=True):
+        text[stop], text[stop + 1 :] = end, 0
+    return texts, torch.randn(3, 3, 32, 32, generator=generator).to(dtype)
+
+
+# The activation, what the configuration says beside the sizes, and what the names begin with
+KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "plain": ("gelu", {}, ""),
+    "quick": ("quick_gelu", {"quick_gelu": True}, ""),
+    "parallel": ("gelu", {}, "module."),
+    "named text": ("gelu", {"custom_text": True}, "text."),
+    "end by number": ("gelu", {"text": {"pool_type": "eos", "eos_id": 5, "hf_tokenizer_name": "user/name"}}, ""),
+    "bias": ("gelu", {"init_logit_bias": -10}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@torch.no_grad()
+def test_both_towers_equal_clip(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    hidden_act, changes, prefix = KINDS[kind]
+    end, bias = (5 if kind == "end by number" else 29), (-1.5 if kind == "bias" else 0.0)
+    source = make_source(hidden_act, end, dtype)
+    state = as_open_clip(source.state_dict())
+    if prefix == "text.":
+        state = {name if name.startswith(("visual.", "logit_")) else f"text.{name}": state[name] for name in state}
+    elif prefix:
+        state = {f"{prefix}{name}": state[name] for name in state}
+    if bias:
+        state["logit_bias"] = torch.full((), bias, dtype=dtype)
+    save_open_clip(tmp_path, state, model_cfg(**changes))
+    model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    texts, images = draw_inputs(dtype, end)
+    expected = source(texts, images, return_loss=True)
+    actual = model(texts, images, return_loss=True)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    for name in ("image_embeds", "text_embeds"):
+        assert_close(actual[name], expected[name], tolerance, name)
+    logits = expected.logits_per_image + bias
+    assert logits.std() >= 0.1
+    assert_close(actual.logits_per_image, logits, tolerance, "logits")
+    signs = 2 * torch.eye(3, dtype=dtype) - 1
+    sigmoid = -nn.functional.logsigmoid(signs * logits).sum() / 3
+    assert_close(actual.loss, sigmoid if bias else expected.loss, tolerance, "loss")
+
+
+@torch.no_grad()
+def test_lone_file_of_openai_opens_with_both_towers(tmp_path: Path) -> None:
+    # whose heads are 64 wide
+    towers = {
+        "vision_config": {**SHAPE, "hidden_size": 128, "num_attention_heads": 2, "hidden_act": "quick_gelu"},
+        "text_config": {**TEXT, "hidden_size": 128, "hidden_act": "quick_gelu", "eos_token_id": 29},
+    }
+    source = hf.CLIPModel(hf.CLIPConfig(**towers, projection_dim=20)).double().eval()
+    draw_weights(source)
+    constants = {name: torch.tensor(32) for name in ("input_resolution", "context_length", "vocab_size")}
+    torch.save({**as_open_clip(source.state_dict()), **constants}, tmp_path / "clip.pt")
+    model, info = HfViTForZeroShotImageClassification.from_pretrained(
+        tmp_path / "clip.pt", hidden_act="quick_gelu", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    inputs = draw_inputs(torch.float64)
+    assert_close(model(*inputs).logits_per_image, source(*inputs).logits_per_image, 1e-9, "logits")
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_every_tensor_of_the_texts_matters(tmp_path: Path) -> None:
+    state, inputs = as_open_clip(make_source(dtype=torch.float64).state_dict()), draw_inputs(torch.float64)
+
+    def run(changed: State) -> list[Tensor]:
+        save_open_clip(tmp_path, changed, model_cfg())
+        model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+        features = model.get_text_features(inputs[0]).pooler_output, model.get_image_features(inputs[1]).pooler_output
+        return [model(*inputs).logits_per_image, *features]
+
+    before = run(state)
+    for name in (name for name in state if not name.startswith("visual.") or name == "visual.proj"):
+        pairs = zip(run({**state, name: 1.1 * state[name]}), before, strict=True)
+        assert max((own - old).abs().max() / old.abs().max() for own, old in pairs) > 1e-7, f"{name} hardly matters"
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "named"),
+    [
+        ({"hf_model_name": "roberta-base"}, {}, "hf_model_name"),
+        ({"embed_cls": True}, {}, "embed_cls"),
+        ({"no_causal_mask": True}, {}, "no_causal_mask"),
+        ({"pool_type": "last"}, {}, "pool_type"),
+        ({"hf_tokenizer_name": "bert-base-uncased"}, {}, "hf_tokenizer_name"),
+        ({"proj_bias": True}, {}, "proj_bias"),
+        ({"proj_type": "none"}, {}, "proj_type"),
+        ({"act_kwargs": {"approximate": "tanh"}}, {}, "act_kwargs"),
+        ({"norm_kwargs": {"eps": 1e-6}}, {}, "norm_kwargs"),
+        ({"ls_init_value": 0.1}, {}, "ls_init_value"),
+        ({"unheard_of": 1}, {}, "unheard_of"),
+        ({}, {"multimodal_cfg": {"layers": 2}}, "multimodal_cfg"),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
+)
+def test_text_tower_that_is_not_plain_is_refused(
+    text: dict[str, Any], changes: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    state = as_open_clip(make_source().state_dict())
+    save_open_clip(tmp_path, state, model_cfg(text, **changes))
+    with pytest.raises(ValueError, match=rf"text tower of .* drawn at random: open_clip_config\.json has .*{named}"):
+        HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+    images = HfViTModel.from_pretrained(tmp_path)  # which are plain
+    assert torch.equal(images.norm.weight, state["visual.ln_post.weight"])
+    assert images.config.text_config is None
+    fresh = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"num_hidden_layers": 1})
+    assert torch.equal(fresh.model.norm.weight, state["visual.ln_post.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("rename", "a lone file does not tell how a tower named text"),
+        ("scale", r"transformer\.resblocks\.0\.ls_1\.gamma"),
+        ("projection", "no text_projection"),
+        ("linear projection", r"text_projection\.weight, no text_projection"),
+    ],
+)
+def test_tensors_of_a_text_tower_that_are_not_known_are_refused(change: str, named: str, tmp_path: Path) -> None:
+    state = as_open_clip(make_source().state_dict())
+    if change == "rename":
+        state = {name if name.startswith(("visual.", "logit_")) else f"text.{name}": state[name] for name in state}
+    elif change == "scale":
+        state["transformer.resblocks.0.ls_1.gamma"] = torch.ones(24)
+    else:
+        projection = state.pop("text_projection")
+        if change == "linear projection":
+            state["text_projection.weight"] = projection.T.contiguous()
+    file = save_open_clip(tmp_path, state, None) / "open_clip_model.safetensors"
+    options = {"hidden_act": "gelu", "num_attention_heads": 4}
+    with pytest.raises(ValueError, match=named):
+        HfViTForZeroShotImageClassification.from_pretrained(file, **options)
+    assert torch.equal(HfViTModel.from_pretrained(file, **options).norm.weight, state["visual.ln_post.weight"])
+
+
+@pytest.mark.parametrize("size", [{"layers": 2}, {"width": 48}, {"vocab_size": 31}, {"context_length": 77}], ids=str)
+def test_text_tower_of_another_size_than_its_weights_is_refused(size: dict[str, int], tmp_path: Path) -> None:
+    save_open_clip(tmp_path, as_open_clip(make_source().state_dict()), model_cfg(size))
+    with pytest.raises(ValueError, match=rf"{next(iter(size))}={next(iter(size.values()))}, but the weights"):
+        HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+
+
+def test_other_text_tower_takes_the_place_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = as_open_clip(make_source().state_dict())
+    save_open_clip(tmp_path / "clip", state, model_cfg())
+    encoder = hf.BertModel(
+        hf.BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    )
+    encoder.save_pretrained(tmp_path / "bert")
+    hf.utils.logging.enable_propagation()
+    try:
+        model = HfViTForZeroShotImageClassification.from_vision_text_pretrained(tmp_path / "clip", tmp_path / "bert")
+    finally:
+        hf.utils.logging.disable_propagation()
+    assert "has a text tower of another encoder_config" in caplog.text
+    assert torch.equal(model.model.norm.weight, state["visual.ln_post.weight"])
+    assert torch.equal(model.text_model.embeddings.word_embeddings.weight, encoder.embeddings.word_embeddings.weight)
+    assert not torch.equal(model.contrastive_head.image_projection.weight, state["visual.proj"].T)
+
+
+def test_half_a_text_tower_is_refused(tmp_path: Path) -> None:
+    save_open_clip(tmp_path / "clip", as_open_clip(make_source().state_dict()), model_cfg())
+    HfViTForZeroShotImageClassification.from_pretrained(tmp_path / "clip").save_pretrained(tmp_path / "ours")
+    file = tmp_path / "ours" / "model.safetensors"
+    tensors = load_file(file)
+    save_file({name: tensors[name] for name in tensors if ".layers.1." not in name}, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"drawn at random: .*text_model\.encoder\.layers\.1\."):
+        HfViTForZeroShotImageClassification.from_pretrained(tmp_path / "ours", num_hidden_layers=1)
+    save_open_clip(tmp_path / "clip", as_open_clip(make_source().state_dict()), model_cfg())
+    with pytest.raises(ValueError, match=r"drawn at random: .*text_model\.encoder\.layers\.3\."):
+        HfViTForZeroShotImageClassification.from_pretrained(tmp_path / "clip", text_config={"num_hidden_layers": 4})
+
+
+def test_tokenizer_beside_it_is_cut_to_the_length_of_its_texts(tmp_path: Path) -> None:
+    save_open_clip(tmp_path, as_open_clip(make_source().state_dict()), model_cfg())
+    train_tokenizer(["a dog", "a cat"], 300, 20).save_pretrained(tmp_path)
+    processor = load_processor(HfViTForZeroShotImageClassification.from_pretrained(tmp_path), tmp_path)
+    assert isinstance(processor, HfViTProcessor)
+    assert processor.tokenizer.model_max_length == 7
+
+
+SIGLIP_TEXT = {
+    "hf_tokenizer_name": "user/name",
+    "no_causal_mask": True,
+    "proj_bias": True,
+    "pool_type": "last",
+    "norm_kwargs": {"eps": 1e-3},
+}
+
+
+def siglip_cfg(architecture: str = "vit_base_patch16_siglip_224", **text: Any) -> dict[str, Any]:
+    vision = {"image_size": 32, "timm_model_name": architecture, "timm_pool": "map", "timm_proj": "none"}
+    changes = {"vision_cfg": vision, "embed_dim": 64, "init_logit_bias": -10, "custom_text": True}
+    return model_cfg({**SIGLIP_TEXT, **text}, **changes)
+
+
+def make_siglip(hidden_act: str = "gelu") -> tuple[nn.Module, nn.Module, State]:
+    """The image tower of timm, the text tower of transformers, and the file of OpenCLIP with both."""
+    images = timm.create_model(
+        "vit_base_patch16_siglip_224", **{**SMALL, "embed_dim": 64, "num_heads": 1, "num_classes": 0}
+    )
+    config = hf.SiglipTextConfig(**TEXT, hidden_act=hidden_act, layer_norm_eps=1e-3, projection_size=64)
+    texts = hf.SiglipTextModel(config)
+    for tower in (images, texts):
+        draw_weights(tower.double().eval())
+    state = {f"visual.trunk.{name}": tensor.contiguous() for name, tensor in images.state_dict().items()}
+    named = {name.removeprefix("text_model."): tensor for name, tensor in texts.state_dict().items()}
+    head = {f"text.text_projection.{part}": named.pop(f"head.{part}") for part in ("weight", "bias")}
+    own = as_open_clip({f"text_model.{name}": tensor for name, tensor in named.items()})
+    scale = {"logit_scale": torch.full((1,), 1.0).double(), "logit_bias": torch.full((1,), -1.5).double()}
+    return images, texts, {**state, **{f"text.{name}": own[name] for name in own}, **head, **scale}
+
+
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh"])
+@torch.no_grad()
+def test_siglip_equals_its_towers(hidden_act: str, tmp_path: Path) -> None:
+    images, texts, state = make_siglip(hidden_act)
+    tanh = {"act_kwargs": {"approximate": "tanh"}} if hidden_act != "gelu" else {}
+    save_open_clip(tmp_path, state, siglip_cfg(**tanh))
+    model, info = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    ids, pixels = draw_inputs(torch.float64)
+    ids[ids == 0] = 1  # by which SigLIP fills texts up
+    pairs = nn.functional.normalize(images(pixels)), nn.functional.normalize(texts(ids).pooler_output)
+    logits = pairs[0] @ pairs[1].T * torch.tensor(1.0).double().exp() - 1.5
+    actual = model(ids, pixels, return_loss=True)
+    assert_close(actual.logits_per_image, logits, 1e-9, "logits")
+    signs = 2 * torch.eye(3).double() - 1
+    assert_close(actual.loss, -nn.functional.logsigmoid(signs * logits).sum() / 3, 1e-9, "loss")
+    assert_close(model(ids[1:2, :4], pixels).logits_per_text, logits.T[1:2], 1e-9, "logits of a short text")
+    assert_close(model(ids, torch.cat((pixels, pixels), -1)).text_embeds, pairs[1], 1e-9, "texts")
+
+
+def test_siglip_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    _, _, state = make_siglip()
+    for text in ({"hf_model_name": "facebook/nllb"}, {"no_causal_mask": False}, {"act_kwargs": {"inplace": True}}):
+        save_open_clip(tmp_path, state, siglip_cfg(**text))
+        with pytest.raises(ValueError, match=rf"drawn at random: open_clip_config\.json has .*{next(iter(text))}"):
+            HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+        opened = HfViTModel.from_pretrained(tmp_path)
+        assert torch.equal(opened.norm.weight, state["visual.trunk.norm.weight"])
+    config = siglip_cfg()
+    config["vision_cfg"]["timm_proj"] = "linear"
+    save_open_clip(tmp_path, state, config)
+    with pytest.raises(ValueError, match=r"image tower in open_clip_config\.json has {'timm_proj': 'linear'}"):
+        HfViTModel.from_pretrained(tmp_path)
+
+
+def test_texts_for_siglip_are_canonicalized_also_when_saved(tmp_path: Path) -> None:
+    _, _, state = make_siglip()
+    pieces = [
+        ("</s>", 0.0),
+        ("<pad>", 0.0),
+        ("<unk>", 0.0),
+        *((piece, -3.0) for piece in "▁adogADOG._!,"),
+        ("▁a", -2.0),
+    ]
+    tokenizer = hf.T5Tokenizer(vocab=pieces, extra_ids=0)
+    expected = tokenizer("a do g").input_ids
+    assert tokenizer("A, Do_G!").input_ids != expected
+    tokenizer.save_pretrained(tmp_path)
+    save_open_clip(tmp_path, state, siglip_cfg(tokenizer_kwargs={"clean": "canonicalize"}))
+    model = HfViTForZeroShotImageClassification.from_pretrained(tmp_path)
+    assert tokenizer.pad_token_id == model.text_options.pad_token_id == 1
+    processor = load_processor(model, tmp_path)
+    processor.save_pretrained(tmp_path / "ours")
+    for opened in (processor, HfViTProcessor.from_pretrained(tmp_path / "ours")):
+        assert opened(text=["A, Do_G!"]).input_ids == [expected]
+    save_open_clip(tmp_path, state, siglip_cfg())
+    assert load_processor(model, tmp_path)(text=["A, Do_G!"]).input_ids != [expected]
+    other = HfViTForZeroShotImageClassification.from_pretrained(tmp_path, text_config={"pad_token_id": 2})
+    with pytest.raises(ValueError, match=r"fills texts up with token 1, but the text tower was trained to see 2"):
+        load_processor(other, tmp_path)
