@@ -4,7 +4,6 @@ import ctypes
 import fnmatch
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from ..helpers import network, processes
-from ..helpers.environment import HOME, PLACE, TEMPORARY
+from ..helpers.environment import HOME, TEMPORARY
 
 
 # What Python and its libraries start or make once, when first needed, and keep until they end.
@@ -22,10 +21,6 @@ KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkser
 KEPT_FILES = ("pymp-*",)
 PATIENCE = 5.0  # seconds, which a process that has been told to end may take
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended become children of this one
-
-
-def pytest_unconfigure() -> None:
-    shutil.rmtree(PLACE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
