@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from .network import refuse_network
+from .processes import NO_COUNTING
 
 
 PLACE = Path(tempfile.mkdtemp(prefix="hf_vit-tests-"))  # of this process
@@ -22,6 +23,7 @@ def isolate() -> None:
         del os.environ[name]
     HOME.mkdir()
     TEMPORARY.mkdir()
+    os.environ.update(NO_COUNTING)
     os.environ.update(
         HOME=str(HOME), XDG_CACHE_HOME=str(PLACE / "cache"), HF_HOME=str(PLACE / "huggingface"), NO_PROXY="*"
     )

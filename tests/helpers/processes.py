@@ -19,6 +19,10 @@ TIMEOUT = 480  # seconds, of which a busy machine needs half
 LIBRARIES = ("accelerate", "datasets", "peft", "safetensors.torch", "transformers.pipelines", "transformers.trainer")
 PACKAGE = ("hf_vit.features", "hf_vit.training", "hf_vit.visualize")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which torch reads at import
+NO_COUNTING = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+}  # over the network, of what is loaded
 
 ZYGOTES: set[int] = set()  # their ids; they end with this process
 
