@@ -8,6 +8,9 @@ from pathlib import Path
 from .processes import ONE_THREAD, ROOT, TIMEOUT, Process
 
 
+OFFLINE = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+
+
 def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Process:
     """Starts a job, which writes what it has to say to `folder` and what it prints to output.txt there."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -15,7 +18,7 @@ def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Pro
     return Process(
         *("-m", "tests.helpers.trainings", job, str(folder), *map(str, arguments)),
         workdir=ROOT,
-        environment={**os.environ, "PYTHONPATH": str(ROOT)},
+        environment={**os.environ, **OFFLINE},
         stdout=output,
         stderr=output,
         processes=processes,
@@ -27,13 +30,12 @@ def launch(*arguments: str, folder: Path, workdir: Path = ROOT) -> subprocess.Po
 
     Not `accelerate launch --cpu --num_processes 2`, which runs one process and does not say so.
     """
-    environment = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **ONE_THREAD}
     # A file rather than a pipe, which the workers of a killed process would hold open.
     with (folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *arguments],
             cwd=workdir,
-            env={**os.environ, **environment},
+            env={**os.environ, **OFFLINE, **ONE_THREAD},
             stdout=output,
             stderr=subprocess.STDOUT,
         )

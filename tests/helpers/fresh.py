@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .processes import ROOT, Process
+from .processes import NO_COUNTING, ROOT, Process
 
 
 PREAMBLE = """
@@ -80,7 +80,7 @@ def offline(environment: dict[str, str]) -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     return variables | {
         "HF_HOME": "hf_home",  # in whichever folder the process runs: all processes have the same environment
-        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **NO_COUNTING,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         **({"HF_HUB_OFFLINE": "1"} if "HF_ENDPOINT" not in environment else {}),
         **environment,

@@ -19,6 +19,12 @@ TIMEOUT = 480  # seconds, of which a busy machine needs half
 LIBRARIES = ("accelerate", "datasets", "peft", "safetensors.torch", "transformers.pipelines", "transformers.trainer")
 PACKAGE = ("hf_vit.features", "hf_vit.training", "hf_vit.visualize")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which torch reads at import
+NO_COUNTING = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+}  # which is done over the network
+
+ZYGOTES: set[int] = set()  # their ids; they end with this process
 
 _STARTED: list[subprocess.Popen[bytes]] = []  # none of which is waited for
 
@@ -68,10 +74,7 @@ class Process:
             socket.send_fds(source, [b"+"], [theirs.fileno()])
         self._connection.sendall(json.dumps(order).encode())
         self._connection.shutdown(socket.SHUT_WR)
-        self.pid = self._receive()
-
-    def _receive(self) -> int:
-        return NUMBER.unpack(self._connection.recv(NUMBER.size, socket.MSG_WAITALL))[0]
+        self.pid = receive(self._connection)
 
     def poll(self) -> int | None:
         """Returns its exit code if it has ended."""
@@ -84,7 +87,7 @@ class Process:
         """Returns its exit code; raises `TimeoutError` if it has not ended after so many seconds."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
-            self.returncode = self._receive()
+            self.returncode = receive(self._connection)
             self._connection.close()
         return self.returncode
 
@@ -98,14 +101,21 @@ class Process:
         self.send_signal(signal.SIGTERM)
 
 
+def receive(connection: socket.socket) -> int:
+    """Waits for a number that a zygote answers with."""
+    return NUMBER.unpack(connection.recv(NUMBER.size, socket.MSG_WAITALL))[0]
+
+
 @functools.cache
 def zygote() -> socket.socket:
     """Starts the zygote, which ends with this process; returns where it receives sockets."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PYTHONPATH"))}
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, str(ROOT / "tests" / "helpers" / "zygote.py"), str(theirs.fileno())]
-        _STARTED.append(subprocess.Popen(command, env={**variables, **ONE_THREAD}, pass_fds=[theirs.fileno()]))
+        command = [sys.executable, "-m", "tests.helpers.zygote", str(theirs.fileno())]
+        environment = {**variables, **ONE_THREAD}
+        _STARTED.append(subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()]))
+    ZYGOTES.add(_STARTED[-1].pid)
     return ours
 
 
@@ -126,4 +136,6 @@ def warm_zygote(environment: tuple[tuple[str, str], ...]) -> socket.socket:
     with theirs, connection, others:
         socket.send_fds(zygote(), [b"+"], [others.fileno(), theirs.fileno()])
         connection.sendall(json.dumps(order).encode())
+        connection.shutdown(socket.SHUT_WR)
+        ZYGOTES.add(receive(connection))
     return ours

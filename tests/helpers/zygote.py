@@ -3,9 +3,10 @@
 A fresh process takes seconds to import them. Those of Hugging Face read their environment (`HF_HOME`, `HF_ENDPOINT`,
 …) at import, so that these are imported by a further zygote, one for each environment, or by the process itself.
 
-`python zygote.py SOCKET` receives sockets, until the socket that they come by is closed. On each there is an `Order`,
-answered by two numbers: the id of the process and, when that has ended, its exit code. With a second socket beside it
-the process is a zygote too, which imports the modules that are its arguments and receives its orders there.
+`python -m tests.helpers.zygote SOCKET` receives sockets, until the socket that they come by is closed. On each there
+is an `Order`, answered by two numbers: the id of the process and, when that has ended, its exit code. With a second
+socket beside it the process is a zygote too, of which only the id is told; it imports the modules that are its
+arguments and receives its orders there.
 """
 
 import ctypes
@@ -20,6 +21,9 @@ import sys
 import types
 from runpy import run_module, run_path
 from typing import Any, TypedDict
+
+from .network import refuse_network
+from .seeds import VARIABLE, seed_everything
 
 
 LIBRARIES = (
@@ -57,6 +61,7 @@ def serve(source: socket.socket) -> tuple[Order, socket.socket | None]:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 order = json.load(connection.makefile())
                 if others:
+                    connection.sendall(NUMBER.pack(os.getpid()))
                     return order, others[0]
                 child = os.fork()
                 if child == 0:
@@ -85,7 +90,9 @@ def become(order: Order) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Runs a script, module or code as the main program."""
+    """Runs a script, module or code as the main program, which draws what its test's seed says."""
+    if VARIABLE in os.environ:
+        seed_everything(int(os.environ[VARIABLE]))
     how, *rest = arguments
     if how == "-c":
         code, *others = rest
@@ -123,6 +130,7 @@ def run_processes(order: Order) -> None:
 
 
 def main() -> None:
+    refuse_network()
     modules: list[str] = list(LIBRARIES)
     orders: socket.socket | None = socket.socket(fileno=int(sys.argv[1]))
     while orders:

@@ -225,7 +225,7 @@ def test_gradient_rollout_agrees_with_differences_of_nudged_attention() -> None:
         relevance = relevance + (weights[number][0] * gradient).clamp(min=0).mean(0) @ relevance
     (heat,) = gradient_rollout(model, image, [class_number])
     torch.testing.assert_close(heat, relevance[0, 1:].view(2, 3), rtol=1e-6, atol=1e-9)
-    assert heat.max() > 5 * heat.min()
+    assert heat.std() > 0.05 * heat.mean()  # far more than the tolerance
 
 
 def test_gradient_rollout_leaves_a_frozen_model_as_it_is_and_takes_the_likeliest_class() -> None:

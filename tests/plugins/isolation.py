@@ -1,0 +1,111 @@
+"""Refuses tests that reach for the network, or that leave processes or files behind outside their folder."""
+
+import ctypes
+import fnmatch
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from ..helpers import network, processes
+from ..helpers.environment import HOME, TEMPORARY
+
+
+# What Python and its libraries start or make once, when first needed, and keep until they end.
+KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+KEPT_FILES = ("pymp-*",)
+PATIENCE = 5.0  # seconds, which a process that has been told to end may take
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended become children of this one
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps temporary files in one folder, and those whose parents have ended among the processes started here."""
+    tmp_path_factory.getbasetemp()  # stays where it is
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(TEMPORARY))
+        patch.setattr(tempfile, "tempdir", str(TEMPORARY))
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(SUBREAPER, 1)
+        yield
+
+
+def files_of_checkout() -> set[str]:
+    """All files of this repository except what git ignores."""
+    ignored = [".git", *(line.strip("/\n") for line in (processes.ROOT / ".gitignore").open())]
+    found = set()
+    for folder, folders, names in os.walk(processes.ROOT):
+        folders[:] = [name for name in folders if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)]
+        found.update(os.path.join(folder, name) for name in names)
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left_in_checkout() -> Iterator[None]:
+    before = files_of_checkout()
+    yield
+    left = files_of_checkout() - before
+    assert not left, f"A test of this file, or of one that ran beside it, left {sorted(left)} behind."
+
+
+def temporary_files() -> set[str]:
+    """What is in the folders of which tests know no more than that they exist."""
+    names = {os.path.join(folder, name) for folder in (HOME, TEMPORARY) for name in os.listdir(folder)}
+    return {name for name in names if not any(fnmatch.fnmatch(os.path.basename(name), kept) for kept in KEPT_FILES)}
+
+
+def contents(path: str) -> bytes:
+    """What is in a file of `/proc`; nothing once its process has ended."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def running(pid: int) -> Iterator[int]:
+    """Yields processes that run below a process, but for those that are to stay."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended, or the system has no such folder
+        return
+    for thread in threads:
+        for child in map(int, contents(f"/proc/{pid}/task/{thread}/children").split()):
+            has_ended = contents(f"/proc/{child}/stat").rpartition(b")")[2].split()[:1] in ([], [b"Z"])
+            command = contents(f"/proc/{child}/cmdline")
+            if child not in processes.ZYGOTES and not has_ended and not any(k in command for k in KEPT_PROCESSES):
+                yield child
+            yield from running(child)
+
+
+def left_running() -> dict[int, str]:
+    """Ids and commands of processes that run on although they had time to end; ends them."""
+    if not any(running(os.getpid())):
+        return {}
+    for worker in multiprocessing.active_children():
+        if worker.daemon:  # as those of a data loader, which end with what is garbage now, or else with this process
+            worker.terminate()
+    latest = time.monotonic() + PATIENCE
+    while any(running(os.getpid())) and time.monotonic() < latest:
+        time.sleep(0.01)
+    left = {child: contents(f"/proc/{child}/cmdline").replace(b"\0", b" ").decode() for child in running(os.getpid())}
+    for child in left:
+        os.kill(child, signal.SIGKILL)
+    return left
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    files = temporary_files()
+    yield
+    refused, network.refused[:] = network.refused[:], []
+    assert not refused, f"The test reached for the network: {refused}"
+    left = left_running()
+    assert not left, f"The test left processes running, which were ended: {left}"
+    left_files = temporary_files() - files
+    assert not left_files, f"The test left files outside its tmp_path: {sorted(left_files)}"

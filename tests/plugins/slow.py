@@ -1,0 +1,105 @@
+"""Marks slow tests, and spares all of them the search of imports for garbage, again and again."""
+
+import gc
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer
+
+from ..helpers.processes import Process
+
+
+# Whatever uses one of these is slow: a test, a fixture of it or a function of these folders that either calls.
+STARTS_A_PROCESS = (Process, subprocess.run, subprocess.Popen)
+TRAINS = {"load_script", "make_trainer", "run", "run_task"}
+SWEEPS = ("convert", "visualize")  # models of many libraries one after another, and matplotlib's drawings
+OWN_PACKAGE = __name__.partition(".")[0]
+NEW_MODULES = 200  # after which imports are frozen again
+
+
+class Imports:
+    """Takes what imports leave behind out of the garbage collector's sight.
+
+    The Trainer collects garbage whenever a training starts: among all objects of torch and transformers that takes
+    longer than most trainings of these tests.
+    """
+
+    frozen = 0
+
+    @classmethod
+    def freeze(cls) -> None:
+        if len(sys.modules) > cls.frozen + NEW_MODULES:
+            gc.collect()
+            gc.freeze()
+            cls.frozen = len(sys.modules)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    Imports.freeze()
+    return (yield)
+
+
+def codes(code: CodeType) -> Iterator[CodeType]:
+    """Yields a function's code and that of all functions within."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
+
+
+def used_by(function: FunctionType) -> Iterator[Any]:
+    """Yields defaults of a function's arguments and what it names of its module, or of modules that it names."""
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for code in codes(function.__code__):
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                yield from (getattr(value, other) for other in code.co_names if other in vars(value))
+            else:
+                yield value
+
+
+def is_slow(function: Any, known: dict[Any, bool]) -> bool:
+    """Whether a function starts a process, trains or compiles, itself or by functions of these tests."""
+    function = inspect.unwrap(function) if callable(function) else function
+    if function is torch.optim:
+        return True
+    if isinstance(function, type):
+        if issubclass(function, Trainer):
+            return True
+        methods = vars(function).values() if function.__module__.startswith(f"{OWN_PACKAGE}.") else ()
+        return function in STARTS_A_PROCESS or any(is_slow(m, known) for m in methods if isinstance(m, FunctionType))
+    if not isinstance(function, FunctionType):
+        return False
+    if function not in known:
+        known[function] = False  # while it is looked into
+        known[function] = (
+            function in STARTS_A_PROCESS
+            or function is torch.compile
+            or (
+                function.__module__.startswith(f"{OWN_PACKAGE}.")
+                and (
+                    any(TRAINS.intersection(code.co_names) for code in codes(function.__code__))
+                    or any(is_slow(used, known) for used in used_by(function))
+                )
+            )
+        )
+    return known[function]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks every slow test as such, whether or not its author thought of it."""
+    known: dict[Any, bool] = {}
+    for item in items:
+        if isinstance(item, pytest.Function):
+            fixtures = (f.func for name in item.fixturenames for f in item._fixtureinfo.name2fixturedefs.get(name, ()))
+            is_sweep = item.path.parent.name in SWEEPS
+            if is_sweep or any(is_slow(function, known) for function in (item.function, *fixtures)):
+                item.add_marker(pytest.mark.slow)
