@@ -31,8 +31,8 @@ EXIF_ORIENTATION = 0x0112
 # ITU-R 601 luma weights in 1/65536, the integers that PIL uses
 LUMA = (19595, 38470, 7471)
 ALPHA_LEFT_OUT = (
-    "Transparency is left out, as transformers' pipelines do: transparent pixels show the color that is stored for them. "
-    "Put such images on a background first."
+    "Transparency is left out, as transformers' pipelines do: transparent pixels show the color that is stored for "
+    "them. Put such images on a background first."
 )
 WIDE_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32, torch.uint64)
 
@@ -232,7 +232,7 @@ def _wide_to_array(image: "PIL.Image.Image", name: str) -> np.ndarray:
     if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):  # the first also of NaN
         raise ValueError(
             f"{name} has mode {image.mode!r} with values from {low} to {high}. transformers' pipelines convert images "
-            "to 8 bits by clipping, which keeps whole numbers from 0 to 255 alone: all above is white. Scale the values "
+            "to 8 bits by clipping: whole numbers from 0 to 255 stay, all above becomes white. Scale the values "
             'to that range and save 8 bits, as Image.fromarray((np.asarray(image) / 257).astype("uint8")) does for 16 '
             "bits; arrays of uint16 are scaled so."
         )

@@ -259,7 +259,7 @@ def test_more_than_8_bits_are_read_as_pipelines_read_them_or_refused(backend, tm
 
 
 def test_floats_that_pipelines_make_black_are_refused(backend):
-    with pytest.raises(ValueError, match="mode 'F' with values from 0.* to 1"):
+    with pytest.raises(ValueError, match=r"mode 'F' with values from 0.* to 1"):
         read(backend, wide_image("F", np.linspace(0, 1, 20).reshape(4, 5)))
 
 
@@ -338,7 +338,11 @@ NAN = np.full((3, 4, 4), np.nan, dtype=np.float32)
         (torch.zeros(4, 4, dtype=torch.complex64), TypeError, r"images\[1\] is a tensor of torch.complex64"),
         (np.full((4, 4), 256), ValueError, r"images\[1\] holds integers from 256 to 256.*uint16"),
         (np.full((4, 4), -1), ValueError, r"images\[1\] holds integers from -1"),
-        (PIL.Image.fromarray(np.array([[-1]], dtype=np.int32)), ValueError, r"images\[1\] has mode 'I' with values from -1"),
+        (
+            PIL.Image.fromarray(np.array([[-1]], dtype=np.int32)),
+            ValueError,
+            r"images\[1\] has mode 'I' with values from -1",
+        ),
         (PIL.Image.fromarray(NAN[0]), ValueError, r"images\[1\] has mode 'F' with values from nan"),
         (PIL.Image.fromarray(np.float32([[300]])), ValueError, r"images\[1\] has mode 'F' with values from 300"),
         ("data:image/png,abc", ValueError, r"images\[1\] \('data:image/png,abc'\) is no base64 data URL"),
