@@ -195,7 +195,7 @@ def is_transparent(image: "PIL.Image.Image") -> bool:
         return False
     # PIL converts premultiplied gray into nothing but plain gray with alpha
     plain = image.convert("LA") if image.mode in ("LA", "La") else image.convert("RGBA")
-    return bool(plain.getchannel("A").getextrema()[0] < 255)
+    return plain.getchannel("A").histogram()[255] < image.width * image.height
 
 
 def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_convert_rgb: bool | None) -> np.ndarray:

@@ -84,7 +84,7 @@ def _last_bytes(raw: BinaryIO) -> bytes:
 def _fault_after_members(stream: BinaryIO | gzip.GzipFile, is_late: IsLate) -> str:
     with tarfile.open(fileobj=stream, mode="r:") as tar:
         while tar.next() is not None:
-            tar.members.clear()  # which may be millions
+            tar.members.clear()  # type: ignore[attr-defined]  # which may be millions
             if is_late():
                 raise _LateError
         end = tar.offset

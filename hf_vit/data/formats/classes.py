@@ -40,7 +40,7 @@ class ClassList:
         binary_masks: Whether indexed masks have 0 for the first of two classes and 255 for the second.
 
     Raises:
-        ValueError: if there is no class, or more than 255, or a name is empty or there twice, or masks cannot be binary.
+        ValueError: if there is no class, or more than 255, a name is empty or there twice, or masks cannot be binary.
     """
 
     names: tuple[str, ...]
