@@ -200,8 +200,9 @@ def is_transparent(image: "PIL.Image.Image") -> bool:
 
 def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_convert_rgb: bool | None) -> np.ndarray:
     """Returns the bands of a PIL image, (H, W) or (H, W, C) uint8, as `.convert("RGB")` makes them of it."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _wide_to_array(image, name)
+    check_bits(image, name)
+    if _is_wide(image):
+        return np.array(image).astype(np.uint8)
     try:
         mode = _plain_mode(image, num_channels, do_convert_rgb)
         if mode in ("L", "RGB") and is_transparent(image):
@@ -225,8 +226,10 @@ def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: boo
     return "RGBA" if image.has_transparency_data else "RGB"
 
 
-def _wide_to_array(image: "PIL.Image.Image", name: str) -> np.ndarray:
-    """Returns (H, W) uint8 of modes of more than 8 bits; `ValueError` for values that pipelines clip or make black."""
+def check_bits(image: "PIL.Image.Image", name: str) -> None:
+    """Raises `ValueError` for values that 8 bits do not hold, which transformers' pipelines clip or make black."""
+    if not _is_wide(image):
+        return
     values = np.array(image)
     low, high = values.min(), values.max()
     if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):  # the first also of NaN
@@ -236,7 +239,10 @@ def _wide_to_array(image: "PIL.Image.Image", name: str) -> np.ndarray:
             'to that range and save 8 bits, as Image.fromarray((np.asarray(image) / 257).astype("uint8")) does for 16 '
             "bits; arrays of uint16 are scaled so."
         )
-    return values.astype(np.uint8)
+
+
+def _is_wide(image: "PIL.Image.Image") -> bool:
+    return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
 def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:

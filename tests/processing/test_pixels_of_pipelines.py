@@ -19,8 +19,9 @@ from hf_vit.data import (
     stream_image_classification,
     unreadable_images,
 )
+from hf_vit.data.augmentation.datasets import image_only
 from hf_vit.data.augmentation.operations import read_uint8
-from hf_vit.data.datasets import NamedImages
+from hf_vit.data.datasets import NamedImages, TargetDataset
 from hf_vit.features.extraction import ImageReader
 from hf_vit.predict import open_image
 from hf_vit.training import HfViTTrainingArguments, data_notes
@@ -153,6 +154,9 @@ def test_files_of_16_bits_that_pipelines_make_white_are_named_before_a_training(
     assert "a.png: it has mode 'I;16' with values from" in found[0]
     assert "b.tiff: it has mode 'F' with values from" in found[1]
     assert "pipelines convert images to 8 bits by clipping" in found[0]
+    examples = TargetDataset(load_unlabeled_images([str(tmp_path)])["train"], image_only)
+    with pytest.raises(ValueError, match=r"a\.png has mode 'I;16' with values from"):
+        examples[0]
 
 
 def test_transparent_images_are_named_also_for_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
