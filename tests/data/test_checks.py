@@ -80,7 +80,7 @@ def odd_images() -> dict[str, bytes]:
     color.quantize(8).save(animated, "GIF", save_all=True, append_images=[gray.quantize(8)])
     exif = BytesIO()
     color.save(exif, "JPEG", exif=turned)
-    deep = PILImage.fromarray(np.linspace(0, 65535, 96).reshape(8, 12).astype(np.uint16))
+    deep = PILImage.fromarray(np.linspace(0, 255, 96).reshape(8, 12).astype(np.uint16))
     return {
         "16 bits": encoded(deep),
         "alpha": encoded(alpha),
