@@ -13,7 +13,15 @@ from hf_vit.data.formats import archives
 from hf_vit.data.formats.archives import check_tars
 from hf_vit.data.formats.files import files_below
 
-from ..helpers.datasets import encoded, picture, write_class_folders, write_pictures, write_tar
+from ..helpers.datasets import (
+    dataset_of,
+    encoded,
+    picture,
+    truncate,
+    write_class_folders,
+    write_pictures,
+    write_tar,
+)
 
 
 def link(place: Path, target: Path) -> None:
@@ -134,6 +142,17 @@ def test_a_compressed_archive_that_is_cut_anywhere_is_refused(tmp_path: Path) ->
         (tmp_path / "b.tgz").write_bytes(content[: int(share * len(content))])
         with pytest.raises(OSError, match=r"b\.tgz: it is cut or damaged"):
             check_tars([str(tmp_path / "b.tgz")])
+
+
+def test_parquet_files_that_are_cut_are_refused_before_a_stream_comes_to_them(tmp_path: Path) -> None:
+    for number in range(2):
+        dataset_of(["cat", "dog"] * 5).to_parquet(tmp_path / f"train-{number}.parquet")
+    assert len(list(stream_images([str(tmp_path)])["train"])) == 20
+    truncate(tmp_path / "train-1.parquet", 0.99)
+    for stream in (lambda: stream_image_classification(str(tmp_path)), lambda: stream_images([str(tmp_path)])):
+        with pytest.raises(OSError, match=r"1 of 2 parquet files are cut or damaged:\n.*train-1\.parquet\n") as caught:
+            stream()
+        assert "train-0" not in str(caught.value)
 
 
 def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

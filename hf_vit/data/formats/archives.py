@@ -1,4 +1,4 @@
-"""Tar files that have been cut, damaged or joined, which their readers take for whole ones with fewer members."""
+"""Files that have been cut, damaged or joined: tar files, whose readers then find fewer members, and parquet files."""
 
 import gzip
 import tarfile
@@ -16,6 +16,7 @@ from .files import in_lines
 
 logger = logging.get_logger(__name__)
 BLOCK = tarfile.BLOCKSIZE
+PARQUET_END = b"PAR1"
 GZIP_START = b"\x1f\x8b"
 MAX_SECONDS = 60.0  # for all archives of a dataset
 CHUNK_BYTES = 2**20
@@ -54,6 +55,21 @@ def check_tars(files: Iterable[str], max_seconds: float = MAX_SECONDS) -> None:
             len(paths),
             num_late,
             max_seconds,
+        )
+
+
+def check_parquet(files: Iterable[str]) -> None:
+    """Raises `OSError` for parquet files that do not end as such, before a stream comes to them."""
+    paths = list(map(Path, files))
+    cut = []
+    for path in paths:
+        with path.open("rb") as raw:
+            if not _last_bytes(raw).endswith(PARQUET_END):
+                cut.append(path)
+    if cut:
+        raise OSError(
+            f"{len(cut)} of {len(paths)} parquet files are cut or damaged:{in_lines(cut)}\nGet them again, or leave "
+            "them out."
         )
 
 

@@ -21,7 +21,7 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import logging
 
-from .archives import check_tars
+from .archives import check_parquet, check_tars
 from .classes import INTEGERS, names_beside, with_class_column
 from .columns import USUAL_NAMES, SourceOptions
 from .files import (
@@ -161,10 +161,10 @@ def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
 
 def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
     """Opens parquet files or tar files, if there are such, that are read while they are used."""
-    kind, files = "parquet", find_parquet(path)
+    kind, files, check = "parquet", find_parquet(path), check_parquet
     if not files:
-        kind, files = "webdataset", find_tars(path)
-        check_tars(chain.from_iterable(files.values()))
+        kind, files, check = "webdataset", find_tars(path), check_tars
+    check(chain.from_iterable(files.values()))
     return {
         name: load_dataset(kind, data_files={name: list(map(glob.escape, found))}, split=name, streaming=True)
         for name, found in files.items()
