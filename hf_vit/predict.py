@@ -429,7 +429,7 @@ def find_images(inputs: Sequence[Path]) -> list[Path]:
 
 
 def open_image(file: Path) -> Image.Image:
-    """Opens an image upright, as 8-bit colors on white, as no pipeline does; raises `ValueError` if unreadable."""
+    """Opens an image upright, as 8-bit colors, as a training does; raises `ValueError` if unreadable."""
     try:
         with Image.open(file) as opened:
             pixels = read_image(opened, "it", num_channels=3)  # (3, H, W)

@@ -8,7 +8,7 @@ from .augmentation.classification import (
 )
 from .augmentation.datasets import AugmentedDataset, AugmentedStream, RepeatedAugmentationSampler
 from .augmentation.joint import dense_augmentation, detection_augmentation, keypoint_augmentation
-from .checks import check_dense, unreadable_images, without_unreadable
+from .checks import check_apart, check_dense, shows_transparency, unreadable_images, without_unreadable
 from .collators import (
     DensePredictionCollator,
     ImageClassificationCollator,
@@ -57,6 +57,7 @@ __all__ = [
     "RepeatedAugmentationSampler",
     "TargetData",
     "TargetDataset",
+    "check_apart",
     "check_dense",
     "cropped_example_augmentation",
     "dense_augmentation",
@@ -82,6 +83,7 @@ __all__ = [
     "read_depth",
     "read_mask",
     "read_segment_ids",
+    "shows_transparency",
     "small_affine",
     "stream_image_classification",
     "stream_images",

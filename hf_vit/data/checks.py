@@ -1,13 +1,16 @@
 """Images and targets that cannot be read or trained on, found before a training starts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, DatasetDict, Image
+from PIL import Image as PILImage
 from transformers.utils import logging
 
-from ..model.image_inputs import decode_image, read_image
+from ..model.image_inputs import decode_image, is_transparent, read_image
 from .datasets import TargetDataset
 from .formats.files import in_lines, listed
 from .targets import encoded_bytes
@@ -16,6 +19,37 @@ from .targets import encoded_bytes
 logger = logging.get_logger(__name__)
 CHUNK_SIZE = 64  # images that a thread takes at a time
 MAX_NAMED = 100
+
+
+def check_apart(sources: Iterable[str], output_dir: str) -> None:
+    """Raises `ValueError` if results would lie among the data, and be taken for data later, or the data among them.
+
+    Args:
+        sources: Paths of data, or names on the Hub, which are not looked at.
+        output_dir: Where the results are to be written.
+    """
+    output = Path(output_dir).expanduser().resolve()
+    for source in sources:
+        place = Path(source).expanduser().resolve()
+        if place.exists() and (output.is_relative_to(place) or place.is_relative_to(output)):
+            raise ValueError(
+                f"output_dir={output_dir!r} and the data {source!r} lie one in the other, so that pictures of results "
+                "would be taken for data next time. Write the output elsewhere."
+            )
+
+
+def shows_transparency(encoded: Mapping[str, Any]) -> bool:
+    """Returns whether an image has transparent pixels; false for one that cannot be read, see `unreadable_images`.
+
+    Args:
+        encoded: A cell of the type `datasets.Image(decode=False)`. It is decoded only if its header speaks of alpha.
+    """
+    content = encoded["bytes"]
+    try:
+        with PILImage.open(encoded["path"] if content is None else BytesIO(content)) as image:
+            return is_transparent(image)
+    except Exception:  # of damaged images PIL raises many
+        return False
 
 
 def unreadable_images(dataset: Dataset, num_threads: int | None = None, show_progress: bool = True) -> dict[int, str]:

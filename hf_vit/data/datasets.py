@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset, DatasetDict, Image
 from transformers.utils import logging
 
-from ..model.image_inputs import decode_image
+from ..model.image_inputs import check_bits, decode_image
 from .targets import encoded_bytes, target_of
 
 
@@ -108,6 +108,7 @@ class TargetDataset(torch.utils.data.Dataset[dict[str, Any]]):
 def read_example(row: dict[str, Any], read_target: ReadTarget) -> dict[str, Any]:
     """Reads a row of a `TargetDataset`, whose image is encoded."""
     image = decode_image(BytesIO(encoded_bytes(row["image"], f"image {row['file']}")), row["file"])
+    check_bits(image, row["file"])
     target = read_target(row)
     for name in target.keys() & set(PIXELWISE):
         height, width = target[name].shape[-2:]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..data import check_apart
 from ..training.arguments import UnlabeledImagesArguments
 from .encoder import FEATURES
 
@@ -39,6 +40,7 @@ class ExtractionArguments(UnlabeledImagesArguments):
             raise ValueError(f"features={self.features} are not all known. Choose among {', '.join(FEATURES)}.")
         if len({*self.features}) < len(self.features):
             raise ValueError(f"features={self.features} names one twice.")
+        check_apart(self.sources, self.output_dir)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype={self.dtype!r} is not known. Choose {' or '.join(DTYPES)}.")
         if min(self.batch_size, self.rows_per_shard) < 1 or self.num_workers < 0:

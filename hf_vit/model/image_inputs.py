@@ -1,7 +1,8 @@
 """Image inputs of any kind as tensors: loading, checks and colors.
 
-Both image processors read their inputs here, so both start from the same pixels: files are decoded by PIL, and all
-arithmetic on pixels is done in torch. Shapes: C channels, H W pixels.
+Both image processors and all trainings read their inputs here, and start from the pixels that transformers' pipelines
+start from, which open a file with PIL and call `.convert("RGB")`. All arithmetic on pixels is done in torch. Shapes: C
+channels, H W pixels.
 """
 
 import base64
@@ -29,6 +30,10 @@ DOWNLOAD_TIMEOUT = 30.0  # seconds
 EXIF_ORIENTATION = 0x0112
 # ITU-R 601 luma weights in 1/65536, the integers that PIL uses
 LUMA = (19595, 38470, 7471)
+ALPHA_LEFT_OUT = (
+    "Transparency is left out, as transformers' pipelines do: transparent pixels show the color that is stored for "
+    "them. Put such images on a background first."
+)
 WIDE_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint32, torch.uint64)
 
 
@@ -60,24 +65,23 @@ def read_image(
     """Returns one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
 
     An image is a path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor: (H, W), (C, H, W) or (H, W, C).
-    Of animations, the first frame counts. float32 come from arrays of floats, which hold 0..255 if `do_rescale`, else
-    0..1, and from PIL's mode "F". Without `input_data_format` the axis of channels is inferred. For the other options
-    see `HfViTImageProcessorBase`.
+    Of animations, the first frame counts, and alpha does not. float32 come from arrays of floats, which hold 0..255 if
+    `do_rescale`, else 0..1. Without `input_data_format` the axis of channels is inferred. For the other options see
+    `HfViTImageProcessorBase`.
 
     Raises `OSError` if it cannot be opened or decoded, `TypeError` if it is no image or of a type of number that no
-    image has, `ValueError` if its shape, size, channels or values make no image.
+    image has, `ValueError` if its shape, size, channels or values make no image, or 8 bits do not hold the values of a
+    file or PIL image, which pipelines would clip.
     """
     if isinstance(image, str | os.PathLike):
         image, name = open_image(image, name), _with_source(name, image)
     elif is_pil(image):
         image = upright(image, name)
     if is_pil(image):
-        # PIL's own bands come last, and mode "F" has been brought to 0..255
         pixels = array_to_tensor(_pil_to_array(image, name, num_channels, do_convert_rgb), name)
-        input_data_format, white = "channels_last", 255.0
+        input_data_format = "channels_last"  # as PIL's own bands
     elif isinstance(image, np.ndarray | torch.Tensor):
         pixels = array_to_tensor(image, name) if isinstance(image, np.ndarray) else image.detach()
-        white = 255.0 if do_rescale else 1.0
     else:
         raise TypeError(
             f"{name} is of type {type(image).__name__}, which is no image. Give a path, an http(s) URL, a base64 data "
@@ -87,7 +91,7 @@ def read_image(
     check_pixel_count(pixels.shape[1], pixels.shape[2], name)
     pixels = pixels if device is None else pixels.to(device)
     pixels = _to_uint8_or_float32(pixels, name, is_scale_open=do_rescale and not is_pil(image))
-    return _match_channels(pixels, name, num_channels, do_convert_rgb is not False, white)
+    return _match_channels(pixels, name, num_channels, do_convert_rgb is not False)
 
 
 def open_image(source: str | os.PathLike[str], name: str = "image") -> "PIL.Image.Image":
@@ -185,45 +189,60 @@ def _open_stream(source: str, name: str) -> BinaryIO:
         raise OSError(f"{name} cannot be opened: {error}.") from error
 
 
+def is_transparent(image: "PIL.Image.Image") -> bool:
+    """Whether a PIL image has pixels that are not opaque, however it stores that."""
+    if not image.has_transparency_data:
+        return False
+    # PIL converts premultiplied gray into nothing but plain gray with alpha
+    plain = image.convert("LA") if image.mode in ("LA", "La") else image.convert("RGBA")
+    return plain.getchannel("A").histogram()[255] < image.width * image.height
+
+
 def _pil_to_array(image: "PIL.Image.Image", name: str, num_channels: int, do_convert_rgb: bool | None) -> np.ndarray:
-    """Returns the bands of a PIL image, (H, W) or (H, W, C): uint8, uint16, or float32 in 0..255."""
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        values = np.array(image)
-        if values.min() < 0 or values.max() > 65535:
-            raise ValueError(
-                f"{name} has mode {image.mode!r} with values from {values.min()} to {values.max()}, but 16-bit gray "
-                "goes from 0 to 65535. Scale them to that range first."
-            )
-        return values.astype(np.uint16)
-    if image.mode == "F":
-        return _float_image_to_array(image, name)
+    """Returns the bands of a PIL image, (H, W) or (H, W, C) uint8, as `.convert("RGB")` makes them of it."""
+    check_bits(image, name)
+    if _is_wide(image):
+        return np.array(image).astype(np.uint8)
     try:
-        # PIL converts premultiplied gray into nothing but plain gray with alpha
-        image = image.convert("LA") if image.mode == "La" else image
         mode = _plain_mode(image, num_channels, do_convert_rgb)
+        if mode in ("L", "RGB") and is_transparent(image):
+            logger.warning_once(ALPHA_LEFT_OUT)
+        image = image.convert("LA") if image.mode == "La" else image  # as PIL converts it into nothing else
         return np.array(image if image.mode == mode else image.convert(mode))
     except Exception as error:  # conversions fail in as many ways as decoders
         raise OSError(f"{name} has mode {image.mode!r}, which PIL fails to convert: {error}.") from error
 
 
 def _plain_mode(image: "PIL.Image.Image", num_channels: int, do_convert_rgb: bool | None) -> str:
+    # a palette is a way to store colors, not a color space: it is always looked up
+    if image.mode not in ("1", "P", "PA") and do_convert_rgb is False:
+        return str(image.mode)
+    if do_convert_rgb is not False and num_channels in (1, 3):
+        return "L" if image.mode in ("1", "L") else "RGB"
+    if image.mode in ("LA", "La") and num_channels == 2:
+        return "LA"
     if image.mode in ("1", "L") and "transparency" not in image.info:
         return "L"
-    # a palette is a way to store colors, not a color space: it is always looked up
-    if image.mode not in ("1", "P", "PA") and (do_convert_rgb is False or (image.mode == "LA" and num_channels == 2)):
-        return str(image.mode)
     return "RGBA" if image.has_transparency_data else "RGB"
 
 
-def _float_image_to_array(image: "PIL.Image.Image", name: str) -> np.ndarray:
+def check_bits(image: "PIL.Image.Image", name: str) -> None:
+    """Raises `ValueError` for values that 8 bits do not hold, which transformers' pipelines clip or make black."""
+    if not _is_wide(image):
+        return
     values = np.array(image)
     low, high = values.min(), values.max()
-    if not (low >= 0 and high <= 255):  # also true of NaN
+    if not (low >= 0 and high <= 255) or (image.mode == "F" and 0 < high <= 1):  # the first also of NaN
         raise ValueError(
-            f"{name} has mode 'F' with values from {low} to {high}, so their meaning is unknown. Scale them to 0..255 "
-            "or 0..1, or pass an array."
+            f"{name} has mode {image.mode!r} with values from {low} to {high}. transformers' pipelines convert images "
+            "to 8 bits by clipping: whole numbers from 0 to 255 stay, all above becomes white. Scale the values "
+            'to that range and save 8 bits, as Image.fromarray((np.asarray(image) / 257).astype("uint8")) does for 16 '
+            "bits; arrays of uint16 are scaled so."
         )
-    return values * np.float32(255) if high <= 1 else values
+
+
+def _is_wide(image: "PIL.Image.Image") -> bool:
+    return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
 def array_to_tensor(array: np.ndarray, name: str) -> torch.Tensor:
@@ -302,13 +321,12 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str, is_scale_open: bool) -
     return pixels.to(torch.uint8)
 
 
-def _match_channels(
-    pixels: torch.Tensor, name: str, num_channels: int, may_convert: bool, white: float
-) -> torch.Tensor:
-    """Returns (num_channels, H, W); `white` is what float pixels count as white."""
+def _match_channels(pixels: torch.Tensor, name: str, num_channels: int, may_convert: bool) -> torch.Tensor:
+    """Returns (num_channels, H, W)."""
     given = pixels.shape[0]
     if may_convert and given == 4 and num_channels in (1, 3):
-        pixels = _on_white(pixels[:3], pixels[3:], white)  # (3, H, W)
+        logger.warning_once(ALPHA_LEFT_OUT)
+        pixels = pixels[:3]  # (3, H, W)
     if may_convert and num_channels == 1 and pixels.shape[0] == 3:
         pixels = _luma(pixels)  # (1, H, W)
     if may_convert and num_channels == 3 and pixels.shape[0] == 1:
@@ -320,14 +338,6 @@ def _match_channels(
             "3 channels by themselves; otherwise set num_channels to what the images have and the model takes."
         )
     return pixels
-
-
-def _on_white(color: torch.Tensor, alpha: torch.Tensor, white: float) -> torch.Tensor:
-    if color.is_floating_point():
-        opacity = alpha / white
-        return color * opacity + white * (1 - opacity)
-    opacity = alpha.to(torch.int32)
-    return ((color * opacity + 255 * (255 - opacity) + 127) // 255).to(torch.uint8)
 
 
 def _luma(pixels: torch.Tensor) -> torch.Tensor:

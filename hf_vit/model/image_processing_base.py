@@ -181,7 +181,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
 
     Args:
         num_channels: Number of channels C that the model takes. Gray is repeated into 3, color becomes luma (ITU-R
-            601) in 1, alpha is put on white; other images must have C channels.
+            601) in 1, alpha is left out; other images must have C channels.
         do_convert_rgb: `None` follows `num_channels`; `True` insists on RGB (`num_channels=3`); `False` takes images
             only with the right number of channels and leaves CMYK, YCbCr, HSV and LAB as they are.
         do_resize: Whether to resize.

@@ -95,6 +95,11 @@ class SourceArguments:
         if not self.dataset_name:
             raise ValueError("Say where the images are: --dataset_name path/to/data, or a name on the Hub.")
 
+    @property
+    def sources(self) -> list[str]:
+        """The folders, files or names of the datasets."""
+        return [self.dataset_name]
+
     def source_options(self) -> dict[str, Any]:
         """Returns where the data are beside `dataset_name`, as the loaders of `hf_vit.data` take it."""
         return {

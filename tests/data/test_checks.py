@@ -9,7 +9,8 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value, concatenate_datasets
 from PIL import Image as PILImage
 
-from hf_vit.data import hold_out, load_image_classification, unreadable_images, without_unreadable
+from hf_vit.data import check_apart, hold_out, load_image_classification, unreadable_images, without_unreadable
+from hf_vit.features import ExtractionArguments
 from hf_vit.model.image_inputs import read_image
 
 from ..helpers.datasets import dataset_of, encoded, picture, truncate, write_pictures
@@ -80,7 +81,7 @@ def odd_images() -> dict[str, bytes]:
     color.quantize(8).save(animated, "GIF", save_all=True, append_images=[gray.quantize(8)])
     exif = BytesIO()
     color.save(exif, "JPEG", exif=turned)
-    deep = PILImage.fromarray(np.linspace(0, 65535, 96).reshape(8, 12).astype(np.uint16))
+    deep = PILImage.fromarray(np.linspace(0, 255, 96).reshape(8, 12).astype(np.uint16))
     return {
         "16 bits": encoded(deep),
         "alpha": encoded(alpha),
@@ -188,3 +189,30 @@ def test_a_share_must_be_a_share(fraction):
 def test_classes_too_small_to_be_split_are_refused(counts, fraction, message):
     with pytest.raises(ValueError, match=message):
         hold_out(labeled(*counts), fraction)
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "is_apart"),
+    [
+        ("data", "data/out", False),
+        ("data", "data", False),
+        ("out/data", "out", False),
+        ("out/table.csv", "out", False),
+        ("data", "data-out", True),
+        ("user/name-on-the-hub", "user", True),
+    ],
+)
+def test_results_and_data_lie_apart(source, output, is_apart, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "out" / "data").mkdir(parents=True)
+    (tmp_path / "out" / "table.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    for place in (output, str(tmp_path / output)):
+        if is_apart:
+            check_apart([source], place)
+            continue
+        with pytest.raises(ValueError, match=f"'{source}' lie one in the other.*Write the output elsewhere"):
+            check_apart(["elsewhere", source], place)
+        if source == "data":
+            with pytest.raises(ValueError, match="lie one in the other"):
+                ExtractionArguments(model_name_or_path="model", dataset_name=f"elsewhere,{source}", output_dir=place)

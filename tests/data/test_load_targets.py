@@ -58,8 +58,8 @@ def test_images_of_another_size_than_their_annotations_say_are_named_before_trai
         r"7\.png is 50 wide and 43 high"
     )
     with pytest.raises(ValueError, match=named):
-        make_trainer(task, data, tmp_path)
-    kept = make_trainer(task, data, tmp_path, "--skip_unreadable", "true").train_dataset
+        make_trainer(task, data, tmp_path / "out")
+    kept = make_trainer(task, data, tmp_path / "out", "--skip_unreadable", "true").train_dataset
     assert {"0.png", "7.png"}.isdisjoint(Path(kept[index]["file"]).name for index in range(len(kept)))
 
 

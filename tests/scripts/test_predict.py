@@ -111,7 +111,6 @@ def test_open_image_turns_photos_upright(tmp_path: Path) -> None:
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
 COLORS = np.stack([RAMP, RAMP.T, 255 - RAMP, RAMP[::-1]], axis=-1)
-WIDE = (np.arange(256) * 257 + 60).clip(0, 65535).astype(np.uint16).reshape(16, 16)
 IMAGES: dict[str, tuple[str, Callable[[], Image.Image]]] = {
     "1": ("png", lambda: Image.fromarray(RAMP).convert("1")),
     "L": ("png", lambda: Image.fromarray(RAMP)),
@@ -120,10 +119,9 @@ IMAGES: dict[str, tuple[str, Callable[[], Image.Image]]] = {
     "RGB": ("png", lambda: Image.fromarray(COLORS[..., :3])),
     "RGBA": ("png", lambda: Image.fromarray(COLORS)),
     "CMYK": ("tiff", lambda: Image.merge("CMYK", Image.fromarray(COLORS).split())),
-    "I;16": ("png", lambda: Image.fromarray(WIDE)),
-    "I": ("tiff", lambda: Image.fromarray(WIDE.astype(np.int32))),
+    "I;16": ("png", lambda: Image.fromarray(RAMP.astype(np.uint16))),
+    "I": ("tiff", lambda: Image.fromarray(RAMP.astype(np.int32))),
     "F": ("tiff", lambda: Image.fromarray(RAMP.astype(np.float32) * 0.99)),
-    "F in 0..1": ("tiff", lambda: Image.fromarray(RAMP.astype(np.float32) / 300)),
 }
 
 
@@ -133,29 +131,29 @@ def test_opened_images_have_the_pixels_of_the_image_processor(kind: str, tmp_pat
     file = tmp_path / f"image.{suffix}"
     make().save(file)
     with Image.open(file) as image:
-        assert image.mode == kind.split()[0]
+        assert image.mode == kind
     ours = np.asarray(open_image(file)).astype(np.float32)
     theirs = read_image(file, num_channels=3).movedim(0, -1).numpy().astype(np.float32)
     assert ours.std() > 40
-    assert np.abs(ours - theirs).max() <= (0.5 if kind.startswith("F") else 0)  # floats are rounded
+    assert np.array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value"), [(np.float32, 256), (np.float32, -1), (np.float32, np.nan), (np.int32, 65536), (np.int32, -1)]
+    ("dtype", "value"), [(np.float32, 256), (np.float32, 0.5), (np.float32, np.nan), (np.int32, 256), (np.int32, -1)]
 )
-def test_values_of_unknown_meaning_are_refused(dtype: type, value: float, tmp_path: Path) -> None:
-    pixels = np.ones((2, 2), dtype)
+def test_values_that_8_bits_do_not_hold_are_refused(dtype: type, value: float, tmp_path: Path) -> None:
+    pixels = np.zeros((2, 2), dtype)
     pixels[1, 0] = value
     Image.fromarray(pixels).save(tmp_path / "image.tiff")
     with pytest.raises(ValueError, match="Scale"):
         read_image(tmp_path / "image.tiff", num_channels=3)
-    with pytest.raises(ValueError, match=r"image.tiff cannot be read as an image: it has mode .* Scale them"):
+    with pytest.raises(ValueError, match=r"image.tiff cannot be read as an image: it has mode .* 8 bits"):
         open_image(tmp_path / "image.tiff")
 
 
-def test_transparent_is_white(tmp_path: Path) -> None:
-    Image.new("RGBA", (4, 4), (0, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (255, 255, 255)
+def test_transparent_pixels_show_the_color_that_is_stored_as_in_a_training(tmp_path: Path) -> None:
+    Image.new("RGBA", (4, 4), (7, 8, 9, 0)).save(tmp_path / "clear.png")
+    assert open_image(tmp_path / "clear.png").getpixel((0, 0)) == (7, 8, 9)
 
 
 def empty_folder(folder: Path) -> list[str]:

@@ -37,14 +37,16 @@ class ClassList:
         names: Name of each class; its place is its number.
         colors: Pairs of a color (R, G, B) in masks and the class number it stands for, or 255.
         reduce_labels: Whether indexed masks count classes from 1 and have 0 where there is none.
+        binary_masks: Whether indexed masks have 0 for the first of two classes and 255 for the second.
 
     Raises:
-        ValueError: if there is no class, or more than 255, or a name is empty or there twice.
+        ValueError: if there is no class, or more than 255, a name is empty or there twice, or masks cannot be binary.
     """
 
     names: tuple[str, ...]
     colors: tuple[tuple[Color, int], ...] = ()
     reduce_labels: bool = False
+    binary_masks: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.names) <= IGNORED_LABEL:
@@ -54,11 +56,16 @@ class ClassList:
         if "" in self.names or len(set(self.names)) < len(self.names):
             twice = [name for name, other in pairwise(sorted(self.names)) if name == other]
             raise ValueError(f"Class names must not be empty, nor be there twice as {listed(twice)}. Rename them.")
+        if self.binary_masks and (len(self.names) != 2 or self.reduce_labels or self.colors):
+            raise ValueError(
+                "binary_masks is for masks of 0 and 255 and two classes, without a palette or reduce_labels, but the "
+                f"classes are {listed(self.names)}. Leave it out, or name two."
+            )
 
     @property
     def index_table(self) -> np.ndarray:
         """Label of each value of an indexed mask, plus one; 0 for values that mean nothing."""
-        return _index_table(len(self.names), self.reduce_labels)
+        return _index_table(len(self.names), self.reduce_labels, self.binary_masks)
 
     @property
     def color_table(self) -> np.ndarray:
@@ -67,8 +74,11 @@ class ClassList:
 
 
 @lru_cache(maxsize=8)
-def _index_table(num_classes: int, reduce_labels: bool) -> np.ndarray:
+def _index_table(num_classes: int, reduce_labels: bool, binary_masks: bool) -> np.ndarray:
     table = np.zeros(1 << 16, np.int16)
+    if binary_masks:
+        table[0], table[255] = 1, 2
+        return table
     first = int(reduce_labels)
     table[first : first + num_classes] = 1 + np.arange(num_classes)
     table[IGNORED_LABEL] = 1 + IGNORED_LABEL
@@ -86,7 +96,11 @@ def _color_table(colors: tuple[tuple[Color, int], ...]) -> np.ndarray:
 
 
 def choose_classes(
-    folder: Path | None, class_names: Sequence[str] | None, classes_file: str | None, reduce_labels: bool
+    folder: Path | None,
+    class_names: Sequence[str] | None,
+    classes_file: str | None,
+    reduce_labels: bool,
+    binary_masks: bool = False,
 ) -> ClassList:
     """Returns the classes of masks: those that are given, or of a file that is given, or else of files in a folder."""
     names = list(class_names or [])
@@ -100,7 +114,7 @@ def choose_classes(
             f"The names of the classes are unknown. Give them as class_names, or in a file {' or '.join(NAME_FILES)} "
             "beside the splits, or as classes_file."
         )
-    return ClassList(tuple(names), tuple(_numbered(palette, names).items()), reduce_labels)
+    return ClassList(tuple(names), tuple(_numbered(palette, names).items()), reduce_labels, binary_masks)
 
 
 def _numbered(palette: Mapping[Color, str], names: list[str]) -> dict[Color, int]:

@@ -98,17 +98,39 @@ def is_image(file: Path) -> bool:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Lists the visible folders in a folder, sorted."""
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    """Lists the visible folders in a folder, sorted, without links that lead back to it or above."""
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [path for path in found if not _leads_back(path, folder)]
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Lists the visible files at any depth, sorted; unlike `Path.rglob`, also behind links to folders."""
-    found = []
-    for path, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(path, name) for name in names if not name.startswith(".")]
+    """Lists the visible files at any depth, sorted; unlike `Path.rglob`, also behind links to folders.
+
+    Each folder is listed once, by its own name where it lies below `folder`, however many links lead there.
+    """
+    found: list[Path] = []
+    starts, seen = [folder], set[Path]()
+    for start in starts:  # to which links are added, so that what they lead to is listed by its own name first
+        for name, folders, files in os.walk(start):
+            place = Path(name)
+            if place.resolve() in seen:
+                logger.warning_once(f"Left out, as its files are listed by another name already: {place}.")
+                folders.clear()
+                continue
+            seen.add(place.resolve())
+            folders[:] = [sub for sub in folders if not sub.startswith(".")]
+            links = [place / sub for sub in sorted(folders) if (place / sub).is_symlink()]
+            starts += [link for link in links if not _leads_back(link, folder) and not _leads_back(link, place)]
+            found += [place / file for file in files if not file.startswith(".")]
     return sorted(found)
+
+
+def _leads_back(path: Path, folder: Path) -> bool:
+    """Returns whether a path is a link to a folder or to one that this lies in, and warns of it."""
+    is_loop = path.is_symlink() and folder.resolve().is_relative_to(path.resolve())
+    if is_loop:
+        logger.warning_once(f"Left out, as the link leads back to where it lies: {path}.")
+    return is_loop
 
 
 def images_at(paths: Sequence[str], split: str) -> Dataset:

@@ -72,6 +72,7 @@ def _load_split(name: str, root: Path) -> Dataset:
     images = {label: [file for file in found if is_image(file)] for label, found in files.items()}
     loose = _loose_images(root)
     _check_images(root, images, loose)
+    _check_places(images)
     others = Counter(file.suffix for found in files.values() for file in found if not is_image(file))
     if others:
         logger.warning("Left out of %s, as they do not end like images: %s.", root, dict(others))
@@ -97,6 +98,17 @@ def _check_images(root: Path, images: dict[str, list[Path]], loose: list[str]) -
             f"Class folders of {root} without an image: {', '.join(map(repr, empty))}. Remove them, or put images "
             f"there ({suffixes})."
         )
+
+
+def _check_places(images: dict[str, list[Path]]) -> None:
+    labels: dict[Path, str] = {}
+    for label, found in images.items():
+        for place in {file.parent for file in found}:
+            if (other := labels.setdefault(place.resolve(), label)) != label:
+                raise ValueError(
+                    f"By links, the images in {place.resolve()} are of two classes, {other!r} and {label!r}. Remove a "
+                    "link."
+                )
 
 
 def load_pairs(folder: Path, target: str) -> DatasetDict:

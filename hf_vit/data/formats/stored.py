@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,20 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.utils import logging
 
+from .archives import check_parquet, check_tars
 from .classes import INTEGERS, names_beside, with_class_column
 from .columns import USUAL_NAMES, SourceOptions
-from .files import SPLIT_NAMES, files_below, files_by_split, is_image, listed, one_per_split, split_named, split_within
+from .files import (
+    SPLIT_NAMES,
+    files_below,
+    files_by_split,
+    is_image,
+    listed,
+    one_per_split,
+    split_named,
+    split_within,
+    subfolders,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -113,14 +125,16 @@ def find_parquet(path: Path) -> dict[str, list[str]]:
     """Finds a parquet file, or those in a folder or one below, by split; see `files_by_split`."""
     if path.is_file():
         return {split_within(path.stem) or "train": [str(path)]} if path.suffix.lower() == ".parquet" else {}
-    return files_by_split(path, sorted((*path.glob("*.parquet"), *path.glob("*/*.parquet"))))
+    return files_by_split(
+        path, sorted(file for folder in (path, *subfolders(path)) for file in folder.glob("*.parquet"))
+    )
 
 
 def find_tars(path: Path) -> dict[str, list[str]]:
     """Finds a tar file, or those in a folder or one below, by split; none beside images, which they may archive."""
     if path.is_file():
         return {split_within(path.name) or "train": [str(path)]} if _is_tar(path) else {}
-    files = sorted(file for pattern in ("*", "*/*") for file in path.glob(pattern) if _is_tar(file))
+    files = sorted(file for folder in (path, *subfolders(path)) for file in folder.iterdir() if _is_tar(file))
     if not files or any(is_image(file) for file in files_below(path)):
         return {}
     return files_by_split(path, files)
@@ -147,9 +161,10 @@ def load_files(kind: str, files: Mapping[str, list[str]]) -> DatasetDict:
 
 def stream_from_disk(path: Path) -> dict[str, IterableDataset]:
     """Opens parquet files or tar files, if there are such, that are read while they are used."""
-    kind, files = "parquet", find_parquet(path)
+    kind, files, check = "parquet", find_parquet(path), check_parquet
     if not files:
-        kind, files = "webdataset", find_tars(path)
+        kind, files, check = "webdataset", find_tars(path), check_tars
+    check(chain.from_iterable(files.values()))
     return {
         name: load_dataset(kind, data_files={name: list(map(glob.escape, found))}, split=name, streaming=True)
         for name, found in files.items()
@@ -160,6 +175,7 @@ def load_tars(path: Path, files: Mapping[str, list[str]]) -> DatasetDict:
     """Copies the content of tar files into the cache of `datasets`, and opens it."""
     # There is a column for each kind of file. Numbers in `.cls` are classes where classes.txt or id2label.json names
     # them.
+    check_tars(chain.from_iterable(files.values()))
     splits, names = load_files("webdataset", files), names_beside([path if path.is_dir() else path.parent])
     for split, rows in splits.items():
         if names and rows.features.get("cls") in INTEGERS:

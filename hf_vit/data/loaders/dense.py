@@ -22,6 +22,7 @@ def load_semantic_segmentation(
     class_names: Sequence[str] | None = None,
     classes_file: str | None = None,
     reduce_labels: bool = False,
+    binary_masks: bool = False,
     dataset_config_name: str | None = None,
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
@@ -47,6 +48,7 @@ def load_semantic_segmentation(
             label_colors.txt (lines "name 255 0 128" or "255 0 128 name") or class_dict.csv.
         classes_file: One of these files, if it lies elsewhere.
         reduce_labels: Whether masks of numbers count classes from 1 and have 0 where there is none.
+        binary_masks: Whether masks of numbers have 0 for the first of two classes and 255 for the second.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images, where that is not clear.
@@ -61,7 +63,7 @@ def load_semantic_segmentation(
     """
     options = SourceOptions(source, dataset_config_name, dataset_revision, image_column_name, mask_column_name)
     splits = _load_pairs(options, "mask")
-    classes = _choose_classes(options, class_names, classes_file, reduce_labels)
+    classes = _choose_classes(options, class_names, classes_file, reduce_labels, binary_masks)
     return TargetData(splits, partial(semantic_target, classes=classes), classes.names)
 
 
@@ -73,6 +75,7 @@ def load_universal_segmentation(
     class_names: Sequence[str] | None = None,
     classes_file: str | None = None,
     reduce_labels: bool = False,
+    binary_masks: bool = False,
     dataset_config_name: str | None = None,
     dataset_revision: str | None = None,
     image_column_name: str | None = None,
@@ -94,6 +97,7 @@ def load_universal_segmentation(
         class_names: As in `load_semantic_segmentation`, like all that follow.
         classes_file: One of the files of names or colors.
         reduce_labels: Whether masks of numbers count classes from 1.
+        binary_masks: Whether masks of numbers are 0 and 255.
         dataset_config_name: Configuration of a dataset on the Hub.
         dataset_revision: Branch, tag or commit on the Hub.
         image_column_name: Column of images.
@@ -113,7 +117,7 @@ def load_universal_segmentation(
             raise ValueError(f"The annotations of {source} name classes and things themselves. Give no other names.")
         return coco
     splits = _load_pairs(options, "mask")
-    classes = _choose_classes(options, class_names, classes_file, reduce_labels)
+    classes = _choose_classes(options, class_names, classes_file, reduce_labels, binary_masks)
     if unknown := [name for name in thing_names if name not in classes.names]:
         raise ValueError(f"thing_names has {listed(unknown)}, but the classes are {listed(classes.names)}.")
     thing_ids = tuple(number for number, name in enumerate(classes.names) if name in thing_names)
@@ -178,9 +182,13 @@ def _load_coco(options: SourceOptions, annotations: str | None) -> TargetData | 
 
 
 def _choose_classes(
-    options: SourceOptions, class_names: Sequence[str] | None, classes_file: str | None, reduce_labels: bool
+    options: SourceOptions,
+    class_names: Sequence[str] | None,
+    classes_file: str | None,
+    reduce_labels: bool,
+    binary_masks: bool,
 ) -> ClassList:
     path = options.path
     if not (path.exists() or class_names or classes_file):
         classes_file = id2label_on_hub(options)
-    return choose_classes(path if path.is_dir() else None, class_names, classes_file, reduce_labels)
+    return choose_classes(path if path.is_dir() else None, class_names, classes_file, reduce_labels, binary_masks)

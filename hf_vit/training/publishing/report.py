@@ -43,10 +43,12 @@ def describe_data(
     *,
     examples: str = "images",
     parts: str = "in {} classes",
+    notes: Sequence[str] = (),
 ) -> DatasetInfo:
     """Describes the data by its place, or several with commas between them, its splits and the names of its classes.
 
-    `examples` is what an example is called, `parts` what has the names, with a place for their number.
+    `examples` is what an example is called, `parts` what has the names, with a place for their number. `notes` are
+    sentences on what the data lack.
     """
     counts = ", ".join(f"{count:,} for {name}" for name, count in sizes.items())
     name = ", ".join(public_name(source) for source in split_sources(dataset_name))
@@ -55,7 +57,7 @@ def describe_data(
         name=name,
         identifier=name,
         license=license,
-        description=f"{name}: {counts}{classes}.",
+        description=" ".join([f"{name}: {counts}{classes}.", *notes]),
         test=f"the {sizes[split]:,} {split} {examples}",
         split=split,
     )

@@ -13,13 +13,14 @@ from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from ...convert import load_image_processor
-from ...data import AugmentedDataset
+from ...data import AugmentedDataset, check_apart
 from ...evaluation.evaluator import BaseEvaluator
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...visualize import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
 from ..checks import check_packages, check_training
+from ..data_notes import SeenClasses, note_classes, note_transparent, see_classes
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..models import open_trained
 from ..publishing.model_card import TrainingInfo, Usage, write_model_card
@@ -114,6 +115,15 @@ class Task(ABC):
     args: HfViTTrainingArguments
 
     loaded: LoadedData = field(init=False)
+    data_notes: list[str] = field(init=False, default_factory=list)  # what the data lack, for the card
+
+    def __post_init__(self) -> None:
+        check_apart(self.data.sources, self.args.output_dir)
+
+    @property
+    def num_needed_classes(self) -> int:
+        """How many classes there must be at least in the training images for anything to be learned."""
+        return 0
 
     @classmethod
     def fields(cls) -> dict[str, Any]:
@@ -197,7 +207,27 @@ class Task(ABC):
         """
         check_packages(*self.packages)
         self.loaded = self.load_training_data()
+        self.data_notes = self.note_data()
         return list(self.loaded.names)
+
+    def note_data(self) -> list[str]:
+        """Warns of what the data lack and returns sentences on it; `ValueError` if there is nothing to tell apart."""
+        splits, names, notes = self.loaded.splits, list(self.loaded.names), []
+        if self.data.check_images:
+            notes = [note for split, rows in splits.items() for note in note_transparent(split, rows, self.args)]
+        if not names:
+            return notes
+        return notes + note_classes(
+            {split: self.see_classes(split) for split in splits},
+            names,
+            self.num_needed_classes,
+            examples=self.examples,
+            is_pixelwise=any("mask" in rows.column_names for rows in splits.values()),
+        )
+
+    def see_classes(self, split: str) -> SeenClasses:
+        """Returns which classes the examples of a split have."""
+        return see_classes(self.loaded.examples(split), len(list(self.loaded.names)), self.args)
 
     def make_trainer(self) -> HfViTTrainer:
         """Returns the trainer of a new or a saved model; without validation images it evaluates none.
@@ -245,6 +275,7 @@ class Task(ABC):
         model = open_trained(self.model_class, saved.model_name_or_path)
         processor = self.open_processor(model, saved.model_name_or_path)
         split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
+        self.note_data()
         trainer = self.trainer_class(
             model=model,
             args=self.args,
@@ -325,6 +356,7 @@ class Task(ABC):
             list(self.loaded.names),
             examples=self.examples,
             parts=self.parts,
+            notes=self.data_notes,
         )
         info = TrainingInfo.from_trainer(
             trainer,

@@ -13,6 +13,7 @@ from ...evaluation.classification import SCORES, image_classification_metrics, m
 from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_classification import HfViTForImageClassification
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
+from ..data_notes import SeenClasses, see_labels
 from ..distillation.arguments import DistillationArguments, make_distillation
 from ..load_data import load_evaluation_split, load_splits
 from ..load_stream import LabeledImages, TrainingStream, load_stream
@@ -151,6 +152,16 @@ class ImageClassification(Task):
         if self.loaded.stream is not None and len(counts) > 1:
             del counts["train"]
         return counts
+
+    @property
+    def num_needed_classes(self) -> int:
+        """An image has one of several classes."""
+        return 2
+
+    def see_classes(self, split: str) -> SeenClasses:
+        """Returns which classes the images of a split have, of a stream those of its first images."""
+        is_stream = split == "train" and self.loaded.stream is not None
+        return see_labels(self.loaded.splits[split]["label"][:], len(self.loaded.names), is_stream)
 
     def open_model(self) -> tuple[HfViTForImageClassification, BaseImageProcessor]:
         """Returns the new or saved classifier, and its image processor."""

@@ -410,6 +410,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     loaded: TargetData = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.zero_shot_lines: dict[str, str] = {}  # of the card, once it is evaluated
 
     def open_data(self) -> TargetData:

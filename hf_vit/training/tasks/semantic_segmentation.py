@@ -179,6 +179,11 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
     args: SemanticTrainingArguments
     evaluation: SemanticEvaluationArguments
 
+    @property
+    def num_needed_classes(self) -> int:
+        """Every pixel has one of several classes."""
+        return 2
+
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
         options = model.options

@@ -78,6 +78,9 @@ class MaskDataArguments(ImageDataArguments):
     reduce_labels: bool = field(
         default=False, metadata={"help": "The masks count classes from 1 and have 0 where there is none."}
     )
+    binary_masks: bool = field(
+        default=False, metadata={"help": "The masks have 0 for the first of two classes and 255 for the second."}
+    )
 
     def source_options(self) -> dict[str, Any]:
         """Returns the same, with what the masks mean."""
@@ -87,6 +90,7 @@ class MaskDataArguments(ImageDataArguments):
             "class_names": split_names(self.class_names),
             "classes_file": self.classes_file,
             "reduce_labels": self.reduce_labels,
+            "binary_masks": self.binary_masks,
         }
 
 

@@ -227,6 +227,13 @@ print(result["segmentation"].shape, result["segments_info"])""",
     data: UniversalDataArguments
     args: UniversalTrainingArguments
 
+    @property
+    def num_needed_classes(self) -> int:
+        """Semantic masks have one of several classes in every pixel; instances may all be of one."""
+        return (
+            2 if len(self.loaded.names) > 1 and "mask" in next(iter(self.loaded.splits.values())).column_names else 0
+        )
+
     def load_data(self) -> list[str]:
         """Opens and checks the data and returns the names of its classes."""
         names = super().load_data()

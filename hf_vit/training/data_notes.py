@@ -1,0 +1,200 @@
+"""What the data of a training or an evaluation lack, told before it starts and in the model card.
+
+Shapes: C classes or keypoints, H W pixels.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset, Image
+from torch import Tensor
+from transformers.utils import logging
+
+from ..data import TargetDataset, shows_transparency
+from ..data.formats.files import in_lines, listed
+from ..model.image_targets import IGNORED_LABEL
+from .arguments import HfViTTrainingArguments
+
+
+logger = logging.get_logger(__name__)
+MAX_SECONDS = 30.0  # for each question about each split
+MAX_NAMED = 10
+CHUNK_SIZE = 64  # images that are looked at together
+
+
+@dataclass(frozen=True)
+class SeenClasses:
+    """Which classes the examples of a split have.
+
+    Args:
+        is_seen: Whether any example that was read has a class, (C,) bool.
+        empty: Files of the examples that have none.
+        ignored_share: Share of the pixels of masks that are of no class.
+        num_read: Number of examples that were read, drawn at random, as many as there was time for.
+        count: Number of all examples; `None` of a stream.
+    """
+
+    is_seen: Tensor
+    empty: Sequence[str]
+    ignored_share: float
+    num_read: int
+    count: int | None
+
+    def describe_reading(self) -> str:
+        """Returns how many examples were read, if not all."""
+        if self.num_read == self.count:
+            return ""
+        total = "" if self.count is None else f" of {self.count:,}"
+        return f" (among the {self.num_read:,}{total} that were read)"
+
+
+def see_classes(examples: TargetDataset, num_classes: int, args: HfViTTrainingArguments) -> SeenClasses:
+    """Reads targets, on several processes a share on each, and returns which classes are in them."""
+    count = len(examples)
+    own = np.random.default_rng(0).permutation(count)[args.process_index :: args.world_size]
+    is_seen, empty, ignored = torch.zeros(num_classes, dtype=torch.bool), [], []
+    shows = args.local_process_index == 0 and not args.disable_tqdm
+    targets, end = examples.select(own.tolist()).read_targets(shows), time.monotonic() + MAX_SECONDS
+    for index, target in zip(own.tolist(), targets, strict=False):
+        classes, share = classes_in(target)
+        is_seen[classes[classes < num_classes]] = True
+        ignored.append(share)
+        if not len(classes):
+            empty.append(index)
+        if time.monotonic() > end:
+            break
+    found = gather_object([(is_seen, empty, ignored)])
+    files = examples.rows.select_columns("file")
+    shares = [share for _, _, part in found for share in part]
+    return SeenClasses(
+        torch.stack([part for part, _, _ in found]).any(dim=0),
+        [files[index]["file"] for index in sorted(index for _, part, _ in found for index in part)],
+        float(np.mean(shares)) if shares else 0.0,
+        len(shares),
+        count,
+    )
+
+
+def classes_in(target: Any) -> tuple[Tensor, float]:
+    """Returns the numbers of the classes or keypoints in a target of metrics, and the share of pixels of no class."""
+    if isinstance(target, Tensor):  # (H, W)
+        counts = target.flatten().bincount(minlength=IGNORED_LABEL + 1)
+        ignored = float(counts[IGNORED_LABEL]) / target.numel()
+        return counts[:IGNORED_LABEL].nonzero().flatten(), ignored
+    if "keypoints" in target:
+        return (target["keypoints"][:, 2] > 0).nonzero().flatten(), 0.0
+    labels, ignored = target["class_labels"], 0.0
+    is_learned = ~target.get("is_crowd", torch.zeros(len(labels), dtype=torch.bool))
+    if "masks" in target:
+        is_learned = is_learned & target["masks"].flatten(1).any(dim=1)
+        ignored = 1 - float(target["masks"].any(dim=0).float().mean())
+    return labels[is_learned].unique(), ignored
+
+
+def note_classes(
+    splits: Mapping[str, SeenClasses], names: Sequence[str], num_needed: int, *, examples: str, is_pixelwise: bool
+) -> list[str]:
+    """Warns of classes without a training example, and of masks without any class; returns sentences of the card.
+
+    Args:
+        splits: What each split has. Without "train", they are evaluated only.
+        names: Names of the C classes.
+        num_needed: How many classes must be there at least for anything to be learned.
+        examples: What examples are called.
+        is_pixelwise: Whether each pixel has one class or none.
+
+    Raises:
+        ValueError: if all training examples are of one class where two are needed, or all pixels to evaluate are of
+            one class or of none.
+    """
+    for split, seen in splits.items():
+        is_decisive = split == "train" or ("train" not in splits and is_pixelwise and seen.ignored_share > 0)
+        if is_decisive and seen.num_read == seen.count and int(seen.is_seen.sum()) == 1 < num_needed:
+            raise ValueError(
+                _one_class_only(split, names[int(seen.is_seen.int().argmax())], seen, is_pixelwise, examples)
+            )
+    notes = []
+    if is_pixelwise:
+        notes += [note for split, seen in splits.items() for note in _note_empty(split, seen)]
+    if "train" in splits and not splits["train"].is_seen.all():
+        notes.append(_note_unseen(splits, names, examples))
+    return notes
+
+
+def _one_class_only(split: str, name: str, seen: SeenClasses, is_pixelwise: bool, examples: str) -> str:
+    if not is_pixelwise:
+        return f"All {seen.num_read:,} {split} {examples} are of the class {name!r}, but two classes are the least."
+    return (
+        f"In the {seen.num_read:,} {split} masks all pixels are of the class {name!r}, but {seen.ignored_share:.0%} "
+        f"of none ({IGNORED_LABEL}): there is nothing to tell apart, and any model scores 1. If they are 0 and 255 "
+        "for two classes, set --binary_masks true; if they count from 1, --reduce_labels true; else label more."
+    )
+
+
+def _note_empty(split: str, seen: SeenClasses) -> list[str]:
+    if not 0 < len(seen.empty) < seen.num_read:  # if all are, an error says so
+        return []
+    note = f"{len(seen.empty):,} of {seen.num_read:,} {split} masks have no pixel of any class"
+    logger.warning("%s, and count for nothing:%s", note, in_lines(seen.empty, MAX_NAMED))
+    return [f"{note}."]
+
+
+def _note_unseen(splits: Mapping[str, SeenClasses], names: Sequence[str], examples: str) -> str:
+    train = splits["train"]
+    unseen = [name for name, is_seen in zip(names, train.is_seen.tolist(), strict=True) if not is_seen]
+    elsewhere = {
+        split: [name for name, is_seen in zip(names, seen.is_seen.tolist(), strict=True) if is_seen and name in unseen]
+        for split, seen in splits.items()
+    }
+    others = "".join(f" But {split} has {listed(found)}." for split, found in elsewhere.items() if found)
+    logger.warning(
+        "No training %s%s have %s: a model cannot learn them.%s",
+        examples,
+        train.describe_reading(),
+        listed(unseen),
+        others,
+    )
+    return f"Never seen in training{train.describe_reading()}: {listed(unseen)}."
+
+
+def see_labels(labels: Sequence[int], num_classes: int, is_stream: bool = False) -> SeenClasses:
+    """Returns which classes are among the labels of images, which are all of a split or the first ones of a stream."""
+    is_seen = torch.tensor(labels, dtype=torch.int64).bincount(minlength=num_classes) > 0
+    return SeenClasses(is_seen, [], 0.0, len(labels), None if is_stream else len(labels))
+
+
+def note_transparent(split: str, rows: Dataset, args: HfViTTrainingArguments) -> list[str]:
+    """Warns of images that are transparent, of which each process reads a share; returns sentences of the card."""
+    encoded = rows.select_columns("image").cast_column("image", Image(decode=False))
+    own = np.random.default_rng(0).permutation(len(rows))[args.process_index :: args.world_size].tolist()
+    found, num_read, end = [], 0, time.monotonic() + MAX_SECONDS
+    with ThreadPoolExecutor() as threads:
+        for start in range(0, len(own), CHUNK_SIZE):
+            indices = own[start : start + CHUNK_SIZE]
+            answers = threads.map(shows_transparency, encoded[indices]["image"])
+            found += [index for index, answer in zip(indices, answers, strict=True) if answer]
+            num_read += len(indices)
+            if time.monotonic() > end:
+                break
+    shares = gather_object([(found, num_read)])
+    names = rows.select_columns("file")
+    # Of keypoints, there is a row for each object.
+    files = list(
+        dict.fromkeys(names[index]["file"] for index in sorted(index for part, _ in shares for index in part))
+    )
+    if not files:
+        return []
+    count = sum(part for _, part in shares)
+    reading = "" if count == len(rows) else f" of the {count:,} that were read"
+    note = (
+        f"{len(files):,} {split} images{reading} have transparent pixels, which show the color that is stored for "
+        "them, here as in transformers' pipelines"
+    )
+    logger.warning("%s. Put them on a background if that is not meant:%s", note, in_lines(files, MAX_NAMED))
+    return [f"{note}."]

@@ -1,0 +1,169 @@
+"""Links that lead back, and archives that are cut or joined: nothing is read twice, nothing is left out in silence."""
+
+import gzip
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hf_vit.data import load_image_classification, load_unlabeled_images, stream_image_classification, stream_images
+from hf_vit.data.formats import archives
+from hf_vit.data.formats.archives import check_tars
+from hf_vit.data.formats.files import files_below
+
+from ..helpers.datasets import (
+    dataset_of,
+    encoded,
+    picture,
+    truncate,
+    write_class_folders,
+    write_pictures,
+    write_tar,
+)
+
+
+def link(place: Path, target: Path) -> None:
+    place.symlink_to(target, target_is_directory=True)
+
+
+def test_links_that_lead_back_add_no_image(tmp_path: Path) -> None:
+    folder = write_class_folders(tmp_path / "photos", ["bee", "cow"])
+    before = load_image_classification(str(folder))
+    link(folder / "train" / "cow" / "all", folder)
+    link(folder / "train" / "cow" / "self", folder / "train" / "cow")
+    link(folder / "train" / "loop", folder / "train")
+    link(folder / "loop", folder)
+    after = load_image_classification(str(folder))
+    assert {name: split["file"][:] for name, split in after.items()} == {
+        name: split["file"][:] for name, split in before.items()
+    }
+    assert after["train"].features["label"].names == ["bee", "cow"]
+    assert load_unlabeled_images([str(folder)])["train"].num_rows == before["train"].num_rows
+
+
+def test_links_to_folders_elsewhere_are_followed_once(tmp_path: Path) -> None:
+    store, folder = tmp_path / "store", tmp_path / "photos"
+    write_pictures(store, "cats/1.png", "more/2.png", "more/deep/3.png")
+    link(store / "more" / "up", store)
+    folder.mkdir()
+    link(folder / "cat", store / "cats")
+    link(store / "cats" / "more", store / "more")
+    link(store / "cats" / "again", store / "more")
+    files = files_below(folder / "cat")
+    assert sorted(os.path.relpath(file.resolve(), store) for file in files) == [
+        "cats/1.png",
+        "more/2.png",
+        "more/deep/3.png",
+    ]
+    link(folder / "all", store)
+    assert len(files_below(folder)) == 3
+
+
+def test_a_folder_that_two_classes_link_to_is_refused(tmp_path: Path) -> None:
+    write_pictures(tmp_path, "photos/cat/1.png", "photos/dog/2.png")
+    link(tmp_path / "photos" / "cat" / "more", tmp_path / "photos" / "dog")
+    with pytest.raises(ValueError, match=r"photos/dog are of two classes, 'cat' and 'dog'"):
+        load_image_classification(str(tmp_path / "photos"))
+
+
+def members(file: Path) -> list[int]:
+    """The places where the members of a tar file start, and where the last one ends."""
+    with tarfile.open(file) as tar:
+        return [member.offset for member in tar.getmembers()] + [tar.offset]
+
+
+def cut_at_header(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: members(file)[2]])
+
+
+def cut_in_header(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: members(file)[2] + 100])
+
+
+def cut_in_member(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: members(file)[2] - 600])
+
+
+def cut_before_end(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: members(file)[-1]])
+
+
+def damage_header(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[members(file)[2]] ^= 1
+    file.write_bytes(content)
+
+
+def join(file: Path) -> None:
+    file.write_bytes(file.read_bytes() * 2)
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+@pytest.mark.parametrize(
+    "damage",
+    [cut_at_header, cut_in_header, cut_in_member, cut_before_end, damage_header, join],
+    ids=lambda f: f.__name__,
+)
+def test_an_archive_that_is_not_whole_is_refused_by_name(
+    damage: Callable[[Path], None], is_compressed: bool, tmp_path: Path
+) -> None:
+    images = {f"{number:03}": encoded(picture(number)) for number in range(4)}
+    labels = dict.fromkeys(images, 0) | {"001": 1}
+    suffix = ".tar.gz" if is_compressed else ".tar"
+    whole, bad = tmp_path / f"train-0{suffix}", tmp_path / f"train-1{suffix}"
+    for file in (whole, bad):
+        write_tar(file.with_suffix(""), images, labels, "cls")
+        if file == bad:
+            damage(file.with_suffix(""))
+        content = file.with_suffix("").read_bytes()
+        file.with_suffix("").unlink()
+        file.write_bytes(gzip.compress(content) if is_compressed else content)
+    check_tars([str(whole)])
+    source = str(tmp_path)
+    for load in (
+        lambda: load_image_classification(source),
+        lambda: stream_image_classification(source, class_names=["cat", "dog"]),
+        lambda: stream_images([source]),
+        lambda: load_unlabeled_images([source]),
+    ):
+        with pytest.raises(OSError, match=rf"1 of 2 tar files are not whole(.|\n)*train-1{suffix}: ") as caught:
+            load()
+        assert "train-0" not in str(caught.value)
+
+
+def test_a_compressed_archive_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    write_tar(
+        tmp_path / "a.tar", {f"{number}": encoded(picture(number)) for number in range(4)}, dict.fromkeys("0123", 1)
+    )
+    content = gzip.compress((tmp_path / "a.tar").read_bytes())
+    for share in (0.1, 0.5, 0.9, 0.999):
+        (tmp_path / "b.tgz").write_bytes(content[: int(share * len(content))])
+        with pytest.raises(OSError, match=r"b\.tgz: it is cut or damaged"):
+            check_tars([str(tmp_path / "b.tgz")])
+
+
+def test_parquet_files_that_are_cut_are_refused_before_a_stream_comes_to_them(tmp_path: Path) -> None:
+    for number in range(2):
+        dataset_of(["cat", "dog"] * 5).to_parquet(tmp_path / f"train-{number}.parquet")
+    assert len(list(stream_images([str(tmp_path)])["train"])) == 20
+    truncate(tmp_path / "train-1.parquet", 0.99)
+    for stream in (lambda: stream_image_classification(str(tmp_path)), lambda: stream_images([str(tmp_path)])):
+        with pytest.raises(OSError, match=r"1 of 2 parquet files are cut or damaged:\n.*train-1\.parquet\n") as caught:
+            stream()
+        assert "train-0" not in str(caught.value)
+
+
+def test_archives_that_take_too_long_are_named_in_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(archives.logger, "warning", lambda text, *values: messages.append(text % values))
+    file = tmp_path / "a.tar"
+    write_tar(file, {"1": encoded(picture(0)), "2": encoded(picture(1))}, {"1": 0, "2": 1})
+    check_tars([str(file)], max_seconds=0)
+    assert messages == [
+        "Of 1 tar files 1 could not be read to their ends in 0 seconds. Whether they are whole is not known."
+    ]
+    cut_at_header(file)  # which the last bytes tell
+    with pytest.raises(OSError, match=r"it does not end in the blocks of zeros"):
+        check_tars([str(file)], max_seconds=0)

@@ -1,0 +1,180 @@
+"""Whatever the kind of file: what trains, evaluates and predicts sees the pixels that transformers' pipelines see."""
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import pipeline
+from transformers.image_utils import load_image
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.data import (
+    ImageClassificationCollator,
+    load_image_classification,
+    load_unlabeled_images,
+    shows_transparency,
+    stream_image_classification,
+    unreadable_images,
+)
+from hf_vit.data.augmentation.datasets import image_only
+from hf_vit.data.augmentation.operations import read_uint8
+from hf_vit.data.datasets import NamedImages, TargetDataset
+from hf_vit.features.extraction import ImageReader
+from hf_vit.predict import open_image
+from hf_vit.training import HfViTTrainingArguments, data_notes
+
+from ..helpers.images import noise
+
+
+SIZE = (12, 10)  # width and height
+ORIENTATION = 0x0112
+
+
+def rgba() -> Image.Image:
+    """Colors below every alpha."""
+    image = Image.fromarray(noise(10, 12, 3))
+    image.putalpha(Image.fromarray(noise(10, 12, seed=1)))
+    return image
+
+
+def write_files(folder: Path) -> dict[str, bool]:
+    """Writes a file of every kind; returns whether each has transparent pixels."""
+    color, gray = Image.fromarray(noise(10, 12, 3)), Image.fromarray(noise(10, 12))
+    palette, exif = color.quantize(16), Image.Exif()
+    exif[ORIENTATION] = 6  # a quarter turn
+    wide = Image.fromarray(noise(10, 12).astype(np.uint16))
+    files = {
+        "color.png": color,
+        "color.jpg": color,
+        "gray.png": gray,
+        "one_bit.png": gray.convert("1"),
+        "gray_16_bit.png": wide,
+        "gray_16_bit.tiff": wide,
+        "gray_32_bit.tiff": Image.fromarray(noise(10, 12).astype(np.int32)),
+        "floats.tiff": Image.fromarray(noise(10, 12).astype(np.float32) * np.float32(0.9)),
+        "palette.png": palette,
+        "palette.gif": palette,
+        "cmyk.jpg": color.convert("CMYK"),
+        "cmyk.tiff": color.convert("CMYK"),
+        "opaque.png": color.convert("RGBA"),
+    }
+    transparent = {
+        "rgba.png": rgba(),
+        "rgba.webp": rgba(),
+        "gray_alpha.png": rgba().convert("LA"),
+    }
+    folder.mkdir(parents=True)
+    for name, image in (files | transparent).items():
+        image.save(folder / name)
+    turned = {"turned.jpg": color, "turned.png": color, "turned_rgba.png": rgba()}
+    for name, image in turned.items():
+        image.save(folder / name, exif=exif)
+    keyed = {"palette_key.png": palette, "palette_key.gif": palette, "gray_key.png": gray, "color_key.png": color}
+    for name, image in keyed.items():
+        corner = image.getpixel((0, 0))
+        image.save(folder / name, transparency=corner)
+    palette.save(folder / "palette_alpha.png", transparency=bytes(range(0, 256, 16)))
+    is_transparent = {*transparent, *keyed, "palette_alpha.png", "turned_rgba.png"}
+    return {file.name: file.name in is_transparent for file in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("files")
+    write_files(root / "train" / "any")
+    (root / "train" / "other").mkdir()
+    Image.new("L", SIZE).save(root / "train" / "other" / "black.png")
+    return root
+
+
+def pixels_of_pipelines(file: str) -> torch.Tensor:
+    return torch.from_numpy(np.array(load_image(file))).movedim(-1, 0)  # (3, H, W)
+
+
+def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
+    rows = load_image_classification(str(folder))["train"]
+    assert not unreadable_images(rows, show_progress=False)
+    processor = HfViTImageProcessor(do_resize=False, do_rescale=False, do_normalize=False)
+    collate = ImageClassificationCollator(processor)
+    features = load_unlabeled_images([str(folder)])["train"]
+    reader = ImageReader(features, processor)
+    read_by_features = {reader[index].file: reader[index].pixels for index in range(len(reader))}
+    for example in map(NamedImages(rows).__getitem__, range(len(rows))):
+        file = example["file"]
+        expected = pixels_of_pipelines(file)
+        assert torch.equal(read_uint8(example["image"], 3), expected), file  # as augmentations do
+        assert torch.equal(collate([example])["pixel_values"][0], expected.float()), file  # as evaluations do
+        assert torch.equal(processor(file, return_tensors="pt")["pixel_values"][0], expected.float()), file
+        assert torch.equal(read_by_features[file].to(torch.uint8), expected), file
+        assert np.array_equal(np.array(open_image(Path(file))), np.array(load_image(file))), file
+        gray = torch.from_numpy(np.array(load_image(file).convert("L")))[None]
+        assert torch.equal(read_uint8(example["image"], 1), gray), file
+
+
+def test_streamed_images_are_seen_so_too(folder: Path) -> None:
+    stream = stream_image_classification(str(folder), train_val_split=0)
+    rows = stream.first("train", 99, 10)
+    assert len(rows) == len(load_image_classification(str(folder))["train"])
+    for row in rows:
+        buffer = BytesIO()
+        load_image(row["file"]).save(buffer, "png")
+        assert torch.equal(read_uint8(row["image"], 3), read_uint8(Image.open(buffer), 3)), row["file"]
+
+
+def test_a_pipeline_gives_the_scores_of_an_evaluation(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = HfViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=4
+    )
+    model = HfViTForImageClassification(config).eval()
+    torch.nn.init.normal_(model.classifier.weight)
+    processor = HfViTImageProcessor.for_model(config)
+    classify = pipeline("image-classification", model=model, image_processor=processor)
+    rows = NamedImages(load_image_classification(str(folder))["train"])
+    examples = [rows[index] for index in range(len(rows))]
+    with torch.no_grad():
+        logits = model(ImageClassificationCollator(processor)(examples)["pixel_values"]).logits
+    expected = logits.softmax(dim=-1)
+    for example, scores in zip(examples, expected.tolist(), strict=True):
+        found = {part["label"]: part["score"] for part in classify(example["file"])}
+        assert found == pytest.approx(dict(zip(config.id2label.values(), scores, strict=True)), abs=1e-5)
+    assert expected.std(dim=0).max() > 0.01
+
+
+def test_files_of_16_bits_that_pipelines_make_white_are_named_before_a_training(folder: Path, tmp_path: Path) -> None:
+    wide = noise(10, 12).astype(np.uint16) * 257
+    for name, image in {"a.png": Image.fromarray(wide), "b.tiff": Image.fromarray(wide / np.float32(65535))}.items():
+        place = tmp_path / "train" / name[0] / name
+        place.parent.mkdir(parents=True)
+        image.save(place)
+    found = unreadable_images(load_image_classification(str(tmp_path))["train"], show_progress=False)
+    assert "a.png: it has mode 'I;16' with values from" in found[0]
+    assert "b.tiff: it has mode 'F' with values from" in found[1]
+    assert "pipelines convert images to 8 bits by clipping" in found[0]
+    examples = TargetDataset(load_unlabeled_images([str(tmp_path)])["train"], image_only)
+    with pytest.raises(ValueError, match=r"a\.png has mode 'I;16' with values from"):
+        examples[0]
+
+
+def test_transparent_images_are_named_also_for_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = write_files(tmp_path / "train" / "any")
+    for name, is_transparent in expected.items():
+        file = tmp_path / "train" / "any" / name
+        assert shows_transparency({"path": str(file), "bytes": None}) == is_transparent, name
+        assert shows_transparency({"path": None, "bytes": file.read_bytes()}) == is_transparent, name
+    assert not shows_transparency({"path": "nowhere.png", "bytes": None})
+    messages: list[str] = []
+    monkeypatch.setattr(data_notes.logger, "warning", lambda text, *values: messages.append(text % values))
+    args = HfViTTrainingArguments(str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True)
+    rows = load_unlabeled_images([str(tmp_path)])["train"]
+    (note,) = data_notes.note_transparent("train", rows, args)
+    assert note == (
+        f"{sum(expected.values())} train images have transparent pixels, which show the color that is stored for "
+        "them, here as in transformers' pipelines."
+    )
+    assert all(f"any/{name}" in messages[0] for name in ("rgba.png", "palette_alpha.png", "color_key.png"))
+    opaque = [index for index, file in enumerate(rows["file"]) if not expected[Path(file).name]]
+    assert data_notes.note_transparent("train", rows.select(opaque), args) == []
