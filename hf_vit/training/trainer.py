@@ -495,6 +495,7 @@ class HfViTTrainer(Trainer):
             if merges:
                 save_adapter(plain_model, folder / ADAPTER_FOLDER)
             elif is_adapted(plain_model):
+                plain_model.config.architectures = [type(plain_model).__name__]  # it may be opened from another task's
                 plain_model.config.save_pretrained(folder)  # which peft leaves out
             (folder / TRAINING_ARGS_NAME).unlink()
             self._save_arguments(folder)
