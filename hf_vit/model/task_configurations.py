@@ -437,7 +437,8 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
 
     Args:
         num_queries: Number Q of masks that an image can have.
-        num_blocks: Number of blocks at the end of the encoder that the queries pass through.
+        num_blocks: Number of blocks at the end of the encoder that the queries pass through; 4 by default, or all of a
+            smaller encoder.
         num_upscale_blocks: Number of times the resolution of the patches is doubled for the masks.
         class_weight: Weight of the classes in matching and loss.
         mask_weight: Weight of the masks' cross-entropy in matching and loss.
@@ -449,7 +450,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
     """
 
     num_queries: int = 200
-    num_blocks: int = 4
+    num_blocks: int | None = None
     num_upscale_blocks: int = 2
     class_weight: float | int = 2.0
     mask_weight: float | int = 5.0
@@ -461,7 +462,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
 
     def _check(self) -> None:
         counts = ("num_queries", "num_blocks", "train_num_points", "no_object_weight")
-        check_positive({name: vars(self)[name] for name in counts})
+        check_positive({name: vars(self)[name] for name in counts if vars(self)[name] is not None})
         if self.num_upscale_blocks < 0:
             raise ValueError(f"num_upscale_blocks={self.num_upscale_blocks} must not be negative.")
         if not 1 <= self.oversample_ratio < math.inf or not 0 <= self.importance_sample_ratio <= 1:

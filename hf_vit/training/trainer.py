@@ -68,10 +68,10 @@ class HfViTTrainer(Trainer):
     """`transformers.Trainer` with the recipes of the field, that resumes bit for bit and loses nothing when it ends.
 
     *Exact.* Several processes draw those images of an `AugmentedDataset` that one process would, and of an
-    `AugmentedStream` each reads its own shards. Losses of object detection and of keypoints are divided by the number
-    of objects, or of images, of all batches of a step on all processes. An evaluation sees all images, even with
-    `dataloader_drop_last`. A training that was killed resumes from `last_checkpoint` as if it had not been, even with
-    worker processes that outlive an epoch.
+    `AugmentedStream` each reads its own shards. Losses of object detection and of keypoints are divided by what the
+    model counts in all batches of a step on all processes: objects, queries by their weights, images. An evaluation
+    sees all images, even with `dataloader_drop_last`. A training that was killed resumes from `last_checkpoint` as if
+    it had not been, even with worker processes that outlive an epoch.
 
     *Robust.* See `SafeStop`. An image that cannot be read is named.
 

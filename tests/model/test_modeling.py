@@ -252,6 +252,20 @@ def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> N
     assert plain.attentions is None
 
 
+@pytest.mark.parametrize("chosen", [[1, -1], [0], 2, (-4, 9)], ids=str)
+@pytest.mark.parametrize("apply_layernorm", [True, False])
+@all_classes
+def test_chosen_hidden_states(model_class: type[Any], apply_layernorm: bool, chosen: Any) -> None:
+    model = build(model_class, apply_layernorm=apply_layernorm)
+    images = pixels(model.config)
+    states = model(images, output_hidden_states=True).hidden_states
+    numbers = [chosen] if isinstance(chosen, int) else chosen
+    kept = {number % 4 for number in numbers if number < 4}  # of three blocks and what goes into them
+    found = model(images, output_hidden_states=chosen).hidden_states
+    assert [state is not None for state in found] == [number in kept for number in range(4)]
+    assert all(torch.equal(found[number], states[number]) for number in kept)
+
+
 def test_last_hidden_state_is_the_normalized_last_one() -> None:
     model = build()
     outputs = model(pixels(model.config), output_hidden_states=True)

@@ -84,7 +84,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "universal_segmentation_config": {
         "num_queries": 200,
-        "num_blocks": 4,
+        "num_blocks": None,
         "num_upscale_blocks": 2,
         "class_weight": 2.0,
         "mask_weight": 5.0,
