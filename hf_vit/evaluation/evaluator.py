@@ -21,13 +21,13 @@ class ImageResult(NamedTuple):
 
     Args:
         prediction: As the metric takes it.
-        loss: Sum of the losses of what is in the image; 0 where images have none by themselves.
-        weight: What the sums of all images are divided by, all together: number of images, of objects, ...
+        loss: Sum of the losses of what is in the image, or several sums; 0 where images have none by themselves.
+        weight: What the sums of all images are divided by, all together: number of images, of objects, ...; as many.
     """
 
     prediction: Any
-    loss: float = 0.0
-    weight: float = 1.0
+    loss: float | tuple[float, ...] = 0.0
+    weight: float | tuple[float, ...] = 1.0
 
 
 class BaseEvaluator(ABC):

@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 
 from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, copy_code
-from .task_configurations import TASK_CONFIGS, HfViTTaskConfig, HfViTTaskFields
+from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskConfig, HfViTTaskFields
 
 
 # Fields that are a height and a width, and what these are counted in
@@ -169,11 +169,14 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON; of a task those that differ from its defaults, and nothing where all are."""
+        """Returns the fields for JSON: all options of the model's own task, of others those that are no defaults."""
         values = super().to_dict()
-        for name in TASK_CONFIGS:
+        used = {name for model in self.architectures or () for name in MODEL_OPTIONS.get(model, ())}
+        for name, task in TASK_CONFIGS.items():
             options = values.pop(name)
-            if isinstance(options, HfViTTaskConfig):
+            if name in used:
+                values[name] = task.of(options).to_full_dict()
+            elif isinstance(options, HfViTTaskConfig):
                 values[name] = options.to_dict()
         return values
 

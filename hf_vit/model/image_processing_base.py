@@ -99,6 +99,14 @@ def standard_options(
     return options
 
 
+def channels_given(image_mean: Any = None, image_std: Any = None, **_: Any) -> dict[str, int]:
+    """Returns as `num_channels` how many means and deviations a call gives, unless images are converted to as many."""
+    if not (isinstance(image_mean, list | tuple) and isinstance(image_std, list | tuple)):
+        return {}
+    count = len(image_mean)
+    return {"num_channels": count} if count == len(image_std) and count not in (0, 1, 3) else {}
+
+
 def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
     if value is None:
         return None
@@ -335,7 +343,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             keypoints: (N, K, 3) x, y in pixels, the center of pixel i being at i, and visibility of each image's
                 boxes: 0 not labeled, 1 hidden, 2 visible. Without `do_affine_crop`, (K, 3) of images that are crops
                 already.
-            **kwargs: Options for this call.
+            **kwargs: Options for this call. With a mean and a deviation for each of 2, 4 or more channels, images have
+                as many.
 
         Returns:
             `pixel_values` (B, C, h, w), with `do_pad` also `patch_attention_mask`; for segmentation maps `labels`
@@ -364,7 +373,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             "keypoints": keypoints,
         }
         given = {name: value for name, value in targets.items() if value is not None}
-        return super().preprocess(images, given, **kwargs)
+        return super().preprocess(images, given, **{**channels_given(**kwargs), **kwargs})
 
     def fetch_images(self, images: Any) -> Any:
         """Replaces every path, URL and data URL in a (nested) list by its PIL image."""

@@ -5,6 +5,7 @@ registers), L = P + N tokens, D hidden size, K kept patches, W windows of S patc
 head size.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,17 @@ def check_images(pixel_values: Tensor | None) -> Tensor:
             'return_tensors="pt".'
         )
     return pixel_values
+
+
+def keep_states(states: tuple[Tensor, ...], wanted: bool | int | Sequence[int]) -> tuple[Tensor | None, ...] | None:
+    """Returns of all hidden states those that `output_hidden_states` asks for, None in the places of others."""
+    # A flag, or numbers, negative ones from the end; None where none is asked for. As transformers does from 5.23 on.
+    if not wanted or wanted is True:
+        return states if wanted else None
+    numbers = [wanted] if isinstance(wanted, int) else wanted
+    places = range(len(states))
+    kept = {places[number] for number in numbers if -len(states) <= number < len(states)}
+    return tuple(state if place in kept else None for place, state in enumerate(states))
 
 
 class HfViTPooler(nn.Module):
@@ -395,6 +407,5 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
                 tokens = self.model.norm(tokens)
             prefixes.append(tokens[:, : self.config.num_prefix_tokens])
             levels.append(to_maps(tokens[:, self.config.num_prefix_tokens :], grid))
-        if not wants_states:
-            outputs.hidden_states = None
+        outputs.hidden_states = keep_states(outputs.hidden_states, wants_states)
         return outputs, levels, prefixes

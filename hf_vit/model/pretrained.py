@@ -156,8 +156,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs: ClassVar[dict[str, type]] = {"hidden_states": HfViTLayer, "attentions": HfViTAttention}
-    # Most losses are means over the batch, which the Trainer has to divide by its accumulation steps. The others take
-    # `num_items_in_batch`, which it adds up by `count_items`.
+    # Losses are means over the batch, which `transformers.Trainer` has to divide by its accumulation steps: what it
+    # would count, the entries of the labels, is the divisor of none. `HfViTTrainer` adds up `count_items` of models
+    # that have it, and gives them the sum as `num_items_in_batch`.
     accepts_loss_kwargs = False
     # Whether linear layers and patches start as those of MAE do.
     _starts_as_mae = False

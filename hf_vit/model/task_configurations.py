@@ -54,12 +54,14 @@ class HfViTTaskConfig:
         """Returns saved options with those that are given in their places."""
         return {**saved, **given}
 
+    def to_full_dict(self) -> dict[str, Any]:
+        """Returns all options, as they come back from JSON: tuples as lists."""
+        return {name: with_lists(value) for name, value in asdict(self).items()}
+
     def to_dict(self) -> dict[str, Any]:
-        """Returns the options that differ from their defaults, as they come back from JSON: tuples as lists."""
-        given, defaults = (
-            {name: with_lists(value) for name, value in asdict(options).items()} for options in (self, type(self)())
-        )
-        return {name: value for name, value in given.items() if value != defaults[name]}
+        """Returns the options that differ from their defaults, as they come back from JSON."""
+        defaults = type(self)().to_full_dict()
+        return {name: value for name, value in self.to_full_dict().items() if value != defaults[name]}
 
     def __post_init__(self) -> None:
         self.check()
@@ -435,7 +437,8 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
 
     Args:
         num_queries: Number Q of masks that an image can have.
-        num_blocks: Number of blocks at the end of the encoder that the queries pass through.
+        num_blocks: Number of blocks at the end of the encoder that the queries pass through; 4 by default, or all of a
+            smaller encoder.
         num_upscale_blocks: Number of times the resolution of the patches is doubled for the masks.
         class_weight: Weight of the classes in matching and loss.
         mask_weight: Weight of the masks' cross-entropy in matching and loss.
@@ -447,7 +450,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
     """
 
     num_queries: int = 200
-    num_blocks: int = 4
+    num_blocks: int | None = None
     num_upscale_blocks: int = 2
     class_weight: float | int = 2.0
     mask_weight: float | int = 5.0
@@ -459,7 +462,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
 
     def _check(self) -> None:
         counts = ("num_queries", "num_blocks", "train_num_points", "no_object_weight")
-        check_positive({name: vars(self)[name] for name in counts})
+        check_positive({name: vars(self)[name] for name in counts if vars(self)[name] is not None})
         if self.num_upscale_blocks < 0:
             raise ValueError(f"num_upscale_blocks={self.num_upscale_blocks} must not be negative.")
         if not 1 <= self.oversample_ratio < math.inf or not 0 <= self.importance_sample_ratio <= 1:
@@ -629,10 +632,23 @@ TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "text_config": HfViTTextConfig,
     "contrastive_config": HfViTContrastiveConfig,
 }
+# Those that a model goes by. A saved model names all its options, as a default may change that it has not named.
+MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
+    "HfViTForSemanticSegmentation": ("segmentation_config",),
+    "HfViTForUniversalSegmentation": ("universal_segmentation_config",),
+    "HfViTForDepthEstimation": ("depth_config",),
+    "HfViTForObjectDetection": ("detection_config",),
+    "HfViTForKeypointDetection": ("keypoint_config",),
+    "HfViTForMaskedImageModeling": ("masked_image_modeling_config",),
+    "HfViTForZeroShotImageClassification": ("text_config", "contrastive_config"),
+}
 
 
 class HfViTTaskFields(PreTrainedConfig):
     """The fields of `HfViTConfig` that hold the options of the tasks.
+
+    A saved model names all options of its own task in config.json. One that stands in no file has the default here,
+    which is that of version 0.1.0 for good: better ones belong into presets and trainings, which write them down.
 
     Args:
         segmentation_config: Options of `HfViTForSemanticSegmentation`, a `HfViTSegmentationConfig` or a dictionary;

@@ -23,7 +23,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTInitialized, sum_over_processes, without_autocast
-from .modeling_hf_vit import HfViTModel
+from .modeling_hf_vit import HfViTModel, keep_states
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
 from .text_tower import build_text_tower, pool_tokens, without_pooler
@@ -285,14 +285,18 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             input_ids, attention_mask = F.pad(input_ids, (0, max(missing, 0)), value=options.pad_token_id), None
         given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: value for name, value in given.items() if value is not None}
-        outputs = self.text_model(input_ids=input_ids, return_dict=True, **given, **kwargs)
+        # The library would count the states from the end of the image tower's.
+        wants_states = kwargs.pop("output_hidden_states", None)
+        wants_states = self.config.output_hidden_states if wants_states is None else wants_states
+        kwargs.update(output_hidden_states=bool(wants_states), return_dict=True)
+        outputs = self.text_model(input_ids=input_ids, **given, **kwargs)
         pooled = pool_tokens(
             outputs.last_hidden_state, input_ids, attention_mask, options.pooled_by, options.eos_token_id
         )
         return BaseModelOutputWithPooling(
             last_hidden_state=outputs.last_hidden_state,
             pooler_output=self.contrastive_head.text_projection(pooled),
-            hidden_states=outputs.get("hidden_states"),
+            hidden_states=keep_states(outputs.get("hidden_states", ()), wants_states),
             attentions=outputs.get("attentions"),
         )
 

@@ -137,38 +137,56 @@ def box_overlaps(boxes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     return iou, iou - (hull - union) / hull.clamp_min(tiny)
 
 
-def count_boxes(labels: Sequence[Mapping[str, Tensor]], is_training: bool) -> float:
-    """Returns the divisor of the losses of a batch: its number of boxes, at least 1."""
-    # In training the mean over processes, whose gradients are averaged: their sum is then divided by all boxes.
-    count = sum(len(target["class_labels"]) for target in labels)
+def count_divisors(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetectionConfig) -> Tensor:
+    """Returns what the losses of classes and of boxes are divided by, (2,); those of parts of a batch add up.
+
+    Both are the number of boxes, as in DETR's descendants without softmax. With "cross_entropy" the classes are, as in
+    DETR, a weighted mean over all queries, those without an object counting less.
+    """
+    counts = [len(target["class_labels"]) for target in labels]
+    if class_loss_of(options) != "cross_entropy":
+        return torch.tensor([float(sum(counts))] * 2)
+    num_found = sum(min(count, options.num_queries) for count in counts)
+    num_empty = len(labels) * options.num_queries - num_found
+    return torch.tensor([num_found + NO_OBJECT_WEIGHT * num_empty, float(sum(counts))])
+
+
+def own_divisors(counts: Tensor, is_training: bool) -> Tensor:
+    """Returns the divisors of a batch that nobody has counted others for, in training the mean over processes."""
+    # Their gradients are averaged: the sum of all is then divided by what all have.
     if is_training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        total = torch.tensor(float(count), device=labels[0]["boxes"].device)
-        dist.all_reduce(total)
-        return max(float(total), 1.0) / dist.get_world_size()
-    return max(count, 1)
+        dist.all_reduce(counts)
+        return at_least_one(counts) / dist.get_world_size()
+    return at_least_one(counts)
+
+
+def at_least_one(counts: Tensor) -> Tensor:
+    """Returns counts with 1 in place of 0: where there is no box, there is nothing to divide."""
+    return counts.where(counts > 0, 1)
 
 
 def detection_loss(
     predictions: Sequence[DetectionPrediction],
     labels: Sequence[Mapping[str, Tensor]],
     options: HfViTDetectionConfig,
-    num_boxes: float | Tensor,
+    divisors: Tensor,
     num_groups: int = 1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the loss of the result, the last of the predictions, and of all before it, and its parts, detached.
 
-    Each is a sum over images divided by `num_boxes`, so with that of a global batch the sum over its parts does not
-    depend on how it is split. Labels are `class_labels` (M,) and `boxes` (M, 4), cx, cy, w, h relative to the image.
-    Each of `num_groups` finds all objects by itself. Parts are `loss_ce`, `loss_bbox` and `loss_giou` of the result,
-    before weights; of the others the same with their numbers behind.
+    Each is a sum over images by one of the `divisors` (2,), see `count_divisors`, so with those of a global batch the
+    sum over its parts does not depend on how it is split. Labels are `class_labels` (M,) and `boxes` (M, 4), cx, cy,
+    w, h relative to the image. Each of `num_groups` finds all objects by itself. Parts are `loss_ce`, `loss_bbox` and
+    `loss_giou` of the result, before weights; of the others the same with their numbers behind.
     """
     weights = {"loss_ce": 1.0, "loss_bbox": options.bbox_weight, "loss_giou": options.giou_weight}
+    class_divisor, box_divisor = (divisors * num_groups).unbind()
     losses, parts = [], {}
     for number, (logits, boxes) in enumerate(predictions):
         sums = prediction_losses(logits, boxes, labels, options, num_groups)
         suffix = "" if number == len(predictions) - 1 else f"_{number}"
-        for name, value in zip(weights, sums, strict=True):
-            value = value / (num_boxes * num_groups)
+        divided = sums[0] / class_divisor, sums[1] / box_divisor, sums[2] / box_divisor
+        for name, value in zip(weights, divided, strict=True):
             losses.append(weights[name] * value)
             parts[name + suffix] = value.detach()
     return torch.stack(losses).sum(), parts
@@ -338,11 +356,9 @@ class HfViTObjectDetectionOutput(ModelOutput):
 class HfViTForObjectDetection(HfViTPreTrainedModel):
     """Predicts boxes of objects, each with a class.
 
-    Its losses are sums over boxes, divided by the number of boxes of the whole global batch where the Trainer gives
-    it.
+    Its losses are sums over boxes, divided by the number of boxes of all processes. `HfViTTrainer` counts those of all
+    batches of a step; under `transformers.Trainer` each accumulated batch is divided by its own.
     """
-
-    accepts_loss_kwargs = True
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
@@ -355,10 +371,9 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         self.post_init()
         self._output_capturing_hooks_installed = True  # those of the model inside record for this one too
 
-    @staticmethod
-    def count_items(labels: list[dict[str, Tensor]]) -> int:
-        """Returns the number of boxes in labels."""
-        return sum(len(target["class_labels"]) for target in labels)
+    def count_items(self, labels: list[dict[str, Tensor]]) -> Tensor:
+        """Returns what the losses of a batch are divided by, (2,); see `count_divisors`."""
+        return count_divisors(labels, self.options)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -367,7 +382,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         labels: list[dict[str, Tensor]] | None = None,
         patch_attention_mask: Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
-        num_items_in_batch: Tensor | int | None = None,
+        num_items_in_batch: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTObjectDetectionOutput:
         """Runs the model.
@@ -378,8 +393,9 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
                 y, width and height relative to the image without its padding. There may be no object.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
-            num_items_in_batch: Number of boxes that the loss is divided by, such as those of all batches of a step on
-                all processes; by default those of this batch, in training averaged over processes.
+            num_items_in_batch: (2,), what the losses of classes and of boxes are divided by: the sum of `count_items`
+                of all batches of a step on all processes. By default that of this batch, in training averaged over
+                processes.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
@@ -394,9 +410,12 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, labels, **kwargs)
         loss = loss_dict = None
         if labels is not None:
-            num_boxes = count_boxes(labels, self.training) if num_items_in_batch is None else num_items_in_batch
+            if num_items_in_batch is None:
+                divisors = own_divisors(self.count_items(labels).to(predictions[-1].boxes.device), self.training)
+            else:
+                divisors = at_least_one(num_items_in_batch)
             num_groups = self.options.num_groups if self.training and self.options.decoder == "deformable" else 1
-            loss, loss_dict = detection_loss(predictions, labels, self.options, num_boxes, num_groups)
+            loss, loss_dict = detection_loss(predictions, labels, self.options, divisors, num_groups)
         *earlier, result = predictions
         return HfViTObjectDetectionOutput(
             loss=loss,

@@ -310,11 +310,9 @@ class HfViTKeypointDetectionOutput(ModelOutput):
 class HfViTForKeypointDetection(HfViTForDensePrediction):
     """Locates the keypoints, named by `config.id2label`, of the one object on an image.
 
-    The design is that of ViTPose, https://arxiv.org/abs/2204.12484. Its loss is a sum over images, divided by their
-    number in the whole global batch where the Trainer gives it.
+    The design is that of ViTPose, https://arxiv.org/abs/2204.12484. Its loss is the mean over images. `HfViTTrainer`
+    divides the sum over those of a batch by the number of all of a step, which counts where batches differ in size.
     """
-
-    accepts_loss_kwargs = True
 
     def __init__(self, config: HfViTConfig) -> None:
         super().__init__(config)
@@ -325,10 +323,9 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         self.keypoint_head = HfViTKeypointHead(config, self.options)
         self.post_init()
 
-    @staticmethod
-    def count_items(labels: Tensor) -> int:
-        """Returns the number of images in labels."""
-        return len(labels)
+    def count_items(self, labels: Tensor) -> Tensor:
+        """Returns what the loss of a batch is divided by: its number of images."""
+        return torch.tensor(float(len(labels)))
 
     @can_return_tuple
     def forward(

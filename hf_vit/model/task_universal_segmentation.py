@@ -76,9 +76,10 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
 
     def __init__(self, config: HfViTConfig, options: HfViTUniversalSegmentationConfig) -> None:
         super().__init__()
-        if options.num_blocks > config.num_hidden_layers:
+        self.num_blocks = min(4, config.num_hidden_layers) if options.num_blocks is None else options.num_blocks
+        if self.num_blocks > config.num_hidden_layers:
             raise ValueError(
-                f"num_blocks={options.num_blocks} blocks for the queries are more than the encoder has, "
+                f"num_blocks={self.num_blocks} blocks for the queries are more than the encoder has, "
                 f"num_hidden_layers={config.num_hidden_layers}. Lower num_blocks in universal_segmentation_config."
             )
         width = config.hidden_size
@@ -87,8 +88,8 @@ class HfViTUniversalSegmentationHead(HfViTInitialized):
         self.upscale = nn.Sequential(*(HfViTUpscale(width) for _ in range(options.num_upscale_blocks)))
         self.classifier = nn.Linear(width, config.num_labels + 1)
         # How likely the queries of each of these blocks attend to their own mask alone
-        self.register_buffer("mask_probabilities", torch.ones(options.num_blocks))
-        self.masked_blocks = [True] * options.num_blocks  # which do so now, see `update_masked_blocks`
+        self.register_buffer("mask_probabilities", torch.ones(self.num_blocks))
+        self.masked_blocks = [True] * self.num_blocks  # which do so now, see `update_masked_blocks`
 
     def initialize(self, std: float) -> None:
         """Sets masked attention to always in all blocks."""
@@ -355,9 +356,9 @@ class HfViTForUniversalSegmentation(HfViTPreTrainedModel):
         self, pixel_values: Tensor | None, patch_attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Returns masks and classes after the last block, before it those that are needed, and the last tokens."""
-        head, model, num_blocks = self.universal_segmentation_head, self.model, self.options.num_blocks
+        head, model = self.universal_segmentation_head, self.model
         hidden_states, blocks = model.start_blockwise(pixel_values, patch_attention_mask, **kwargs)
-        start = self.config.num_hidden_layers - num_blocks
+        start = self.config.num_hidden_layers - head.num_blocks
         hidden_states = blocks.run(hidden_states, stop=start, **blocks.masks(hidden_states))  # (B, P + N, D)
         hidden_states = head.queries.append_to(hidden_states)  # (B, L, D)
         unmasked = blocks.attention_mask(hidden_states)

@@ -55,7 +55,7 @@ class EvaluatorTrainer(HfViTTrainer):
                 f"for each, torchrun --nproc_per_node {self.args.n_gpu}, or show it one: CUDA_VISIBLE_DEVICES=0."
             )
         self.evaluator = evaluator
-        self._losses: list[tuple[float, float]] = []
+        self._losses: list[tuple[float | tuple[float, ...], float | tuple[float, ...]]] = []
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -76,7 +76,7 @@ class EvaluatorTrainer(HfViTTrainer):
         return None, None, None
 
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
-        """Scores all images: the scores of the metric, and `loss`, the sum over images by the sum of their weights."""
+        """Scores all images: the scores of the metric, and `loss`, sums over images by the sums of their weights."""
         self.evaluator.metric.reset()
         self._losses = []
         output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
@@ -86,8 +86,8 @@ class EvaluatorTrainer(HfViTTrainer):
 
     def mean_loss(self) -> float:
         """Returns the loss of all images that have been evaluated."""
-        losses, weights = zip(*self._losses, strict=True)
-        return math.fsum(losses) / max(math.fsum(weights), 1.0)
+        losses, weights = (np.array(values).reshape(len(values), -1).T for values in zip(*self._losses, strict=True))
+        return sum(math.fsum(own) / (math.fsum(weight) or 1.0) for own, weight in zip(losses, weights, strict=True))
 
     def evaluation_collator(self) -> TargetCollator | MaskedImageModelingCollator | ImageTextCollator:
         """Returns a collator that also gives the targets at their own size."""

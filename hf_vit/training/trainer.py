@@ -68,10 +68,10 @@ class HfViTTrainer(Trainer):
     """`transformers.Trainer` with the recipes of the field, that resumes bit for bit and loses nothing when it ends.
 
     *Exact.* Several processes draw those images of an `AugmentedDataset` that one process would, and of an
-    `AugmentedStream` each reads its own shards. Losses of object detection and of keypoints are divided by the number
-    of objects, or of images, of all batches of a step on all processes. An evaluation sees all images, even with
-    `dataloader_drop_last`. A training that was killed resumes from `last_checkpoint` as if it had not been, even with
-    worker processes that outlive an epoch.
+    `AugmentedStream` each reads its own shards. Losses of object detection and of keypoints are divided by what the
+    model counts in all batches of a step on all processes: objects, queries by their weights, images. An evaluation
+    sees all images, even with `dataloader_drop_last`. A training that was killed resumes from `last_checkpoint` as if
+    it had not been, even with worker processes that outlive an epoch.
 
     *Robust.* See `SafeStop`. An image that cannot be read is named.
 
@@ -128,6 +128,9 @@ class HfViTTrainer(Trainer):
             ValueError: if an option is out of range, does not fit the model, or does not go with another.
         """
         super().__init__(*args, **kwargs)
+        # Of several GPUs in one process each would need its share of what is counted.
+        counts = isinstance(self.plain_model, HfViTForObjectDetection | HfViTForKeypointDetection)
+        self.model_accepts_loss_kwargs = counts and self.args.n_gpu <= 1
         # It would hide a loss that is not finite, and wait for the GPU at every batch.
         self.args.logging_nan_inf_filter = False
         self._prepare_optimization()
@@ -294,7 +297,7 @@ class HfViTTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Returns the batches of a step, and what their losses are divided by, which the model counts, at least 1."""
+        """Returns the batches of a step, and what their losses are divided by, which the model counts."""
         try:
             batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
         except (OSError, ValueError) as error:
@@ -302,19 +305,17 @@ class HfViTTrainer(Trainer):
                 f"After step {self.state.global_step} an example cannot be read: {as_sentence(error)} Restore it; "
                 f"left out, it would change the order of all others. {how_to_resume(self.args.output_dir)}"
             ) from error
-        model = self.plain_model
-        counts = isinstance(model, HfViTForObjectDetection | HfViTForKeypointDetection)
-        if counts and all("labels" in batch for batch in batches):
+        if self.model_accepts_loss_kwargs and batches and all("labels" in batch for batch in batches):
             if self.distillation is not None:
-                self.distillation.num_images = self._add_up([len(batch["pixel_values"]) for batch in batches], device)
-            count = self._add_up([model.count_items(batch["labels"]) for batch in batches], device)
-            count = None if count is None else count.clamp_min(1)
+                images = [torch.tensor(float(len(batch["pixel_values"]))) for batch in batches]
+                self.distillation.num_images = self._add_up(images, device)
+            count = self._add_up([self.plain_model.count_items(batch["labels"]) for batch in batches], device)
         return batches, count
 
-    def _add_up(self, counts: list[int], device: torch.device) -> Any:
+    def _add_up(self, counts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
         """Returns the sum of what is counted in the batches of a step, on all processes."""
-        # The library adds up numbers of entries.
-        return self._get_num_items_in_batch([{"labels": torch.zeros(count)} for count in counts], device)
+        total = torch.stack(counts).sum(dim=0).to(device)
+        return self.accelerator.reduce(total) if self.args.average_tokens_across_devices else total
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Makes a step of a training on a batch, which the batch transforms have changed."""
@@ -327,11 +328,14 @@ class HfViTTrainer(Trainer):
         self.safe_stop.add_loss(loss)
         return loss
 
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes the loss of a batch, with what is frozen as in an evaluation."""
+    def compute_loss(
+        self, model: nn.Module, *args: Any, num_items_in_batch: torch.Tensor | int | None = None, **kwargs: Any
+    ) -> Any:
+        """Computes the loss of a batch, with what is frozen as in an evaluation; that of an evaluation is its own."""
         for module in self.frozen:
             module.eval()
-        return super().compute_loss(*args, **kwargs)
+        count = num_items_in_batch if model.training else None  # which the library counts by entries of the labels
+        return super().compute_loss(model, *args, num_items_in_batch=count, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs; beside the loss of a training also throughput, memory, and the teacher's losses by name."""
@@ -495,6 +499,7 @@ class HfViTTrainer(Trainer):
             if merges:
                 save_adapter(plain_model, folder / ADAPTER_FOLDER)
             elif is_adapted(plain_model):
+                plain_model.config.architectures = [type(plain_model).__name__]  # it may be opened from another task's
                 plain_model.config.save_pretrained(folder)  # which peft leaves out
             (folder / TRAINING_ARGS_NAME).unlink()
             self._save_arguments(folder)

@@ -240,7 +240,7 @@ def with_boxes(count_of: Callable[[int], int]) -> MakeBatch:
     return make_batch
 
 
-objects = with_boxes(lambda number: number % 4)  # the first image has none
+objects = with_boxes(lambda number: number % 5)  # the first image has none
 lonely_objects = with_boxes(lambda number: 3 * (number == 5))  # all in one image, and so in one process
 
 
@@ -279,12 +279,6 @@ class WithPointsOnALattice(HfViTForUniversalSegmentation):
 
     def train(self, mode: bool = True) -> Self:
         return super().train(False)
-
-
-class WithoutCount(HfViTForObjectDetection):
-    """Is not told how many objects all processes have, as in a training without our Trainer."""
-
-    accepts_loss_kwargs = False
 
 
 class Comparing(HfViTForZeroShotImageClassification):
@@ -344,12 +338,9 @@ TRAINING_CASES = {
     "queries_of_one_image": TrainingCase(
         HfViTForObjectDetection, padded(lonely_objects), {"detection_config": QUERIES, **ROTARY}
     ),
-    "queries_without_count": TrainingCase(
-        WithoutCount, padded(objects), {"detection_config": QUERIES, **ROTARY}, accumulates=False
-    ),
     "deformable": TrainingCase(HfViTForObjectDetection, padded(objects), {"detection_config": DEFORMABLE, **ROTARY}),
     "deformable_of_one_image": TrainingCase(
-        WithoutCount, padded(lonely_objects), {"detection_config": DEFORMABLE, **ROTARY}, accumulates=False
+        HfViTForObjectDetection, padded(lonely_objects), {"detection_config": DEFORMABLE, **ROTARY}
     ),
     "deformable_batch_norm": TrainingCase(
         HfViTForObjectDetection,

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import EvalPrediction, TrainerCallback, TrainingArguments
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
@@ -35,6 +35,7 @@ from .regularization import train_regularized
 from .teachers import DISTILLED_CASES, TEACHER_LOSSES, small_distillation
 
 
+TRAINERS: dict[str, type[Trainer]] = {"HfViTTrainer": HfViTTrainer, "transformers.Trainer": Trainer}
 GLOBAL_BATCH = 8  # images per step, over all processes and all that is accumulated
 NUM_TRAIN, NUM_TEST = 44, 37  # no multiples of a batch
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -89,14 +90,60 @@ def logged(trainer: HfViTTrainer, key: str) -> list[float]:
 
 
 def splits(name: str, processes: int) -> list[tuple[int, int]]:
-    """How the batch of a case is split on so many processes."""
-    return [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
+    """How the batch of a case is split on so many processes, on several in as many parts as there are."""
+    own = [split for split in SPLITS[processes] if split[1] == 1 or TRAINING_CASES[name].accumulates]
+    return own if processes == 1 else own[-1:]
 
 
 def collate(examples: list[dict[str, Any]]) -> dict[str, Any]:
     """A batch of what is in `MakeBatch`: tensors are stacked, dictionaries listed."""
     batch = {key: [example[key] for example in examples] for key in examples[0]}
     return {key: values if isinstance(values[0], dict) else torch.stack(values) for key, values in batch.items()}
+
+
+def model_and_batch(name: str, num_images: int) -> tuple[HfViTPreTrainedModel, dict[str, Any]]:
+    """The model of a case, and images for it, of which there are as many as in the batch of a step or more."""
+    case = TRAINING_CASES[name]
+    config = small_config(**case.overrides)
+    return build(case.model_class, config), case.make_batch(config, num_images)
+
+
+def examples_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{key: value[i] for key, value in batch.items()} for i in range(len(batch["pixel_values"]))]
+
+
+def backward_of_parts(name: str, size: int) -> dict[str, Tensor]:
+    """The mean loss of the parts of a batch, and its gradient, as PyTorch itself has them, without any Trainer."""
+    with default_dtype(torch.float64):
+        model, batch = model_and_batch(name, GLOBAL_BATCH)
+        starts = range(0, GLOBAL_BATCH, size)
+        parts = [{key: value[start : start + size] for key, value in batch.items()} for start in starts]
+        model.train()
+        loss = torch.stack([model(**part).loss for part in parts]).mean()
+        loss.backward()
+        gradients = flatten([parameter.grad for parameter in model.parameters()])
+    return {"losses": loss.detach()[None], "gradients": gradients[None]}
+
+
+def step_of_case(folder: Path, name: str, trainer: str, size: int, accumulate: int) -> dict[str, Any]:
+    """What one of `TRAINERS` makes of the same in one step, with the images in their order."""
+    options = {"num_images": GLOBAL_BATCH, "train_sampling_strategy": "sequential"}
+    return train_case(folder, name, "float64", size, accumulate, trainer_class=TRAINERS[trainer], **options)
+
+
+def loss_of_evaluation(folder: Path, name: str, trainer: str) -> tuple[float, float]:
+    """The loss of an evaluation by one of `TRAINERS`, and that of the model itself."""
+    with default_dtype(torch.float64):
+        model, batch = model_and_batch(name, GLOBAL_BATCH)
+        evaluating = TRAINERS[trainer](
+            model=model,
+            args=training_arguments(folder, per_device_eval_batch_size=GLOBAL_BATCH, prediction_loss_only=True),
+            eval_dataset=examples_of(batch),
+            data_collator=collate,
+        )
+        found = evaluating.evaluate()["eval_loss"]
+        with torch.no_grad():
+            return found, float(model.eval()(**batch).loss)
 
 
 def train_case(
@@ -107,19 +154,20 @@ def train_case(
     accumulate: int,
     num_images: int = 2 * GLOBAL_BATCH,
     kind: str | None = None,
+    trainer_class: type[Trainer] = HfViTTrainer,
+    **options: Any,
 ) -> dict[str, Any]:
     """Takes two steps of SGD, or as many as there are images; returns the losses, gradients and weights.
 
     With a `kind` of distillation it learns from a teacher too.
     """
-    case, recorder = TRAINING_CASES[name], GradientRecorder()
+    recorder = GradientRecorder()
     with default_dtype(DTYPES[dtype]):
-        config = small_config(**case.overrides)
-        batch = case.make_batch(config, num_images)
-        model = build(case.model_class, config)
-        trainer = HfViTTrainer(
+        model, batch = model_and_batch(name, num_images)
+        teaching = {} if kind is None else {"distillation": small_distillation(kind, model)}
+        trainer = trainer_class(
             model=model,
-            distillation=kind and small_distillation(kind, model),
+            **teaching,
             args=training_arguments(
                 folder,
                 optim="sgd",
@@ -128,8 +176,9 @@ def train_case(
                 num_train_epochs=1,
                 per_device_train_batch_size=batch_size,
                 gradient_accumulation_steps=accumulate,
+                **options,
             ),
-            train_dataset=[{key: value[i] for key, value in batch.items()} for i in range(num_images)],
+            train_dataset=examples_of(batch),
             data_collator=collate,
             callbacks=[recorder],
         )
@@ -333,6 +382,17 @@ def compare_processes(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+def compare_trainers(folder: Path) -> None:
+    """Takes a step with every model in two processes by either Trainer; each writes what it got."""
+    results = {
+        (name, trainer): step_of_case(folder, name, trainer, GLOBAL_BATCH // 2, 1)
+        for name in TRAINING_CASES
+        for trainer in TRAINERS
+    }
+    torch.save(results, folder / f"process_{torch.distributed.get_rank()}.pt")
+    torch.distributed.destroy_process_group()
+
+
 def compare_four_processes(folder: Path) -> None:
     """Does in four processes, in double precision alone, what of it depends on their number."""
     assert training_arguments(folder).world_size == torch.distributed.get_world_size() == 4
@@ -528,6 +588,7 @@ JOBS: dict[str, Callable[..., None]] = {
         compare_processes,
         compare_distillation,
         compare_four_processes,
+        compare_trainers,
         compare_shares,
         pretrain,
         score_predictions,

@@ -235,6 +235,9 @@ def test_every_attention_gives_the_same(tower: str) -> None:
     layers = 1 if tower == "bert" else 2
     assert len(outputs.text_model_output.hidden_states) == layers + 1
     assert len(outputs.vision_model_output.hidden_states) == 4
+    chosen = model(**inputs, output_hidden_states=[0, -1])
+    for states, count in ((chosen.text_model_output, layers), (chosen.vision_model_output, 3)):
+        assert [state is not None for state in states.hidden_states] == [True, *[False] * (count - 1), True]
     opened = build(tower, attn_implementation="eager")
     assert opened.text_model.config._attn_implementation == "eager"
 

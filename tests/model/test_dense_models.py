@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vit import (
     HfViTForDepthEstimation,
+    HfViTForImageClassification,
     HfViTForKeypointDetection,
     HfViTForSemanticSegmentation,
     HfViTForUniversalSegmentation,
@@ -456,6 +457,18 @@ def test_bad_input_is_refused(head: str, changes: dict[str, Any], message: str) 
 def test_heads_that_do_not_fit_the_backbone_are_refused(head: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HEADS[head][0](small_config(**options))
+
+
+@pytest.mark.parametrize(("num_hidden_layers", "expected"), [(2, 2), (4, 4), (6, 4)])
+def test_queries_of_masks_pass_through_four_blocks_or_all_of_fewer(
+    num_hidden_layers: int, expected: int, tmp_path: Path
+) -> None:
+    config = small_config(num_hidden_layers=num_hidden_layers, universal_segmentation_config={"num_queries": 5})
+    HfViTForImageClassification(config).save_pretrained(tmp_path)
+    model = HfViTForUniversalSegmentation.from_pretrained(tmp_path).eval()
+    states = model(pixels(config), output_hidden_states=True).hidden_states
+    num_queries = [state.shape[1] - config.num_prefix_tokens - math.prod(config.grid_size) for state in states[1:]]
+    assert num_queries == [0] * (num_hidden_layers - expected) + [5] * expected
 
 
 def test_depth_follows_a_new_patch_size() -> None:

@@ -1,6 +1,7 @@
 """Matching and losses of object detection, beside other implementations and numbers worked out by hand."""
 
 import math
+from collections.abc import Sequence
 from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from hf_vit.model.task_configurations import HfViTDetectionConfig
 from hf_vit.model.task_detection import (
     box_overlaps,
     check_labels,
+    count_divisors,
     detection_loss,
     focal_loss,
     match_objects,
@@ -30,6 +32,7 @@ from ..helpers.models import boxes
 COUNTS = (3, 0, 1, 5)
 NUM_CLASSES, NUM_QUERIES = 4, 6
 LOSSES = ("cross_entropy", "focal", "iou_aware")
+DIVISORS = torch.tensor([4.0, 9.0])  # of the classes and of the boxes
 all_losses = pytest.mark.parametrize("class_loss", LOSSES)
 
 
@@ -37,20 +40,22 @@ def options(class_loss: str, **more: Any) -> HfViTDetectionConfig:
     return HfViTDetectionConfig(decoder="queries", class_loss=class_loss, **more)
 
 
-def predict(generator: torch.Generator, class_loss: str, num_queries: int = NUM_QUERIES) -> DetectionPrediction:
+def predict(
+    generator: torch.Generator, class_loss: str, num_queries: int = NUM_QUERIES, batch: int = len(COUNTS)
+) -> DetectionPrediction:
     num_outputs = NUM_CLASSES + (class_loss == "cross_entropy")
-    logits = torch.randn(len(COUNTS), num_queries, num_outputs, generator=generator)
-    found = torch.stack([boxes(generator, num_queries) for _ in COUNTS])
+    logits = torch.randn(batch, num_queries, num_outputs, generator=generator)
+    found = torch.stack([boxes(generator, num_queries) for _ in range(batch)])
     return DetectionPrediction(*(values.double().requires_grad_() for values in (logits, found)))
 
 
-def draw_labels(generator: torch.Generator) -> list[dict[str, Tensor]]:
+def draw_labels(generator: torch.Generator, counts: Sequence[int] = COUNTS) -> list[dict[str, Tensor]]:
     return [
         {
             "class_labels": torch.randint(NUM_CLASSES, (count,), generator=generator),
             "boxes": boxes(generator, count).double(),
         }
-        for count in COUNTS
+        for count in counts
     ]
 
 
@@ -132,8 +137,11 @@ def test_focal_loss_equals_that_of_torchvision() -> None:
     torch.testing.assert_close(focal_loss(logits[0], queries, classes), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_equals_the_loss_of_detr_but_for_what_the_classes_are_divided_by() -> None:
-    prediction, labels = draw("cross_entropy")
+@pytest.mark.parametrize("counts", [COUNTS, (1, 1), (3, 3), (7, 7), (20, 20), (0, 20), (25, 2)], ids=str)
+def test_equals_the_loss_of_detr(counts: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    prediction = predict(generator, "cross_entropy", 20, len(counts))
+    labels = draw_labels(generator, counts)
     config = SimpleNamespace(
         class_cost=1,
         bbox_cost=5,
@@ -144,16 +152,17 @@ def test_equals_the_loss_of_detr_but_for_what_the_classes_are_divided_by() -> No
         bbox_loss_coefficient=5,
         giou_loss_coefficient=2,
     )
-    _, expected, _ = ForObjectDetectionLoss(
+    total, expected, _ = ForObjectDetectionLoss(
         prediction.logits.float(), [as_float(target) for target in labels], "cpu", prediction.boxes.float(), config
     )
-    _, parts = detection_loss([prediction], labels, options("cross_entropy"), sum(COUNTS))
-    for name in ("loss_bbox", "loss_giou"):
-        torch.testing.assert_close(parts[name].float(), expected[name].detach())
-    # Theirs is a mean in which a query without an object counts a tenth.
-    total_weight = sum(COUNTS) + 0.1 * (len(COUNTS) * NUM_QUERIES - sum(COUNTS))
-    ours = parts["loss_ce"] * sum(COUNTS) / total_weight
-    torch.testing.assert_close(ours.float(), expected["loss_ce"].detach())
+    own = options("cross_entropy", num_queries=20)
+    loss, parts = detection_loss([prediction], labels, own, count_divisors(labels, own))
+    for name, part in parts.items():
+        torch.testing.assert_close(part.float(), expected[name].detach())
+    torch.testing.assert_close(loss.float(), total)
+    theirs, ours = (torch.autograd.grad(value, list(prediction)) for value in (total, loss))
+    for a, e in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-7)  # theirs computes in float32
 
 
 def as_float(target: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -190,7 +199,9 @@ def test_equals_the_loss_of_lw_detr_with_groups_and_layers() -> None:
         encoder.logits,
         encoder.boxes,
     )
-    actual, parts = detection_loss(layers, labels, options("iou_aware"), sum(COUNTS), num_groups)
+    actual, parts = detection_loss(
+        layers, labels, options("iou_aware"), count_divisors(labels, options("iou_aware")), num_groups
+    )
     torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)  # theirs matches boxes in float32
     assert set(parts) == {f"{name}{at}" for name in ("loss_ce", "loss_bbox", "loss_giou") for at in ("", "_0", "_1")}
     leaves = [values for layer in layers for values in layer]
@@ -199,14 +210,24 @@ def test_equals_the_loss_of_lw_detr_with_groups_and_layers() -> None:
         torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-9)
 
 
+def test_divisors_of_parts_add_up() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = draw_labels(generator)
+    for class_loss, own in {"cross_entropy": 9 + 0.1 * 15, "focal": 9.0, "iou_aware": 9.0}.items():
+        config = options(class_loss, num_queries=NUM_QUERIES)
+        torch.testing.assert_close(count_divisors(labels, config), torch.tensor([own, 9.0]))
+        parts = torch.stack([count_divisors([target], config) for target in labels])
+        torch.testing.assert_close(parts.sum(dim=0), torch.tensor([own, 9.0]))
+
+
 @all_losses
 def test_the_sum_over_parts_of_a_batch_is_the_loss_of_the_batch(class_loss: str) -> None:
     prediction, labels = draw(class_loss)
-    whole, _ = detection_loss([prediction], labels, options(class_loss), sum(COUNTS))
+    whole, _ = detection_loss([prediction], labels, options(class_loss), DIVISORS)
     parts = []
     for part in (slice(0, 1), slice(1, 2), slice(2, 4)):
         own = DetectionPrediction(*(values[part] for values in prediction))
-        parts.append(detection_loss([own], labels[part], options(class_loss), sum(COUNTS))[0])
+        parts.append(detection_loss([own], labels[part], options(class_loss), DIVISORS)[0])
     torch.testing.assert_close(torch.stack(parts).sum(), whole, rtol=1e-12, atol=0)
 
 
@@ -230,7 +251,7 @@ def test_more_objects_than_queries_leave_some_without(class_loss: str) -> None:
     )
     assert sorted(queries.tolist()) == [0, 1]
     assert len(set(objects.tolist())) == 2
-    assert detection_loss([prediction], labels, options(class_loss), 9)[0].isfinite()
+    assert detection_loss([prediction], labels, options(class_loss), DIVISORS)[0].isfinite()
 
 
 @all_losses

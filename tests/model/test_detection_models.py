@@ -43,10 +43,11 @@ def targets(count: int, seed: int, dtype: torch.dtype = torch.float32) -> dict[s
     }
 
 
-def loss_and_gradients(model: Any, batches: list[dict[str, Any]], num_boxes: int) -> tuple[Tensor, Tensor]:
+def loss_and_gradients(model: Any, batches: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     """The sum of the losses of batches, and its gradients."""
     model.zero_grad()
-    loss = torch.stack([model(**batch, num_items_in_batch=num_boxes).loss for batch in batches]).sum()
+    count = torch.stack([model.count_items(batch["labels"]) for batch in batches]).sum(dim=0)
+    loss = torch.stack([model(**batch, num_items_in_batch=count).loss for batch in batches]).sum()
     loss.backward()
     return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -81,9 +82,8 @@ def test_padding_and_splitting_change_no_loss_and_no_gradient(decoder: str) -> N
     alone, together = padded_batch(model, torch.float64)
     if decoder == "mid_positions":  # a table too
         alone, together = alone[2:], {name: value[2:] for name, value in together.items()}
-    num_boxes = sum(len(example["labels"][0]["boxes"]) for example in alone)
-    expected = loss_and_gradients(model, alone, num_boxes)
-    actual = loss_and_gradients(model, [together], num_boxes)
+    expected = loss_and_gradients(model, alone)
+    actual = loss_and_gradients(model, [together])
     for a, e, name in zip(actual, expected, ("loss", "gradients"), strict=True):
         assert_close(a, e, 1e-9, name)
 
@@ -114,11 +114,14 @@ def test_every_layer_with_queries_predicts_in_training(decoder: str) -> None:
     assert model.eval()(images).auxiliary_outputs is None
 
 
-def test_the_loss_is_divided_by_the_boxes_of_the_batch_unless_told() -> None:
-    model = build_decoder("all_blocks")
+@all_decoders
+def test_the_loss_is_divided_by_what_the_batch_has_unless_told(decoder: str) -> None:
+    model = build_decoder(decoder)
     images, labels = pixels(model.config), [targets(3, 0), targets(1, 1)]
     own = model(images, labels=labels).loss
-    torch.testing.assert_close(model(images, labels=labels, num_items_in_batch=8).loss, own / 2)
+    count = model.count_items(labels)
+    assert count[1] == 4
+    torch.testing.assert_close(model(images, labels=labels, num_items_in_batch=2 * count).loss, own / 2)
     empty = model(images, labels=[targets(0, 0)] * 2)
     torch.testing.assert_close(empty.loss, empty.loss_dict["loss_ce"])
 

@@ -330,7 +330,7 @@ def test_what_it_has_learned_opens_as_other_tasks_and_the_other_way_round(
 
 def test_the_other_objective_starts_with_a_fresh_decoder(tmp_path: Path) -> None:
     build("mae", use_mask_token=True).save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["masked_image_modeling_config"] == DECODER
+    assert json.loads((tmp_path / "config.json").read_text())["masked_image_modeling_config"]["objective"] == "mae"
     model, info = HfViTForMaskedImageModeling.from_pretrained(
         tmp_path, masked_image_modeling_config={"objective": "simmim"}, output_loading_info=True
     )

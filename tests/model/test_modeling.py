@@ -252,6 +252,20 @@ def test_hidden_states_and_attentions(model_class: type[Any], variant: str) -> N
     assert plain.attentions is None
 
 
+@pytest.mark.parametrize("chosen", [[1, -1], [0], 2, (-4, 9)], ids=str)
+@pytest.mark.parametrize("apply_layernorm", [True, False])
+@all_classes
+def test_chosen_hidden_states(model_class: type[Any], apply_layernorm: bool, chosen: Any) -> None:
+    model = build(model_class, apply_layernorm=apply_layernorm)
+    images = pixels(model.config)
+    states = model(images, output_hidden_states=True).hidden_states
+    numbers = [chosen] if isinstance(chosen, int) else chosen
+    kept = {number % 4 for number in numbers if number < 4}  # of three blocks and what goes into them
+    found = model(images, output_hidden_states=chosen).hidden_states
+    assert [state is not None for state in found] == [number in kept for number in range(4)]
+    assert all(torch.equal(found[number], states[number]) for number in kept)
+
+
 def test_last_hidden_state_is_the_normalized_last_one() -> None:
     model = build()
     outputs = model(pixels(model.config), output_hidden_states=True)
@@ -730,8 +744,9 @@ def test_classes_carry_what_the_library_reads() -> None:
     for model_class in MODEL_CLASSES:
         assert issubclass(model_class, HfViTPreTrainedModel)
         assert model_class.main_input_name == "pixel_values"
+        assert model_class.accepts_loss_kwargs is False  # what the library counts is the divisor of no loss
         takes_count = "num_items_in_batch" in inspect.signature(model_class.forward).parameters
-        assert model_class.accepts_loss_kwargs is takes_count
+        assert takes_count is ("count_items" in vars(model_class))
         assert model_class._supports_sdpa
         assert model_class._supports_flash_attn
         assert model_class._supports_flex_attn

@@ -229,6 +229,24 @@ def test_means_per_channel_and_without_rescaling(backend):
     torch.testing.assert_close(plain.pixel_values[0], as_chw(image))
 
 
+@pytest.mark.parametrize("input_data_format", ["channels_last", "channels_first"])
+def test_a_mean_and_deviation_for_each_of_four_channels_take_images_of_four(backend, input_data_format):
+    options = {"image_mean": [0.1, 0.2, 0.3, 0.4], "image_std": (0.5, 0.6, 0.7, 0.8), "do_resize": False}
+    image = noise(30, 40, 4) if input_data_format == "channels_last" else noise(4, 30, 40)
+    call = {**options, "input_data_format": input_data_format, "return_tensors": "pt"}
+    theirs = ViTImageProcessor()(image, **call).pixel_values
+    processor = backend()
+    torch.testing.assert_close(processor(image, **call).pixel_values, theirs, atol=1e-6, rtol=1e-6)
+    assert processor.num_channels == 3  # for the next call
+    for three in (noise(30, 40, 3), noise(30, 40)):
+        with pytest.raises(ValueError, match="num_channels=4"):
+            processor(three, **options)
+    gray, half = {"image_mean": [0.5], "image_std": [0.5]}, {"image_mean": [0.5] * 4}
+    for wrong in (gray, half, {"num_channels": 3, **options}):
+        with pytest.raises(ValueError, match=r"values, .*num_channels=3"):
+            processor(noise(30, 40, 4), **wrong)
+
+
 def test_padding_and_its_mask(backend):
     images = [noise(40, 60, 3), noise(60, 30, 3), noise(33, 47, 3)]
     processor = backend(do_pad=True, size={"longest_edge": 64}, ensure_multiple_of=16)

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import math
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -63,14 +62,20 @@ def scores_one_by_one(trainer: EvaluatorTrainer) -> dict[str, float]:
         (target,) = batch["targets"]
         with torch.no_grad():
             given = {key: value for key, value in batch.items() if key not in ("targets", "files")}
-            weight = 1
-            if isinstance(batch.get("labels"), list):  # whose loss is a sum over objects
-                weight, given["num_items_in_batch"] = len(batch["labels"][0]["boxes"]), 1
-            losses.append((float(trainer.model(**given).loss), weight))
+            weights = torch.ones(1)
+            if isinstance(batch.get("labels"), list):  # whose losses are sums over objects and over queries
+                weights = trainer.model.count_items(batch["labels"])
+                given["num_items_in_batch"] = torch.ones(2)
+                outputs = trainer.model(**given)
+                classes = float(outputs.loss_dict["loss_ce"])
+                sums = [classes, float(outputs.loss) - classes]
+            else:
+                sums = [float(trainer.model(**given).loss)]
+            losses.append((sums, weights.tolist()))
             (result,) = evaluator.predict(trainer.model, batch)
         evaluator.metric.update([evaluator.metric.record(result.prediction, target)])
-    total, weights = (math.fsum(values) for values in zip(*losses, strict=True))
-    return {"loss": total / weights, **evaluator.metric.compute()}
+    sums, weights = (torch.tensor(values, dtype=torch.float64).sum(dim=0) for values in zip(*losses, strict=True))
+    return {"loss": float((sums / weights).sum()), **evaluator.metric.compute()}
 
 
 @pytest.mark.parametrize("task", ALL_TASKS)

@@ -21,7 +21,7 @@ from ..helpers.image_text_trainings import make_trainer as make_image_text_train
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.models import TRAINING_CASES, small_config
 from ..helpers.references import assert_close, draw_weights
-from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate
+from ..helpers.trainings import DIGITS_CONFIG, NUM_TRAIN, collate, examples_of
 
 
 TASKS = (
@@ -176,6 +176,18 @@ def test_the_script_leaves_a_plain_model_and_its_adapter(tmp_path: Path) -> None
     card = (out / "README.md").read_text()
     assert "| adapter | LORA, rank 2, alpha 4, dropout 0 in 12 layers; classifier in full; " in card
     assert f"with {size:,} parameters" in card
+
+
+def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Path) -> None:
+    case = TRAINING_CASES["metric_depth"]
+    HfViTForImageClassification(small_config(**case.overrides)).save_pretrained(tmp_path / "base")
+    model = case.model_class.from_pretrained(tmp_path / "base")
+    examples = examples_of(case.make_batch(model.config, 2))
+    args = arguments(tmp_path / "out", max_steps=1, save_strategy="steps", save_steps=1, per_device_train_batch_size=2)
+    HfViTTrainer(model=model, args=args, train_dataset=examples, data_collator=collate).train()
+    config = json.loads((tmp_path / "out" / "checkpoint-1" / "config.json").read_text())
+    assert config["architectures"] == [case.model_class.__name__]
+    assert config["depth_config"] == model.options.to_full_dict()
 
 
 def test_what_was_frozen_before_learns_nothing(tmp_path: Path) -> None:

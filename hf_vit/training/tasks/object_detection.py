@@ -23,7 +23,7 @@ from ...evaluation import DetectionMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import DetectionPrediction
-from ...model.task_detection import HfViTForObjectDetection, class_loss_of, detection_loss
+from ...model.task_detection import HfViTForObjectDetection, class_loss_of, count_divisors, prediction_losses
 from ...visualize import draw_detections, draw_precision_recall
 from ..arguments import LIBRARY, split_names
 from ..publishing.model_card import Usage
@@ -55,24 +55,28 @@ class DetectionEvaluator(Evaluator):
         self.num_queries = num_queries
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
-        """Returns the boxes of each image, and its sum of losses beside its number of objects."""
+        """Returns the boxes of each image, and its sums of losses beside what these are divided by."""
         outputs = model(batch["pixel_values"], patch_attention_mask=batch.get("patch_attention_mask"))
         sizes = [tuple(target["size"].tolist()) for target in batch["targets"]]
         found = self.processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=sizes)
         return [
             ImageResult(
                 {"boxes": result["boxes"], "class_labels": result["labels"], "scores": result["scores"]},
-                self._sum_of_losses(model, DetectionPrediction(logits[None], boxes[None]), label),
-                len(label["class_labels"]),
+                self._sums_of_losses(model, DetectionPrediction(logits[None], boxes[None]), label),
+                tuple(count_divisors([label], model.options).tolist()),
             )
             for result, logits, boxes, label in zip(
                 found, outputs.logits, outputs.pred_boxes, batch["labels"], strict=True
             )
         ]
 
-    def _sum_of_losses(self, model: PreTrainedModel, prediction: DetectionPrediction, label: Target) -> float:
-        loss, _ = detection_loss([prediction], [label], model.options, num_boxes=1)
-        return float(loss)
+    def _sums_of_losses(
+        self, model: PreTrainedModel, prediction: DetectionPrediction, label: Target
+    ) -> tuple[float, float]:
+        """Returns the sum of the loss of the classes, and that of the losses of boxes."""
+        classes, distances, overlaps = prediction_losses(*prediction, [label], model.options)
+        boxes = model.options.bbox_weight * distances + model.options.giou_weight * overlaps
+        return float(classes), float(boxes)
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns the scores of each class."""

@@ -252,10 +252,10 @@ print(result["segmentation"].shape, result["segments_info"])""",
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
-        options = model.options
+        options, blocks = model.options, model.universal_segmentation_head.num_blocks
         weights = {"classes": options.class_weight, "cross-entropy": options.mask_weight, "Dice": options.dice_weight}
         return {
-            "head": f"{options.num_queries} queries in the last {options.num_blocks} blocks",
+            "head": f"{options.num_queries} queries in the last {blocks} blocks",
             "loss": describe_weights(weights),
         }
 

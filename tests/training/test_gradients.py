@@ -1,0 +1,87 @@
+"""Either Trainer gives every model the gradient of the whole batch, in whatever parts it comes.
+
+`pytest -v` lists the table of models, Trainers and ways to split a batch; `-s` prints how far each is off.
+"""
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hf_vit import HfViTForObjectDetection
+
+from ..helpers import distributed
+from ..helpers.models import TRAINING_CASES, small_config
+from ..helpers.trainings import GLOBAL_BATCH, TRAINERS, backward_of_parts, loss_of_evaluation, step_of_case
+
+
+TOLERANCE = 1e-9  # relative to the largest value, in float64
+# Images of a forward pass, passes of a step, processes
+SPLITS = {"1x8": (8, 1, 1), "2x4 accumulated": (4, 2, 1), "2 processes x4": (4, 1, 2)}
+# Cases with labels, without which the library finds no loss to evaluate
+EVALUATED = [
+    name
+    for name, case in TRAINING_CASES.items()
+    if {"labels", "mask_labels"} & case.make_batch(small_config(**case.overrides), 2).keys()
+]
+
+whole_or_parts = cache(backward_of_parts)
+all_trainers = pytest.mark.parametrize("trainer", TRAINERS)
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    """What each of two processes got."""
+    folder = tmp_path_factory.mktemp("processes")
+    distributed.finish(distributed.start("compare_trainers", folder, processes=2), folder)
+    return [torch.load(folder / f"process_{rank}.pt") for rank in range(2)]
+
+
+def is_exception(name: str, trainer: str, accumulate: int) -> bool:
+    """Whether accumulated batches count by themselves.
+
+    They do under a batch norm, where images are compared with the texts of a batch, and where the library's Trainer
+    leaves each to its own number of objects.
+    """
+    case = TRAINING_CASES[name]
+    is_own = trainer == "transformers.Trainer" and case.model_class is HfViTForObjectDetection
+    return accumulate > 1 and (is_own or not case.accumulates)
+
+
+def distance(result: Tensor, expected: Tensor) -> float:
+    return float((result - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@all_trainers
+@pytest.mark.parametrize("name", TRAINING_CASES)
+def test_gradient(name: str, trainer: str, split: str, processes: list[dict[Any, Any]], tmp_path: Path) -> None:
+    size, accumulate, num_processes = SPLITS[split]
+    if num_processes == 1:
+        results = [step_of_case(tmp_path, name, trainer, size, accumulate)]
+    else:
+        results = [process[name, trainer] for process in processes]
+    whole = whole_or_parts(name, GLOBAL_BATCH)
+    is_split = is_exception(name, trainer, accumulate)
+    expected = whole_or_parts(name, size) if is_split else whole
+    for result in results:
+        assert result["world_size"] == num_processes
+        off = {key: distance(result[key], expected[key]) for key in ("losses", "gradients")}
+        off_whole = distance(result["gradients"], whole["gradients"])
+        note = f" (each part by itself; from the whole batch {off_whole:.2f})" if is_split else ""
+        sys.stdout.write(
+            f"{name:24}{trainer:22}{split:17}loss {off['losses']:.0e} gradient {off['gradients']:.0e}{note}\n"
+        )
+        assert max(off.values()) <= TOLERANCE
+        assert (off_whole > TOLERANCE) is is_split
+
+
+@all_trainers
+@pytest.mark.parametrize("name", EVALUATED)
+def test_loss_of_an_evaluation(name: str, trainer: str, tmp_path: Path) -> None:
+    found, expected = loss_of_evaluation(tmp_path, name, trainer)
+    assert found == pytest.approx(expected, rel=TOLERANCE)
