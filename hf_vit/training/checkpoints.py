@@ -27,7 +27,6 @@ from .callbacks.ema import AVERAGE_FOLDER
 
 logger = logging.get_logger(__name__)
 
-TRAINING_ARGS_JSON = "training_args.json"
 # What FSDP saves is one file, or a folder of parts and, written last, their table of contents.
 FSDP_ENDINGS = (".bin", "_0/.metadata")
 

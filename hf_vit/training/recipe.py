@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from transformers import HfArgumentParser
 
+from .output_files import RECIPE_NAME, write_whole
 
-RECIPE_NAME = "recipe.yaml"
+
 SUFFIXES = {".yaml", ".yml", ".json"}
 # What may change when a training is resumed: where it runs and what it reports, and how long it takes.
 FREE = {

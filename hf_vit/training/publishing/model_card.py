@@ -193,5 +193,5 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     )
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), info=info)
     path = Path(folder) / "README.md"
-    card.save(path)
+    write_whole(path, str(card))
     return path
