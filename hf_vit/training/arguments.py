@@ -309,6 +309,13 @@ class HfViTTrainingArguments(
         default=None,
         metadata={"help": 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'},
     )
+    resume_with_changes: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume on other images or with other arguments than the training was started with; the card then "
+            "tells from which step on."
+        },
+    )
     # Early stopping counts on where it stood, and the wall time adds up.
     restore_callback_states_from_checkpoint: bool = field(
         default=True, metadata=LIBRARY["restore_callback_states_from_checkpoint"].metadata

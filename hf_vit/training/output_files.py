@@ -22,6 +22,7 @@ from .callbacks.ema import AVERAGE_FOLDER
 ADAPTER_FOLDER = "adapter"  # of the adapter alone, beside the model that it is merged into
 CARD = "README.md"
 RECIPE_NAME = "recipe.yaml"
+RECIPE_HEADING = "# The arguments of a training, which hf_vit has written.\n"
 TRAINING_ARGS_JSON = "training_args.json"
 LOCK_NAME = "training.lock"
 
@@ -54,11 +55,9 @@ SUBFOLDERS = {AVERAGE_FOLDER: OUTPUT_FILES, ADAPTER_FOLDER: (*ADAPTER_FILES, CAR
 
 def is_named(name: str, patterns: tuple[str, ...]) -> bool:
     """Returns whether a file name is one of those that trainings write, given as `OUTPUT_FILES` or a part of it."""
-    return any(
-        fnmatchcase(name, pattern.replace("*", split, 1))
-        for pattern in patterns
-        for split in (SPLITS if pattern.startswith("*") else ("",))
-    )
+    kinds = {pattern.removeprefix("*") for pattern in patterns if pattern.startswith("*")}
+    is_of_split = any(name == f"{split}{kind}" for split in SPLITS for kind in kinds)
+    return is_of_split or any(fnmatchcase(name, pattern) for pattern in patterns if not pattern.startswith("*"))
 
 
 def output_files(folder: str | os.PathLike[str]) -> list[Path]:
