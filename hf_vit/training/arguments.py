@@ -15,6 +15,7 @@ from transformers.utils import is_torch_xla_available
 from ..model.configuration_hf_vit import PRESETS
 from .batch_transforms import SizeArguments
 from .callbacks.ema import AveragingArguments
+from .callbacks.resume import ResumeArguments
 from .lora import LoraArguments
 from .optim.arguments import OptimizationArguments, check_optimization
 from .regularization import RepeatedAugmentationArguments
@@ -284,6 +285,7 @@ class HfViTTrainingArguments(
     RepeatedAugmentationArguments,
     SizeArguments,
     LoraArguments,
+    ResumeArguments,
     TrainingArguments,
 ):
     """The library's arguments, with defaults that suit a Vision Transformer."""
@@ -308,13 +310,6 @@ class HfViTTrainingArguments(
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={"help": 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'},
-    )
-    resume_with_changes: bool = field(
-        default=False,
-        metadata={
-            "help": "Resume on other images or with other arguments than the training was started with; the card then "
-            "tells from which step on."
-        },
     )
     # Early stopping counts on where it stood, and the wall time adds up.
     restore_callback_states_from_checkpoint: bool = field(

@@ -13,6 +13,7 @@ from accelerate.utils import broadcast_object_list
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER_NAME
 from safetensors import SafetensorError, safe_open
+from torch.serialization import register_package
 from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -26,7 +27,7 @@ from transformers.utils import (
 )
 
 from .callbacks.ema import AVERAGE_FOLDER
-from .checksums import CHECKSUMS, find_mismatch
+from .checksums import CHECKSUMS, find_mismatch, seal
 from .output_files import TRAINING_ARGS_JSON
 
 
@@ -38,6 +39,15 @@ CONDITIONS = "conditions.json"  # of a training, the first file of a checkpoint
 FSDP_ENDINGS = (".bin", "_0/.metadata")
 
 
+def restore_on_cpu(storage: Any, location: str) -> Any:
+    """Opens tensors of a CPU by the name that several processes have for it."""
+    return storage if location == "cpu:0" else None
+
+
+# transformers 5.17 opens the optimizer of several processes on a CPU there, which is no place that torch 2.9 knows.
+register_package(100, lambda storage: None, restore_on_cpu)
+
+
 def on_first_process(args: TrainingArguments, work: Callable[[], T]) -> T:
     """Does work on the first process; returns on all of them what came of it, or raises its error for users."""
     outcome: list[Any] = [None, None]
@@ -47,9 +57,9 @@ def on_first_process(args: TrainingArguments, work: Callable[[], T]) -> T:
         except (ValueError, OSError) as error:
             outcome[1] = error
     broadcast_object_list(outcome)
-    result, error = outcome
-    if error is not None:
-        raise error
+    result, raised = outcome
+    if raised is not None:
+        raise raised
     return result
 
 
@@ -82,6 +92,28 @@ def last_checkpoint(output_dir: str | os.PathLike[str], *, reads_all: bool = Tru
             return str(folder)
         logger.warning(f"Skipping the incomplete checkpoint {folder}: {fault}.")
     return None
+
+
+def chosen_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | None:
+    """Returns the checkpoint that `Trainer.train` shall resume from: True for the newest one, or a folder, or none."""
+    if wanted is True:
+        newest = last_checkpoint(output_dir)
+        if newest is None:
+            raise ValueError(f"{output_dir} holds no complete checkpoint. Leave resume_from_checkpoint out.")
+        return Path(newest)
+    if not isinstance(wanted, str | os.PathLike):
+        return None
+    if (fault := find_fault(Path(wanted))) is not None:
+        raise ValueError(f"{wanted} cannot be resumed from: {fault}. --resume_from_checkpoint last finds the newest.")
+    return Path(wanted)
+
+
+def complete(checkpoint: Path) -> None:
+    """Writes the checksums of a checkpoint, which all processes have written; `OSError` if a file is cut off."""
+    # The last bytes of a small file are written as it is closed, where torch hears of no error.
+    if damage := find_damage(checkpoint):
+        raise OSError(damage)
+    seal(checkpoint)
 
 
 def delete_older(checkpoint: Path, limit: int | None, best: str | None) -> None:
@@ -127,6 +159,13 @@ def missing_state(checkpoint: Path) -> list[str]:
 def find_fault(checkpoint: Path) -> str | None:
     """Returns why a training cannot resume from a checkpoint, whose files it reads, or None if it is whole."""
     return find_gap(checkpoint) or find_mismatch(checkpoint)
+
+
+def find_loss(checkpoint: Path) -> str | None:
+    """Returns why the model of a checkpoint cannot be loaded, be it from a training that can resume there or not."""
+    if not checkpoint.is_dir():
+        return "there is no such folder"
+    return find_mismatch(checkpoint) or find_damage(checkpoint)
 
 
 def find_gap(checkpoint: Path) -> str | None:
