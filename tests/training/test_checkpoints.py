@@ -192,6 +192,7 @@ def test_resuming_refuses_a_pickle_that_runs_code(name: str, new_format: bool, c
     proof.unlink()
     seal(checkpoint)  # as whoever means harm would
     trainer = digits_trainer(checkpoint.parent, max_steps=4)
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+    kind, message = (pickle.UnpicklingError, "Weights only load failed") if new_format else (ValueError, "cut off")
+    with pytest.raises(kind, match=message):
         trainer.train(resume_from_checkpoint=str(checkpoint))
     assert not proof.exists()
