@@ -26,6 +26,7 @@ from pathlib import Path
 
 from hf_vit.inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
 from hf_vit.predict import find_images, name_outputs, open_image
+from hf_vit.training.checks import check_output
 
 
 def to_point(text: str) -> tuple[float, float]:
@@ -55,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     """Draws and names what was written."""
+    check_output(args.output_dir)
     files = find_images(args.photos)
     model, processor = open_for_inspection(args.model, args.image_size)
     options = {name: vars(args)[name] for name in ("point", "class_name", "foreground_threshold")}

@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from transformers import HfArgumentParser
 
+from .ranges import check_ranges
+
 
 RECIPE_NAME = "recipe.yaml"
 SUFFIXES = {".yaml", ".yml", ".json"}
@@ -107,7 +109,10 @@ def parse_arguments(
         ValueError: if the file is no mapping or has an unknown name, or an argument's own check fails.
     """
     recipe, rest = split_recipe(arguments)
-    return tuple(make_parser(types, {**defaults, **recipe}, description).parse_args_into_dataclasses(rest))
+    parsed = make_parser(types, {**defaults, **recipe}, description).parse_args_into_dataclasses(rest)
+    for options in parsed:
+        check_ranges(options)
+    return tuple(parsed)
 
 
 def given_arguments(types: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]:

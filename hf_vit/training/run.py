@@ -16,9 +16,11 @@ from transformers.utils import logging
 from ..model.pretrained import read_config
 from .arguments import HfViTTrainingArguments, ImageDataArguments
 from .checkpoints import check_labels, checkpoint_to_resume
+from .checks import check_output
 from .distillation.base import check_projection
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_resume, in_one_line
 from .lora import count_parameters
+from .models import check_architecture
 from .recipe import given_arguments, make_parser, parse_arguments, split_recipe, start_recipe, without_secrets
 from .tasks import TASKS
 from .tasks.base import EvaluatedModel, EvaluationArguments, Task
@@ -43,7 +45,10 @@ def run(
     try:
         task = task_class(*parse_arguments(types, arguments, description))
         args = task.args
+        check_output(Path(args.output_dir))
         checkpoint = checkpoint_to_resume(args)
+        if checkpoint is not None:
+            check_architecture(checkpoint, task.model_class, task.model)
         names = task.load_data()
         if checkpoint is not None and names:
             check_labels(checkpoint, names)
@@ -144,6 +149,7 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
     """
     try:
         task, saved = parse_evaluation(arguments, description)
+        check_output(Path(task.args.output_dir))
         trainer, split = task.make_evaluation_trainer(saved)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(one_line(error))
