@@ -37,7 +37,7 @@ def check_output(folder: Path) -> None:
 
 
 def check_optimizer(args: TrainingArguments) -> None:
-    """Raises `ValueError` or `ImportError` if optimizer or schedule cannot be made: it makes those of a small layer."""
+    """Raises `ValueError` or `ImportError` if optimizer or schedule cannot be made, by making those of a layer."""
     layer, options = nn.Linear(1, 1), dict(args.lr_scheduler_kwargs or {})
     if args.optim_target_modules is not None:
         return  # which are of the model

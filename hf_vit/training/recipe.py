@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from transformers import HfArgumentParser
@@ -59,13 +59,21 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Shows defaults, and the description as it is written."""
 
 
+class Parser(HfArgumentParser):
+    """Refuses a command line by an error of one line, not by the names of all its arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `ValueError`."""
+        raise ValueError(f"{message}. --help lists all arguments.")
+
+
 def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: str | None = None) -> HfArgumentParser:
     """Returns a parser whose defaults are those of dataclasses and, before them, the values of a recipe.
 
     Null in a recipe stands for the default of the dataclass. A name that is no argument, or a value that is none of
     those to choose from, is a `ValueError`.
     """
-    parser = HfArgumentParser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
+    parser = Parser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
     # The parser has resolved their types.
     kinds = {option.name: option.type for arguments in types for option in fields(arguments) if option.init}
     for name, value in recipe.items():
