@@ -70,7 +70,7 @@ def read_image(
     image has, `ValueError` if its shape, size, channels or values make no image.
     """
     if isinstance(image, str | os.PathLike):
-        image, name = open_image(image, name), _with_source(name, image)
+        image, name = open_image(image, name), with_source(name, image)
     elif is_pil(image):
         image = upright(image, name)
     if is_pil(image):
@@ -97,7 +97,7 @@ def read_image(
 def open_image(source: str | os.PathLike[str], name: str = "image") -> "PIL.Image.Image":
     """Returns the decoded, upright PIL image of a path, an http(s) URL or a base64 data URL."""
     # `OSError` if it cannot be opened or is damaged, `ValueError` for too many pixels or a malformed data URL.
-    name = _with_source(name, source)
+    name = with_source(name, source)
     with _open_stream(os.fspath(source), name) as stream:
         return decode_image(stream, name)
 
@@ -154,7 +154,8 @@ def is_pil(image: Any) -> bool:
     return is_vision_available() and isinstance(image, PIL.Image.Image)
 
 
-def _with_source(name: str, source: str | os.PathLike[str]) -> str:
+def with_source(name: str, source: str | os.PathLike[str]) -> str:
+    """Returns the name of an image with the path or URL that it is read from."""
     text = os.fspath(source)
     return f"{name} ({text!r})" if len(text) <= 120 else f"{name} ({text[:80]!r}... of {len(text)} characters)"
 
