@@ -122,7 +122,11 @@ KEYPOINT_ROWS = rows(
     [
         ("keypoints-of-two-numbers", {"object_boxes": [[BOX]], "keypoints": [[POSE[:, :2]]]}, "(N, K, 3)"),
         ("keypoint-of-nan", {"object_boxes": [[BOX]], "keypoints": [[with_value(POSE, np.nan)]]}, "finite x, y"),
-        ("visibility-of-7", {"object_boxes": [[BOX]], "keypoints": [[with_value(POSE, 7)]]}, "7.0 | visibility of 0"),
+        (
+            "visibility-of-7",
+            {"object_boxes": [[BOX]], "keypoints": [[[[1, 2, 7], [3, 2, 1]]]]},
+            "7.0 | visibility of 0",
+        ),
         ("more-poses-than-boxes", {"object_boxes": [[BOX]], "keypoints": [[POSE, POSE]]}, "1 objects"),
         (
             "objects-of-other-keypoints",
