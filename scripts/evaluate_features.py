@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from hf_vit.features import open_train_and_test, report
-from hf_vit.training.checks import check_packages
+from hf_vit.training.checks import check_output, check_packages
 
 
 def main(arguments: list[str]) -> None:
@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> None:
     try:
         check_packages("sklearn")
         folders = [args.train] if args.test is None else [args.train, args.test]
+        check_output(args.output_dir or folders[-1])
         report(*open_train_and_test(folders), args.output_dir or folders[-1], print)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"{parser.prog}: {error}")

@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.top_k < 1 or args.batch_size < 1:
         parser.error(f"--top_k {args.top_k} and --batch_size {args.batch_size} must be at least 1.")
+    if args.threshold is not None and not 0 <= args.threshold <= 1:
+        parser.error(f"--threshold {args.threshold} must lie in [0, 1].")
     if Path(args.model).is_dir() and not (Path(args.model) / "config.json").is_file():
         parser.error(f"The folder {args.model} holds no config.json, so no saved model. Train one first: make demo")
     errors = total = 0

@@ -21,17 +21,30 @@ Examples:
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
 from hf_vit.inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
 from hf_vit.predict import find_images, name_outputs, open_image
+from hf_vit.training.checks import check_output
 
 
 def to_point(text: str) -> tuple[float, float]:
     """Returns x and y of "x,y"."""
     x, y = map(float, text.split(","))
+    if not (math.isfinite(x) and math.isfinite(y)):
+        raise ValueError(f"{text} is no point.")
     return x, y
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raises `ValueError` or `OSError` for what can be wrong whatever model and photos are."""
+    if args.image_size is not None and args.image_size < 1:
+        raise ValueError(f"image_size={args.image_size} must be at least 1. Leave it out for that of the model.")
+    if args.foreground_threshold is not None and not 0 <= args.foreground_threshold <= 1:
+        raise ValueError(f"foreground_threshold={args.foreground_threshold} must lie in [0, 1]. 0.5 is usual.")
+    check_output(args.output_dir)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -55,6 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     """Draws and names what was written."""
+    check(args)
     files = find_images(args.photos)
     model, processor = open_for_inspection(args.model, args.image_size)
     options = {name: vars(args)[name] for name in ("point", "class_name", "foreground_threshold")}

@@ -183,7 +183,9 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def __post_init__(self, **kwargs: Any) -> None:
         kwargs.pop("stage_names", None)  # derived from `num_hidden_layers`, which the caller may have changed
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
-        if (kwargs.get("num_labels") or 0) < 0:
+        if kwargs.get("num_labels", 0) is None:
+            del kwargs["num_labels"]  # not given
+        if kwargs.get("num_labels", 0) < 0:
             raise ValueError(f"num_labels={kwargs['num_labels']} must not be negative.")
         if self.id2label is not None and kwargs.get("num_labels") not in (None, len(self.id2label)):
             raise ValueError(
@@ -213,6 +215,19 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         if "id2label" in overrides:
             preset.pop("num_labels", None)
         return cls(**{**preset, **overrides})
+
+    @classmethod
+    def get_config_dict(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the fields in a config.json, and the arguments that are left; `OSError` if there is no such file."""
+        fields, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not fields:  # which the library would take for the defaults of all
+            raise OSError(
+                f"There is no config.json in {str(pretrained_model_name_or_path)!r}. Give the folder or repository of "
+                "a saved model."
+            )
+        return fields, unused
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

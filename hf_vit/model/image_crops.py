@@ -64,7 +64,12 @@ def read_keypoints(keypoints: Any, counts: list[int]) -> list[Tensor]:
 
 
 def _own_keypoints(keypoints: Any, count: int, name: str) -> Tensor:
-    values = torch.as_tensor(np.asarray(keypoints) if isinstance(keypoints, list | tuple) else keypoints)
+    try:
+        values = torch.as_tensor(np.asarray(keypoints) if isinstance(keypoints, list | tuple) else keypoints)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{name}={keypoints!r} must be (N, K, 3): as many keypoints of each object, three numbers each."
+        ) from error
     values = values.detach().float()
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or values.shape[2] != 3 or len(values) != count:

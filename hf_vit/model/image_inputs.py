@@ -60,21 +60,23 @@ def read_image(
     do_convert_rgb: bool | None = None,
     input_data_format: str | None = None,
     do_rescale: bool = True,
+    rescale_factor: float = 1 / 255,
+    do_normalize: bool = True,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
     """Returns one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
 
     An image is a path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor: (H, W), (C, H, W) or (H, W, C).
-    Of animations, the first frame counts, and alpha does not. float32 come from arrays of floats, which hold 0..255 if
-    `do_rescale`, else 0..1. Without `input_data_format` the axis of channels is inferred. For the other options see
-    `HfViTImageProcessorBase`.
+    Of animations, the first frame counts, and alpha does not. float32 come from arrays of floats, which hold 0..255 (or
+    up to 1 / `rescale_factor`) if `do_rescale`, else 0..1 if `do_normalize`. Without `input_data_format` the axis of
+    channels is inferred. For the other options see `HfViTImageProcessorBase`.
 
     Raises `OSError` if it cannot be opened or decoded, `TypeError` if it is no image or of a type of number that no
     image has, `ValueError` if its shape, size, channels or values make no image, or 8 bits do not hold the values of a
     file or PIL image, which pipelines would clip.
     """
     if isinstance(image, str | os.PathLike):
-        image, name = open_image(image, name), _with_source(name, image)
+        image, name = open_image(image, name), with_source(name, image)
     elif is_pil(image):
         image = upright(image, name)
     if is_pil(image):
@@ -90,14 +92,16 @@ def read_image(
     pixels = _channels_first(pixels, name, num_channels, input_data_format)
     check_pixel_count(pixels.shape[1], pixels.shape[2], name)
     pixels = pixels if device is None else pixels.to(device)
-    pixels = _to_uint8_or_float32(pixels, name, is_scale_open=do_rescale and not is_pil(image))
+    pixels = _to_uint8_or_float32(pixels, name)
+    if pixels.is_floating_point() and (do_rescale or do_normalize):
+        _check_scale(pixels, name, max(255.0, 1 / rescale_factor) if do_rescale else 1.0)
     return _match_channels(pixels, name, num_channels, do_convert_rgb is not False)
 
 
 def open_image(source: str | os.PathLike[str], name: str = "image") -> "PIL.Image.Image":
     """Returns the decoded, upright PIL image of a path, an http(s) URL or a base64 data URL."""
     # `OSError` if it cannot be opened or is damaged, `ValueError` for too many pixels or a malformed data URL.
-    name = _with_source(name, source)
+    name = with_source(name, source)
     with _open_stream(os.fspath(source), name) as stream:
         return decode_image(stream, name)
 
@@ -154,7 +158,8 @@ def is_pil(image: Any) -> bool:
     return is_vision_available() and isinstance(image, PIL.Image.Image)
 
 
-def _with_source(name: str, source: str | os.PathLike[str]) -> str:
+def with_source(name: str, source: str | os.PathLike[str]) -> str:
+    """Returns the name of an image with the path or URL that it is read from."""
     text = os.fspath(source)
     return f"{name} ({text!r})" if len(text) <= 120 else f"{name} ({text[:80]!r}... of {len(text)} characters)"
 
@@ -288,8 +293,8 @@ def _channels_first(pixels: torch.Tensor, name: str, num_channels: int, input_da
     return pixels if is_first else pixels.movedim(-1, 0)
 
 
-def _to_uint8_or_float32(pixels: torch.Tensor, name: str, is_scale_open: bool) -> torch.Tensor:
-    """Converts all types of number to these two; `is_scale_open` where floats might be rescaled a second time."""
+def _to_uint8_or_float32(pixels: torch.Tensor, name: str) -> torch.Tensor:
+    """Converts all types of number to these two."""
     if pixels.dtype == torch.uint8:
         return pixels
     if pixels.dtype == torch.bool:
@@ -303,11 +308,6 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str, is_scale_open: bool) -
             raise ValueError(
                 f"{name} has pixels that are NaN or infinite. Clean it, for example with torch.nan_to_num."
             )
-        if is_scale_open and low >= 0 and high <= 1:
-            logger.warning_once(
-                "All values of a float image lie in [0, 1], but floats are taken to hold 0..255 and are rescaled by "
-                "rescale_factor. If they are rescaled already, pass do_rescale=False."
-            )
         return pixels
     if pixels.dtype not in WIDE_INTEGERS:
         raise TypeError(f"{name} is a tensor of {pixels.dtype}, which no image has. Convert it to uint8 or float32.")
@@ -319,6 +319,24 @@ def _to_uint8_or_float32(pixels: torch.Tensor, name: str, is_scale_open: bool) -
             "images to uint16, which is scaled down."
         )
     return pixels.to(torch.uint8)
+
+
+def _check_scale(pixels: torch.Tensor, name: str, white: float) -> None:
+    """Raises `ValueError` for floats outside 0..white; warns of those that may be rescaled a second time."""
+    low, high = (float(value) for value in torch.aminmax(pixels))
+    margin = white / 1000  # for rounding
+    if low < -margin or high > white + margin:
+        cure = "do_rescale=True takes 0..255" if white == 1 else "do_rescale=False takes 0..1"
+        raise ValueError(
+            f"{name} holds floats from {low:g} to {high:g}, but they must lie in 0..{white:g}, black to white. Scale "
+            f"them to that, or set do_rescale: {cure}. Pixels that are normalized already pass with do_rescale=False "
+            "and do_normalize=False."
+        )
+    if white > 1 and low >= 0 and high <= 1:
+        logger.warning_once(
+            "All values of a float image lie in [0, 1], but floats are taken to hold 0..255 and are rescaled by "
+            "rescale_factor. If they are rescaled already, pass do_rescale=False."
+        )
 
 
 def _match_channels(pixels: torch.Tensor, name: str, num_channels: int, may_convert: bool) -> torch.Tensor:

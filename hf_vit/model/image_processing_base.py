@@ -205,6 +205,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         crop_rounding: Where the crop starts if an odd number of pixels is left over: "down" as in transformers, or
             "half_to_even" as in torchvision and timm, a pixel further on every other time.
         do_rescale: Whether pixels are multiplied by `rescale_factor`. Then float arrays hold 0..255, otherwise 0..1.
+            Others are refused, unless neither this nor `do_normalize` changes them.
         rescale_factor: 1/255 brings pixels to [0, 1].
         do_normalize: Whether the mean is taken off and the rest divided by the deviation.
         image_mean: One number, or one a channel.
@@ -473,8 +474,10 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return [self._to_batch_feature({name: value}, return_tensors)[name] for value in values]
 
     def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "device")
+        names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "do_normalize", "device")
         options = {name: kwargs[name] for name in names if name in kwargs}
+        if kwargs.get("rescale_factor") is not None:
+            options["rescale_factor"] = kwargs["rescale_factor"]
         tensors = [read_image(image, name, **options) for name, image in named_images(images)]
         same_device = len({tensor.device for tensor in tensors}) == 1
         return tensors if same_device else [tensor.cpu() for tensor in tensors]

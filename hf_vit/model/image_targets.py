@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .configuration_hf_vit import to_pair
 from .image_geometry import center_crop, resize_nearest, resized_size, split_between_ends
-from .image_inputs import array_to_tensor, is_pil, open_image, upright
+from .image_inputs import array_to_tensor, is_pil, open_image, upright, with_source
 
 
 IGNORED_LABEL = 255  # in maps of classes: no truth here
@@ -161,7 +161,7 @@ def _check_shape(target: Tensor, size: tuple[int, int], kind: str, index: int) -
 
 def _to_tensor(target: Any, name: str) -> Tensor:
     if isinstance(target, str | os.PathLike):
-        target = open_image(target, name)
+        target, name = open_image(target, name), with_source(name, target)
     elif is_pil(target):
         target = upright(target, name)
     if is_pil(target):

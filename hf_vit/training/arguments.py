@@ -18,11 +18,13 @@ from .callbacks.ema import AveragingArguments
 from .callbacks.resume import ResumeArguments
 from .lora import LoraArguments
 from .optim.arguments import OptimizationArguments, check_optimization
+from .ranges import check_ranges
 from .regularization import RepeatedAugmentationArguments
 
 
 LIBRARY = TrainingArguments.__dataclass_fields__
 MAX_WORKERS = 8  # by default
+FROM_DATA = {"id2label", "label2id", "num_labels", "problem_type"}  # fields of HfViTConfig that no user need give
 
 
 @dataclass
@@ -71,6 +73,11 @@ class ModelArguments:
             raise ValueError(
                 f"config_overrides={self.config_overrides!r} is no JSON object ({fields}). Write it like "
                 "'{\"patch_size\": 8}'."
+            )
+        if from_data := sorted(FROM_DATA & fields.keys()):
+            raise ValueError(
+                f"config_overrides has {', '.join(from_data)}: the classes are those of the data, one of each image. "
+                "Leave it out."
             )
         if self.image_size is None:
             return fields
@@ -342,6 +349,7 @@ class HfViTTrainingArguments(
     )
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True
@@ -354,7 +362,12 @@ class HfViTTrainingArguments(
             self.dataloader_num_workers = share_of_cores(os.cpu_count() or 1) if has_gpu else 0
         if self.dataloader_num_workers == 0:
             self.dataloader_persistent_workers = False  # torch refuses it
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except TypeError as error:  # about an unknown name in a mapping
+            raise ValueError(
+                f"An argument of the library does not fit: {error}. Correct it, or leave it out."
+            ) from error
         check_optimization(self)
         self.check_averaging(str(self.optim))
         self.check_lora()

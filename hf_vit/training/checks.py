@@ -1,9 +1,19 @@
 """Checks of a training before its first step: that it will not fail, and can choose its best model."""
 
+import tempfile
 from collections.abc import Collection
 from importlib.util import find_spec
+from pathlib import Path
 
-from transformers import EarlyStoppingCallback, TrainerCallback
+from torch import nn
+from transformers import (
+    EarlyStoppingCallback,
+    SchedulerType,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    get_scheduler,
+)
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from .arguments import HfViTTrainingArguments
@@ -13,6 +23,41 @@ def check_packages(*packages: str) -> None:
     """Raises `ImportError` if a package is missing that is needed later on."""
     if missing := [name for name in packages if find_spec(name) is None]:
         raise ImportError(f'This needs {" and ".join(missing)}. Install: pip install "hf-vit[train]".')
+
+
+def check_output(folder: Path) -> None:
+    """Raises `OSError` unless files can be written to a folder, or to a new one in its place; leaves nothing there."""
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise OSError(
+            f"Nothing can be written to {folder} ({error.strerror}: {nearest}). Choose another --output_dir."
+        ) from error
+
+
+def check_optimizer(args: TrainingArguments) -> None:
+    """Raises `ValueError` or `ImportError` if optimizer or schedule cannot be made, by making those of a layer."""
+    layer, options = nn.Linear(1, 1), dict(args.lr_scheduler_kwargs or {})
+    if args.optim_target_modules is not None:
+        return  # which are of the model
+    try:
+        optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args, layer)
+        optimizer = optimizer_class(layer.parameters(), **settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"There is no optimizer optim={args.optim.value} with optim_args={args.optim_args!r}: {error}. Write "
+            "options like momentum=0.9,nesterov=True."
+        ) from error
+    if args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
+        options = {"num_decay_steps": 1, **options}
+    try:
+        get_scheduler(args.lr_scheduler_type, optimizer, 0, 2, options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"There is no schedule lr_scheduler_type={args.lr_scheduler_type.value} with lr_scheduler_kwargs="
+            f"{args.lr_scheduler_kwargs} at learning_rate={args.learning_rate:g}: {error}."
+        ) from error
 
 
 def check_training(

@@ -1,6 +1,7 @@
 """The model that a training starts from, and its image processor."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -9,10 +10,10 @@ from transformers import BaseImageProcessor
 from transformers.utils import logging
 
 from ..convert import load_image_processor
-from ..model.configuration_hf_vit import HfViTConfig, check_fields, to_pair
+from ..model.configuration_hf_vit import SIZES, HfViTConfig, check_fields, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
-from ..model.pretrained import HfViTPreTrainedModel, check_weights
-from ..model.task_configurations import TASK_CONFIGS
+from ..model.pretrained import HfViTPreTrainedModel, check_weights, read_config
+from ..model.task_configurations import TASK_CONFIGS, with_lists
 from .arguments import ModelArguments
 
 
@@ -63,7 +64,61 @@ def load_model(
         model.config._name_or_path = args.model_name_or_path  # which a model that is built again does not know
         return model, processor
     except StrictDataclassError as error:
-        raise ValueError(f"The configuration does not fit: {error}") from error
+        raise misfit(error) from error
+
+
+def misfit(error: StrictDataclassError) -> ValueError:
+    """Returns the library's error about a field of the wrong type in one line."""
+    return ValueError(f"The configuration does not fit: {' '.join(str(error).split())}")
+
+
+def plan_config(args: ModelArguments) -> dict[str, Any]:
+    """Returns the fields of the configuration of a training's model, as far as they are known before the data are.
+
+    They are all of a new model or of one of this package, and those that are given of any other.
+
+    Raises:
+        OSError: if there is no such saved model.
+        ValueError: if the fields do not fit together.
+    """
+    overrides = args.overrides()
+    given = {name: value for name, value in overrides.items() if name != "text_config"}  # which tokens are a part of
+    try:
+        if args.model_name_or_path is None:
+            fields: dict[str, Any] = HfViTConfig.from_preset(args.preset or "small", **given).to_dict()
+            return fields
+        check_fields(overrides)
+        saved = read_config_of(args.model_name_or_path)
+        if saved.get("model_type") != HfViTConfig.model_type:
+            return given
+        fields = HfViTConfig.from_dict(saved, **given).to_dict()
+        return fields
+    except StrictDataclassError as error:
+        raise misfit(error) from error
+
+
+def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel], args: ModelArguments) -> None:
+    """Raises `ValueError` unless a checkpoint is of a model of this class and of the architecture that is wanted."""
+    saved, planned, given = read_config_of(checkpoint), plan_config(args), args.overrides()
+    then = HfViTConfig.from_dict(saved).to_dict()
+    names = {name for name in HfViTConfig.__annotations__ if not name.startswith("_")} & planned.keys()
+    if "use_distillation_token" not in given:
+        names -= {"use_distillation_token"}  # which a teacher brings
+    pairs = {name: (comparable(name, then[name]), comparable(name, planned[name])) for name in names}
+    for task in TASK_CONFIGS.keys() & given.keys():
+        options = vars(TASK_CONFIGS[task].of(saved.get(task)))
+        pairs |= {name: (with_lists(options[name]), with_lists(value)) for name, value in given[task].items()}
+    pairs["class"] = (saved.get("architectures"), [model_class.__name__])
+    if differing := [f"{name} {old} then, {new} now" for name, (old, new) in sorted(pairs.items()) if old != new]:
+        raise ValueError(
+            f"The training of {checkpoint} was started with another architecture ({'; '.join(differing)}). Resume "
+            "with the same model, or start another training in another --output_dir."
+        )
+
+
+def comparable(name: str, value: Any) -> Any:
+    """Returns the value of a field in one form: a size as a pair, tuples as lists."""
+    return list(to_pair(value)) if name in SIZES and value is not None else with_lists(value)
 
 
 def with_facts(saved: Mapping[str, Any], facts: HeadOptions, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,8 +230,21 @@ def load_with_info(
         OSError: if there is no such saved model.
         ValueError: if it is of another kind, or an override changes the shape of its weights.
     """
-    try:
+    with naming(name_or_path):
         return model_class.from_pretrained(name_or_path, output_loading_info=True, **overrides)
+
+
+def read_config_of(name_or_path: str) -> dict[str, Any]:
+    """Returns the config.json of a saved or published model, empty for a file; `OSError` if there is none."""
+    with naming(name_or_path):
+        return read_config(name_or_path)
+
+
+@contextmanager
+def naming(name_or_path: str) -> Iterator[None]:
+    """Names in every `OSError` the model that cannot be read."""
+    try:
+        yield
     except OSError as error:
         raise OSError(
             f"No model can be read from {name_or_path!r}, be it a folder, a file or a name on the Hub: {error}"

@@ -6,13 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from .output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
+
+from .ranges import check_ranges
 
 
 logger = logging.get_logger(__name__)
@@ -62,13 +64,21 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescript
     """Shows defaults, and the description as it is written."""
 
 
+class Parser(HfArgumentParser):
+    """Refuses a command line by an error of one line, not by the names of all its arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `ValueError`."""
+        raise ValueError(f"{message}. --help lists all arguments.")
+
+
 def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: str | None = None) -> HfArgumentParser:
     """Returns a parser whose defaults are those of dataclasses and, before them, the values of a recipe.
 
     Null in a recipe stands for the default of the dataclass. A name that is no argument, or a value that is none of
     those to choose from, is a `ValueError`.
     """
-    parser = HfArgumentParser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
+    parser = Parser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
     # The parser has resolved their types.
     kinds = {option.name: option.type for arguments in types for option in fields(arguments) if option.init}
     for name, value in recipe.items():
@@ -112,7 +122,10 @@ def parse_arguments(
         ValueError: if the file is no mapping or has an unknown name, or an argument's own check fails.
     """
     recipe, rest = split_recipe(arguments)
-    return tuple(make_parser(types, {**defaults, **recipe}, description).parse_args_into_dataclasses(rest))
+    parsed = make_parser(types, {**defaults, **recipe}, description).parse_args_into_dataclasses(rest)
+    for options in parsed:
+        check_ranges(options)
+    return tuple(parsed)
 
 
 def given_arguments(types: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]:

@@ -17,10 +17,12 @@ from transformers.utils import logging
 from ..model.pretrained import read_config
 from .arguments import HfViTTrainingArguments, ImageDataArguments
 from .checkpoints import check_labels, on_first_process
+from .checks import check_output
 from .conditions import check_changes, describe_arguments, describe_data, read_conditions, with_changes
 from .distillation.base import check_projection
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_resume, in_one_line
 from .lora import count_parameters
+from .models import check_architecture
 from .output_folder import checkpoint_to_resume, occupied
 from .recipe import given_arguments, make_parser, parse_arguments, split_recipe, start_recipe, without_secrets
 from .tasks import TASKS
@@ -46,6 +48,7 @@ def run(
     with ExitStack() as stack:
         try:
             task = task_class(*parse_arguments(types, arguments, description))
+            check_output(Path(task.args.output_dir))
             stack.enter_context(occupied(task.args))
         except (ValueError, OSError, ImportError) as error:
             sys.exit(one_line(error))
@@ -57,6 +60,8 @@ def train(task: Task, arguments: Sequence[str], report: Callable[[str], None]) -
     types, args = task.argument_types(), task.args
     try:
         checkpoint = checkpoint_to_resume(args)
+        if checkpoint is not None:
+            check_architecture(checkpoint, task.model_class, task.model)
         values = describe_arguments(task)
         if checkpoint is not None:
             on_first_process(args, lambda: check_changes(checkpoint, values, args.resume_with_changes))
@@ -173,6 +178,7 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
     """
     try:
         task, saved = parse_evaluation(arguments, description)
+        check_output(Path(task.args.output_dir))
         trainer, split = task.make_evaluation_trainer(saved)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(one_line(error))

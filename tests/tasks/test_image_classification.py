@@ -294,7 +294,10 @@ def script() -> ModuleType:
         (["--dataset_name", "photo"], "There is no file or folder 'photo'"),
         (["--dataset_name", "photos", "--model_name_or_path", "nowhere"], "No model can be read from 'nowhere'"),
         (["--dataset_name", "photos", "--preset", "giant"], "There is no preset 'giant'"),
-        (["--dataset_name", "photos", "--auto_augment", "some"], "auto_augment='some' is unknown"),
+        (
+            ["--dataset_name", "photos", "--auto_augment", "some"],
+            "argument --auto_augment/--auto-augment: invalid choice: 'some'",
+        ),
         (["--dataset_name", "photos", "--config_overrides", "patch_size=8"], "is no JSON object"),
         (
             ["--dataset_name", "photos", "--image_size", "30"],

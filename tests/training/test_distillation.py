@@ -21,7 +21,7 @@ from hf_vit import HfViTForImageClassification, HfViTImageProcessor, HfViTModel
 from hf_vit.model.task_classification import classification_loss
 from hf_vit.training import DistillationArguments, TokenDistillation, make_distillation
 from hf_vit.training.distillation.base import cosine_loss, hard_loss, resample_patches, soft_loss
-from hf_vit.training.distillation.open_teacher import match_classes, open_classifier, open_encoder
+from hf_vit.training.distillation.open_teacher import load_encoder, match_classes, with_view
 from hf_vit.training.distillation.teacher import TeacherView, read_features
 
 from ..helpers.models import TRAINING_CASES, pixels, small_config
@@ -116,7 +116,9 @@ def test_a_teacher_answers_in_the_order_of_the_students_classes(
     kind: str, student: HfViTForImageClassification, tmp_path: Path
 ) -> None:
     save_teacher(kind, tmp_path, ["fox", "cat", "dog"])
-    teacher, order = open_classifier(str(tmp_path), student, HfViTImageProcessor.for_model(student.config))
+    args, processor = DistillationArguments(str(tmp_path)), HfViTImageProcessor.for_model(student.config)
+    distillation = make_distillation(args, student, processor)
+    teacher, order = distillation.teacher, distillation.order
     assert [teacher.model.config.id2label[number] for number in order] == NAMES
     assert teacher.logits(pixels(student.config)).shape == (2, 3)
 
@@ -137,7 +139,8 @@ def test_features_of_any_encoder_are_patches_and_maybe_a_cls_token(
     kind: str, grid: tuple[int, int], has_cls: bool, student: HfViTForImageClassification, tmp_path: Path
 ) -> None:
     save_teacher(kind, tmp_path, NAMES)
-    teacher = open_encoder(str(tmp_path), student, HfViTImageProcessor.for_model(student.config))
+    name, processor = str(tmp_path), HfViTImageProcessor.for_model(student.config)
+    teacher = with_view(name, load_encoder(name), student, processor, trust_remote_code=False)
     cls, patches = teacher.features(pixels(student.config))
     assert patches.shape == (2, 16, *grid)
     assert (None if cls is None else cls.shape) == ((2, 16) if has_cls else None)
@@ -173,8 +176,9 @@ def test_a_teacher_whose_colors_are_not_only_scaled_is_refused(
     processor: BaseImageProcessor, student: HfViTForImageClassification, tmp_path: Path
 ) -> None:
     processor.save_pretrained(save_teacher("resnet", tmp_path, NAMES))
+    args = DistillationArguments(str(tmp_path), distillation_type="features")
     with pytest.raises(ValueError, match=f"The teacher's {type(processor).__name__} makes .* of the color"):
-        open_encoder(str(tmp_path), student, HfViTImageProcessor.for_model(student.config))
+        make_distillation(args, student, HfViTImageProcessor.for_model(student.config))
 
 
 def test_classes_that_have_twins_are_the_same_in_the_same_order_only() -> None:

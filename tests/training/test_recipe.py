@@ -92,22 +92,15 @@ def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("box_errors: drop", "The recipe has --box_errors, which is no argument here"),
-        ("eval_delay: soon", None),
-        ("max_train_samples: [1, 2]", None),
+        ("eval_delay: soon", "argument --eval_delay/--eval-delay: invalid float value: 'soon'"),
+        ("max_train_samples: [1, 2]", r"argument --max_train_samples.*: invalid int value: '\[1, 2\]'"),
     ],
 )
-def test_names_and_values_that_do_not_fit_are_refused(
-    text: str, message: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_and_values_that_do_not_fit_are_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(text)
     command = [str(tmp_path / "recipe.yaml"), "--dataset_name", "photos", "--use_cpu"]
-    if message is not None:
-        with pytest.raises(ValueError, match=message):
-            parse_arguments(TYPES, command)
-        return
-    with pytest.raises(SystemExit):
+    with pytest.raises(ValueError, match=message):
         parse_arguments(TYPES, command)
-    assert f"argument --{text.partition(':')[0]}" in capsys.readouterr().err
 
 
 def test_a_value_must_be_one_of_those_to_choose_from(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from transformers import BaseImageProcessor
+from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...model.pretrained import HfViTPreTrainedModel
 from ...model.task_classification import HfViTForImageClassification
 from .base import ALPHA, Distillation
 from .methods import FeatureDistillation, TokenDistillation
-from .open_teacher import open_classifier, open_encoder
+from .open_teacher import load_classifier, load_encoder, match_classes, names_of, with_view
 
 
 TEMPERATURE = 3.0
@@ -65,16 +65,49 @@ class DistillationArguments:
         """Whether a student of images' classes learns by a distillation token."""
         return self.teacher is not None and self.distillation_type != "features"
 
+    def kind(self, student_class: type[PreTrainedModel]) -> str:
+        """Returns `distillation_type`, or its default for students of a class."""
+        is_classifier = issubclass(student_class, HfViTForImageClassification)
+        return self.distillation_type or ("hard" if is_classifier else "features")
+
+
+def load_teacher(args: DistillationArguments, student_class: type[PreTrainedModel]) -> PreTrainedModel | None:
+    """Opens the teacher of a training, before its student and the data are; None if there is none.
+
+    Args:
+        args: Which teacher, and how to learn from it.
+        student_class: The class of the model to train.
+
+    Raises:
+        OSError: if there is no such teacher.
+        ValueError: if it has not learned what is to be taught, or such a student cannot learn it.
+    """
+    if args.teacher is None:
+        return None
+    load = load_encoder
+    if (kind := args.kind(student_class)) != "features":
+        load = load_classifier
+        if not issubclass(student_class, HfViTForImageClassification):
+            raise ValueError(
+                f"--distillation_type {kind} needs a distillation token, which {student_class.__name__} has no head "
+                "for. Say --distillation_type features."
+            )
+    return load(args.teacher, DTYPES[args.teacher_dtype or "float32"], args.teacher_trust_remote_code)
+
 
 def make_distillation(
-    args: DistillationArguments, student: HfViTPreTrainedModel, processor: BaseImageProcessor
+    args: DistillationArguments,
+    student: HfViTPreTrainedModel,
+    processor: BaseImageProcessor,
+    teacher: PreTrainedModel | None = None,
 ) -> Distillation | None:
-    """Opens the teacher of a training and returns how it is learned from; None if there is none.
+    """Returns how the teacher of a training is learned from; None if there is none.
 
     Args:
         args: Which teacher, and how to learn from it.
         student: The model to train.
         processor: Its image processor.
+        teacher: The teacher, if `load_teacher` has opened it before.
 
     Raises:
         OSError: if there is no such teacher, or it has no image processor.
@@ -82,23 +115,17 @@ def make_distillation(
     """
     if args.teacher is None:
         return None
-    is_classifier = isinstance(student, HfViTForImageClassification)
-    kind = args.distillation_type or ("hard" if is_classifier else "features")
-    alpha = ALPHA if args.distillation_alpha is None else args.distillation_alpha
-    dtype = DTYPES[args.teacher_dtype or "float32"]
-    if kind == "features":
-        encoder = open_encoder(args.teacher, student, processor, dtype, args.teacher_trust_remote_code)
-        return FeatureDistillation(encoder, student, alpha)
-    if not is_classifier:
-        raise ValueError(
-            f"--distillation_type {kind} needs a distillation token, which {type(student).__name__} has no head for. "
-            "Say --distillation_type features."
-        )
-    if not student.config.use_distillation_token:
+    teacher = load_teacher(args, type(student)) if teacher is None else teacher
+    assert teacher is not None
+    kind, alpha = args.kind(type(student)), ALPHA if args.distillation_alpha is None else args.distillation_alpha
+    if kind != "features" and not student.config.use_distillation_token:
         raise ValueError(
             f"--distillation_type {kind} needs a distillation token. Leave use_distillation_token out of "
             "--config_overrides, or say --distillation_type features."
         )
-    teacher, order = open_classifier(args.teacher, student, processor, dtype, args.teacher_trust_remote_code)
+    seeing = with_view(args.teacher, teacher, student, processor, args.teacher_trust_remote_code)
+    if kind == "features":
+        return FeatureDistillation(seeing, student, alpha)
+    order = match_classes(names_of(teacher), names_of(student), args.teacher)
     temperature = args.distillation_temperature or TEMPERATURE
-    return TokenDistillation(teacher, order, alpha, temperature if kind == "soft" else None)
+    return TokenDistillation(seeing, order, alpha, temperature if kind == "soft" else None)

@@ -33,18 +33,8 @@ FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type 
 TIMM_VITS = ("vit_", "deit", "flexivit_")
 
 
-def open_classifier(
-    name: str,
-    student: PreTrainedModel,
-    processor: BaseImageProcessor,
-    dtype: torch.dtype = torch.float32,
-    trust_remote_code: bool = False,
-) -> tuple[Teacher, list[int]]:
-    """Opens any image classifier as a teacher of a student's classes; returns with it its number of each of these.
-
-    Raises `OSError` if there is no such model or it has no image processor, `ValueError` if it is no classifier, or
-    one of other classes or channels.
-    """
+def load_classifier(name: str, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Opens any image classifier; `OSError` if there is no such model, `ValueError` if it has learned nothing."""
     classes = HfViTForImageClassification, AutoModelForImageClassification
     model, missing = open_model(name, *classes, dtype, trust_remote_code)
     if missing:
@@ -52,39 +42,40 @@ def open_classifier(
             f"The teacher {name!r} holds no weights for {shorten(missing, 3)} of {type(model).__name__}: it has not "
             f"learned to classify. {FEATURES_INSTEAD}"
         )
-    teacher = with_view(name, model, student, processor, trust_remote_code)
-    return teacher, match_classes(names_of(model), names_of(student), name)
+    return model
 
 
-def open_encoder(
-    name: str,
-    student: PreTrainedModel,
-    processor: BaseImageProcessor,
-    dtype: torch.dtype = torch.float32,
-    trust_remote_code: bool = False,
-) -> Teacher:
-    """Opens any encoder of images as a teacher of features; see `open_classifier`.
-
-    Raises `ValueError` if it is no encoder, has weights that are not trained, or takes images of other channels.
-    """
+def load_encoder(name: str, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Opens any encoder of images; `OSError` if there is no such model, `ValueError` if it has learned nothing."""
     model, missing = open_model(name, HfViTModel, AutoModel, dtype, trust_remote_code)
     if untrained := [weight for weight in missing if "pool" not in weight]:  # tokens do not go through it
         raise ValueError(
             f"The teacher {name!r} holds no weights for {shorten(untrained, 3)} of {type(model).__name__}: it would "
             "teach what is drawn at random. Give a model that was trained."
         )
-    return with_view(name, model, student, processor, trust_remote_code)
+    return model
 
 
 def open_model(
     name: str, our_class: type[HfViTPreTrainedModel], auto_class: Any, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Opens a plain ViT by `our_class`, all else by `auto_class`; returns it with the names of missing weights."""
+    """Opens a plain ViT by `our_class`, all else by `auto_class`; returns it with the names of missing weights.
+
+    Raises `ValueError` if a weight is not finite, as all that is learned from it would be.
+    """
     config = config_of_others(name)
     if config is None:
         model, info = load_with_info(our_class, name, {})
-        return model.to(dtype), sorted(info["missing_keys"])
-    return open_auto(auto_class, name, config, dtype, trust_remote_code)
+        model, missing = model.to(dtype), sorted(info["missing_keys"])
+    else:
+        model, missing = open_auto(auto_class, name, config, dtype, trust_remote_code)
+    saved = {key: value for key, value in model.state_dict().items() if key not in missing}
+    if broken := [key for key, value in saved.items() if not value.isfinite().all()]:
+        raise ValueError(
+            f"The teacher {name!r} has weights that are infinite or NaN in {dtype}: {shorten(broken, 3)}. Get it "
+            "again, or choose another one; --teacher_dtype float16 has room for numbers up to 65504 only."
+        )
+    return model, missing
 
 
 def config_of_others(name: str) -> dict[str, Any] | None:

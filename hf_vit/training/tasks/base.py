@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, get_type_hints
 
@@ -19,10 +20,10 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...visualize import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
-from ..checks import check_packages, check_training
+from ..checks import check_optimizer, check_packages, check_training
 from ..data_notes import SeenClasses, note_classes, note_transparent, see_classes
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
-from ..models import open_trained
+from ..models import open_trained, plan_config
 from ..publishing.model_card import TrainingInfo, Usage, write_model_card
 from ..publishing.report import (
     describe_data,
@@ -197,15 +198,27 @@ class Task(ABC):
         """Returns the callbacks of this task's trainings."""
         return []
 
+    def check_options(self) -> None:
+        """Checks what can be wrong whatever the data are, before any of them is read; raises as `load_data`."""
+        check_packages(*self.packages)
+        check_optimizer(self.args)
+        plan_config(self.model)
+        inputs = signature(self.model_class.forward).parameters
+        if unknown := {*(self.args.label_names or ())} - inputs.keys():
+            raise ValueError(
+                f"label_names={self.args.label_names} has {', '.join(sorted(unknown))}, which is no input of "
+                f"{self.model_class.__name__}. Leave it out: the model knows its labels."
+            )
+
     def load_data(self) -> list[str]:
         """Opens and checks the data of a training and returns the names of its classes, none where it has no classes.
 
         Raises:
             ImportError: if a package is missing that this task needs, however late.
-            OSError: if the data is missing.
-            ValueError: if it is bad.
+            OSError: if the data, the model or the teacher is missing.
+            ValueError: if it is bad, or an option is.
         """
-        check_packages(*self.packages)
+        self.check_options()
         self.loaded = self.load_training_data()
         self.data_notes = self.note_data()
         return list(self.loaded.names)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import DatasetDict
 from transformers import BaseImageProcessor, EvalPrediction, PreTrainedModel
@@ -14,7 +14,7 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ...model.task_classification import HfViTForImageClassification
 from ..arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from ..data_notes import SeenClasses, see_labels
-from ..distillation.arguments import DistillationArguments, make_distillation
+from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
 from ..load_data import load_evaluation_split, load_splits
 from ..load_stream import LabeledImages, TrainingStream, load_stream
 from ..models import input_size, load_model
@@ -41,7 +41,7 @@ class AugmentationArguments:
         },
     )
     horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
-    auto_augment: str = field(
+    auto_augment: Literal["none", "trivialaugment", "randaugment", "affine", "3augment"] = field(
         default="trivialaugment",
         metadata={
             "help": "none, trivialaugment, randaugment, affine (slight, for digits), or 3augment (grayscale, solarize "
@@ -133,6 +133,12 @@ class ImageClassification(Task):
     regularization: RegularizationArguments
 
     loaded: LabeledImages = field(init=False)
+    teacher: PreTrainedModel | None = field(init=False, default=None)
+
+    def check_options(self) -> None:
+        """Checks what can be wrong whatever the data are, and opens the teacher."""
+        super().check_options()
+        self.teacher = load_teacher(self.distillation, self.model_class)
 
     def load_training_data(self) -> LabeledImages:
         """Opens and checks the splits of a training."""
@@ -169,7 +175,7 @@ class ImageClassification(Task):
 
     def training_arguments(self, model: HfViTForImageClassification, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher, the transforms of batches and the loss."""
-        distillation = make_distillation(self.distillation, model, processor)
+        distillation = make_distillation(self.distillation, model, processor, self.teacher)
         regularization = regularize(model, self.regularization, self.args.label_smoothing_factor, distillation)
         return {"distillation": distillation, **regularization}
 

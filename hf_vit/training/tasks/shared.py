@@ -12,7 +12,7 @@ from ...evaluation.base import LOWER_IS_BETTER
 from ...evaluation.evaluator import Evaluator, check_truth
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ..arguments import LIBRARY, HfViTTrainingArguments, ImageDataArguments, ModelArguments, split_names
-from ..distillation.arguments import DistillationArguments, make_distillation
+from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
 from ..evaluator_trainer import TargetCollator
 from ..load_data import load_evaluation_targets, load_targets
 from ..models import describe_whole_images, load_model, whole_image_processor
@@ -128,6 +128,12 @@ class SupervisedTask(Task):
     distillation: DistillationArguments
 
     loaded: TargetData = field(init=False)
+    teacher: PreTrainedModel | None = field(init=False, default=None)
+
+    def check_options(self) -> None:
+        """Checks what can be wrong whatever the data are, and opens the teacher."""
+        super().check_options()
+        self.teacher = load_teacher(self.distillation, self.model_class)
 
     def open_data(self) -> TargetData:
         """Opens images and targets."""
@@ -173,7 +179,7 @@ class SupervisedTask(Task):
 
     def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the teacher."""
-        return {"distillation": make_distillation(self.distillation, model, processor)}
+        return {"distillation": make_distillation(self.distillation, model, processor, self.teacher)}
 
     def evaluation_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
         """Returns the evaluator; raises `ValueError` if a split has no truth."""

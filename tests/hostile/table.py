@@ -1,0 +1,70 @@
+"""Rows of hostile inputs: each is refused by one line that quotes what is wrong, and leaves all files as they were."""
+
+import pickle
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+
+class Row(NamedTuple):
+    """One hostile input.
+
+    Args:
+        name: Of the test in the printed table.
+        make: Makes the input, in a folder of its own.
+        call: What must refuse it; it is given what `make` returned.
+        error: Of what class the refusal is.
+        words: What the message must have in it, in any case of letters.
+    """
+
+    name: str
+    make: Callable[[Path], Any]
+    call: Callable[[Any], Any]
+    error: type[BaseException] | tuple[type[BaseException], ...]
+    words: tuple[str, ...]
+
+
+def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any, str]]) -> list[Row]:
+    """Rows of one call: name, input or what makes it in a folder, and words of the message with bars between them."""
+    return [
+        Row(name, value if callable(value) else lambda _, value=value: value, call, error, tuple(words.split(" | ")))
+        for name, value, words in table
+    ]
+
+
+def parametrize(table: list[Row]) -> pytest.MarkDecorator:
+    assert len({row.name for row in table}) == len(table)
+    return pytest.mark.parametrize("row", table, ids=[row.name for row in table])
+
+
+def content_of(folder: Path) -> dict[Path, bytes | None]:
+    """Everything below a folder: the bytes of files, None for folders."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def assert_refused(row: Row, folder: Path) -> None:
+    """Asserts that an input is refused by an error in one line, and that no file or value has changed."""
+    given = row.make(folder)
+    files, values = content_of(folder), frozen(given)
+    with pytest.raises(row.error) as caught:
+        row.call(given)
+    message = str(caught.value.code if isinstance(caught.value, SystemExit) else caught.value)
+    assert "\n" not in message
+    missing = [word for word in row.words if word.lower() not in message.lower()]
+    assert not missing, message
+    assert content_of(folder) == files
+    assert frozen(given) == values
+
+
+def frozen(value: Any) -> bytes:
+    """Arrays, tensors, texts and numbers as bytes, which are other ones when they have changed."""
+    return pickle.dumps(value)
+
+
+def copy_of(folder: Path, to: Path) -> Path:
+    """A copy of a folder that a row may damage."""
+    shutil.copytree(folder, to)
+    return to

@@ -1,0 +1,404 @@
+"""Hostile arguments of all scripts: refused in one line before any image is read, as none of these can be."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, training
+
+from ..helpers.datasets import write_class_folders
+from ..helpers.models import SMALL, small_config
+from ..scripts.test_demo import load_script
+from .table import Row, assert_refused, copy_of, parametrize, rows
+
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size", "patch_size")
+CONFIG = {name: SMALL[name] for name in SIZES}
+
+
+def script(name: str) -> Callable[[list[str]], Any]:
+    """What runs a script here; where it prints how it is used, the error is the last line of that."""
+
+    def call(arguments: list[str]) -> Any:
+        with redirect_stderr(io.StringIO()) as printed:
+            try:
+                load_script(name).main(arguments)
+            except SystemExit as stopped:
+                sys.exit(printed.getvalue().splitlines()[-1] if stopped.code == 2 else stopped.code)
+
+    return call
+
+
+def with_folder(*arguments: str) -> Callable[[Path], list[str]]:
+    """What writes images that cannot be read, and puts the folder in the place of FOLDER in arguments."""
+
+    def make(folder: Path) -> list[str]:
+        for name in ("train/cat", "train/dog", "validation/cat", "validation/dog"):
+            (folder / "data" / name).mkdir(parents=True)
+            (folder / "data" / name / "0.png").touch()
+        (folder / "file.txt").write_text("This is no folder.")
+        return [argument.replace("FOLDER", str(folder)) for argument in arguments]
+
+    return make
+
+
+def split(line: str) -> list[str]:
+    """The words of a command line, of which JSON has no spaces."""
+    return line.split(" ")
+
+
+DATA = ("--dataset_name", "FOLDER/data", "--output_dir", "FOLDER/output", "--use_cpu", "--report_to", "none")
+
+
+def training_rows(task: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
+    """Rows of a training script: options, which are the name of the row too, and words of the error."""
+    named = [(f"{task}: {line}", with_folder(*DATA, *base, *split(line)), words) for line, words in table]
+    return rows(script(f"train_{task}"), SystemExit, named)
+
+
+LIBRARY = [
+    ("--learning_rate -1", "learning_rate=-1.0 must be at least 0 | default is 0.001"),
+    ("--learning_rate nan", "learning_rate=nan"),
+    ("--learning_rate inf", "learning_rate=inf"),
+    ("--learning_rate fast", "--learning_rate | invalid float value: 'fast'"),
+    ("--weight_decay -1", "weight_decay=-1.0"),
+    ("--max_steps 0", "max_steps=0 must be at least 1, or -1"),
+    ("--max_steps -7", "max_steps=-7"),
+    ("--num_train_epochs -1", "num_train_epochs=-1.0"),
+    ("--num_train_epochs 0", "num_train_epochs=0.0"),
+    ("--num_train_epochs nan", "num_train_epochs=nan"),
+    ("--per_device_train_batch_size 0", "per_device_train_batch_size=0"),
+    ("--per_device_eval_batch_size -4", "per_device_eval_batch_size=-4"),
+    ("--gradient_accumulation_steps 0", "gradient_accumulation_steps=0"),
+    ("--dataloader_num_workers -1", "dataloader_num_workers=-1"),
+    ("--dataloader_num_workers 1 --dataloader_prefetch_factor 0", "dataloader_prefetch_factor=0"),
+    ("--label_smoothing_factor 2", "label_smoothing_factor=2.0 must lie in [0, 1)"),
+    ("--label_smoothing_factor -1", "label_smoothing_factor=-1.0"),
+    ("--early_stopping_patience -1", "early_stopping_patience=-1"),
+    ("--adam_beta1 5", "adam_beta1=5.0"),
+    ("--adam_beta2 1", "adam_beta2=1.0"),
+    ("--adam_epsilon 0", "adam_epsilon=0.0"),
+    ("--max_grad_norm -1", "max_grad_norm=-1.0"),
+    ("--max_grad_norm nan", "max_grad_norm=nan"),
+    ("--warmup_steps -5", "warmup_steps=-5.0"),
+    ("--save_steps 0", "save_steps=0.0"),
+    ("--eval_steps -3", "eval_steps=-3.0"),
+    ("--logging_steps 0", "logging_steps=0.0"),
+    ("--eval_delay -1", "eval_delay=-1.0"),
+    ("--save_total_limit -1", "save_total_limit=-1"),
+    ("--seed -1", "seed=-1 must lie in [0, 4294967295]"),
+    ("--data_seed 99999999999", "data_seed=99999999999"),
+    ("--ddp_timeout 0", "ddp_timeout=0"),
+    ("--lr_scheduler_type sometimes", "--lr_scheduler_type | invalid choice: 'sometimes'"),
+    ("--lr_scheduler_kwargs sometimes", "lr_scheduler_kwargs='sometimes' is no JSON"),
+    ('--lr_scheduler_kwargs {"cycles"', "lr_scheduler_kwargs | is no JSON"),
+    ('--lr_scheduler_kwargs {"cycles":1}', "lr_scheduler_type=cosine | cycles"),
+    ('--lr_scheduler_type polynomial --lr_scheduler_kwargs {"lr_end":5}', "lr_end (5)"),
+    ("--optim best", "--optim | invalid choice: 'best'"),
+    ("--optim galore_adamw", "galore_torch"),
+    ("--optim_args momentum", "optim_args='momentum' | momentum=0.9"),
+    ("--report_to paper", "report_to=paper | none"),
+    ("--label_names truth", "label_names=['truth'] | HfViTForImageClassification"),
+    ("--use_liger_kernel true", "use_liger_kernel=True"),
+    ('--accelerator_config {"speed":9}', "speed"),
+    ('--activation_checkpointing true --activation_checkpointing_kwargs {"often":1}', "often | use_reentrant"),
+    ("--speed 9", "--speed"),
+    ("--output_dir FOLDER/file.txt", "Nothing can be written to | file.txt | --output_dir"),
+    ("--output_dir FOLDER/file.txt/output", "Nothing can be written to | file.txt/output"),
+]
+OURS = [
+    ("--preset giant", "no preset 'giant' | small"),
+    ("--image_size 0", "image_size=0"),
+    ("--image_size 30", "30 is not a multiple of the patch"),
+    ("--config_overrides patch_size=8", "is no JSON object"),
+    ('--config_overrides {"patches":8}', "no field patches"),
+    ('--config_overrides {"hidden_size":63}', "hidden_size=63"),
+    ('--config_overrides {"hidden_size":"63"}', "hidden_size | '63'"),
+    ('--config_overrides {"hidden_dropout_prob":NaN}', "hidden_dropout_prob=nan"),
+    ('--config_overrides {"id2label":{"0":"cat"}}', "id2label | those of the data"),
+    ('--config_overrides {"num_labels":7}', "num_labels | those of the data"),
+    ('--config_overrides {"problem_type":"regression"}', "problem_type"),
+    ("--model_name_or_path FOLDER/nothing", "No model can be read from | nothing"),
+    ("--model_name_or_path FOLDER/data --preset small", "Give one of the two"),
+    ("--teacher FOLDER/nothing", "No model can be read from | nothing"),
+    ("--distillation_alpha 0.5", "needs a teacher"),
+    ("--teacher FOLDER/data --distillation_alpha nan", "distillation_alpha=nan"),
+    ("--teacher FOLDER/data --distillation_type soft --distillation_temperature 0", "distillation_temperature=0.0"),
+    ("--teacher FOLDER/data --teacher_dtype float8", "--teacher_dtype | invalid choice: 'float8'"),
+    ("--min_crop_scale 0", "min_crop_scale=0.0 must lie in (0, 1]"),
+    ("--horizontal_flip 2", "horizontal_flip=2.0"),
+    ("--random_erasing nan", "random_erasing=nan"),
+    ("--auto_augment wild", "--auto_augment | invalid choice: 'wild' | trivialaugment"),
+    ("--randaugment_magnitude 99", "randaugment_magnitude=99"),
+    ("--color_jitter -1", "color_jitter=-1.0"),
+    ("--crop_padding -1", "crop_padding=-1"),
+    ("--mixup_alpha inf", "mixup_alpha=inf"),
+    ("--mixing_probability 2", "mixing_probability=2.0"),
+    ("--token_drop_rate 1", "token_drop_rate=1.0"),
+    ("--ema_decay 1", "ema_decay=1.0"),
+    ("--ema_decay nan", "ema_decay=nan"),
+    ("--use_muon true --optim sgd", "use_muon=True | optim=sgd"),
+    ("--layer_decay 0", "layer_decay=0.0"),
+    ("--head_lr_multiplier -1", "head_lr_multiplier=-1.0"),
+    ("--trainable_blocks -1", "trainable_blocks=-1"),
+    ("--decay_steps -1", "decay_steps=-1.0"),
+    ("--lora_rank 0", "lora_rank=0"),
+    ("--lora_rank 4 --lora_dropout 1", "lora_dropout=1.0"),
+    ("--progressive_sizes 16 -32", "progressive_sizes=[16, -32]"),
+    ("--repeated_augmentations 0", "repeated_augmentations=0"),
+    ("--train_val_split 1", "train_val_split=1.0"),
+    ("--train_val_split nan", "train_val_split=nan"),
+    ("--max_train_samples 0", "max_train_samples=0"),
+    ("--max_eval_samples -1", "max_eval_samples=-1"),
+    ("--streaming --shuffle_buffer_size 0", "shuffle_buffer_size=0"),
+    ("--resume_from_checkpoint FOLDER/data", "cannot be resumed from"),
+    ("FOLDER/nothing.yaml", "nothing.yaml"),
+]
+OF_TASKS = [
+    *training_rows("semantic_segmentation", [("--eval_scales 0", "eval_scales"), ("--head cone", "head | got cone")]),
+    *training_rows("semantic_segmentation", [("--eval_window_size 0", "eval_window_size=0")]),
+    *training_rows("semantic_segmentation", [("--min_scale 3 --max_scale 2", "min_scale=3.0 | max_scale=2.0")]),
+    *training_rows("semantic_segmentation", [("--max_class_share 0", "max_class_share=0.0")]),
+    *training_rows("semantic_segmentation", [("--max_rotation 720", "max_rotation=720.0")]),
+    *training_rows(
+        "depth_estimation", [("--depth_scale 0", "depth_scale=0.0"), ("--depth_scale nan", "depth_scale=nan")]
+    ),
+    *training_rows("depth_estimation", [("--min_eval_depth 9 --max_eval_depth 3", "min_eval_depth=9.0")]),
+    *training_rows("depth_estimation", [("--eval_crop half", "--eval_crop | invalid choice: 'half'")]),
+    *training_rows(
+        "object_detection", [("--iou_crop 2", "iou_crop=2.0"), ("--box_errors hide", "invalid choice: 'hide'")]
+    ),
+    *training_rows("object_detection", [("--photometric -0.1", "photometric=-0.1")]),
+    *training_rows("keypoint_detection", [("--pck_threshold nan", "pck_threshold=nan")]),
+    *training_rows("keypoint_detection", [("--box_padding 0", "box_padding=0.0"), ("--max_shift 1", "max_shift=1.0")]),
+    *training_rows("universal_segmentation", [("--learning_rate nan", "learning_rate=nan")]),
+    *training_rows("image_text", [("--vocab_size 0", "vocab_size=0"), ("--max_text_length -1", "max_text_length=-1")]),
+    *training_rows("image_text", [("--text_preset giant", "text_preset='giant'")]),
+    *rows(
+        script("pretrain_masked_image_modeling"),
+        SystemExit,
+        [
+            ("pretrain: --mask_ratio 1", with_folder(*DATA, "--mask_ratio", "1"), "mask_ratio=1.0"),
+            ("pretrain: --max_knn_samples -1", with_folder(*DATA, "--max_knn_samples", "-1"), "max_knn_samples=-1"),
+        ],
+    ),
+]
+
+
+@parametrize([*training_rows("image_classification", [*LIBRARY, *OURS]), *OF_TASKS])
+def test_a_training_refuses(row: Row, tmp_path: Path) -> None:
+    assert_refused(row, tmp_path)
+
+
+def broken_teacher(*options: str) -> Callable[[Path], list[str]]:
+    def make(folder: Path) -> list[str]:
+        model = HfViTForImageClassification(small_config())
+        with torch.no_grad():
+            model.model.encoder.layers[1].mlp.fc1.weight[3, 4] = float("nan")
+        model.save_pretrained(folder / "teacher")
+        HfViTImageProcessor.for_model(model.config).save_pretrained(folder / "teacher")
+        return with_folder(*DATA, "--teacher", "FOLDER/teacher", *options)(folder)
+
+    return make
+
+
+TEACHERS = [
+    ("teacher-of-nan", broken_teacher(), "layers.1.mlp.fc1.weight | infinite or NaN"),
+    (
+        "teacher-of-features-of-nan",
+        broken_teacher("--distillation_type", "features"),
+        "mlp.fc1.weight | infinite or NaN",
+    ),
+]
+
+
+@parametrize(rows(script("train_image_classification"), SystemExit, TEACHERS))
+def test_a_training_refuses_a_teacher(row: Row, tmp_path: Path) -> None:
+    assert_refused(row, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a training of one step, with a checkpoint."""
+    folder = tmp_path_factory.mktemp("begun")
+    data = write_class_folders(folder / "data", ["cat", "dog"])
+    arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
+    training.run(training.TASKS["image_classification"], arguments, None, report=lambda _: None)
+    return folder / "output"
+
+
+RESUMED = [
+    "--use_cpu",
+    "--report_to",
+    "none",
+    "--disable_tqdm",
+    "true",
+    "--max_steps",
+    "1",
+    "--save_strategy",
+    "steps",
+]
+RESUMED += [
+    "--save_steps",
+    "1",
+    "--train_val_split",
+    "0",
+    "--eval_strategy",
+    "no",
+    "--per_device_train_batch_size",
+    "2",
+]
+
+
+def model_of(**changes: Any) -> list[str]:
+    return ["--preset", "tiny", "--config_overrides", json.dumps({**CONFIG, **changes})]
+
+
+OTHER_ARCHITECTURES = [
+    ("resumed-with-another-width", model_of(hidden_size=48), "hidden_size 32 then, 48 now | another architecture"),
+    ("resumed-with-more-blocks", model_of(num_hidden_layers=4), "num_hidden_layers 3 then, 4 now"),
+    ("resumed-with-other-patches", model_of(patch_size=16), "patch_size [8, 8] then, [16, 16] now"),
+    ("resumed-with-another-pooling", model_of(pooling="mean"), "pooling cls then, mean now"),
+    ("resumed-with-another-preset", ["--preset", "small"], "hidden_size 32 then, 384 now"),
+]
+
+
+@parametrize(rows(script("train_image_classification"), SystemExit, OTHER_ARCHITECTURES))
+def test_a_training_is_not_resumed_with_another_architecture(row: Row, begun: Path, tmp_path: Path) -> None:
+    copy_of(begun, tmp_path / "output")
+
+    def make(folder: Path) -> list[str]:
+        resume = ("--resume_from_checkpoint", "last", *RESUMED)
+        return [*with_folder(*DATA, *resume)(folder), *row.make(folder)]
+
+    assert_refused(row._replace(make=make), tmp_path)
+
+
+def test_a_training_is_not_resumed_as_another_task(begun: Path, tmp_path: Path) -> None:
+    copy_of(begun, tmp_path / "output")
+    arguments = with_folder(*DATA, "--resume_from_checkpoint", "last", *RESUMED, *model_of())
+    words = ("HfViTForImageClassification", "HfViTForDepthEstimation")
+    assert_refused(Row("", arguments, script("train_depth_estimation"), SystemExit, words), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    for name, kind in (("classifier", HfViTForImageClassification), ("depth", HfViTForDepthEstimation)):
+        model = kind(small_config())
+        model.save_pretrained(folder / name)
+        HfViTImageProcessor.for_model(model.config).save_pretrained(folder / name)
+    return folder
+
+
+def script_rows(name: str, table: list[tuple[str, str]], *base: str) -> list[Row]:
+    """Rows of any script; SAVED stands for the folder of saved models."""
+    named = [(f"{name}: {line}", with_folder(*base, *split(line)), words) for line, words in table]
+    return rows(script(name), SystemExit, named)
+
+
+EVALUATED = ("--model_name_or_path", "SAVED/classifier", *DATA)
+EXTRACTED = (*EVALUATED[:-2], "--features", "mean")
+OTHER_SCRIPTS = [
+    *script_rows(
+        "evaluate_model",
+        [
+            ("--per_device_eval_batch_size 0", "per_device_eval_batch_size=0"),
+            ("--max_eval_samples 0", "max_eval_samples=0"),
+            ("--train_val_split 2", "train_val_split=2.0"),
+            ("--dataloader_num_workers -2", "dataloader_num_workers=-2"),
+            ("--output_dir FOLDER/file.txt/scores", "Nothing can be written to"),
+            ("--model_name_or_path FOLDER/nothing", "No model can be read from"),
+            ("--task juggling", "task='juggling'"),
+            ("--max_train_samples 3", "option of trainings"),
+            ("--model_name_or_path SAVED/depth --max_eval_depth nan", "max_eval_depth=nan"),
+        ],
+        *EVALUATED,
+    ),
+    *script_rows(
+        "extract_features",
+        [
+            ("--batch_size 0", "batch_size=0"),
+            ("--num_workers -1", "num_workers=-1"),
+            ("--rows_per_shard 0", "rows_per_shard=0"),
+            ("--dtype foo", "dtype='foo' | float16"),
+            ("--features smell", "features=['smell']"),
+            ("--output_dir FOLDER/file.txt", "Nothing can be written to"),
+            ("--model_name_or_path FOLDER/nothing", "No model can be read from"),
+        ],
+        *EXTRACTED,
+    ),
+    *script_rows(
+        "evaluate_features",
+        [
+            ("FOLDER/nothing", "nothing"),
+            ("FOLDER/data", "data"),
+            ("FOLDER/data --output_dir FOLDER/file.txt", "file.txt"),
+        ],
+    ),
+    *script_rows(
+        "predict",
+        [
+            ("SAVED/classifier FOLDER/nothing.png", "nothing.png"),
+            ("SAVED/classifier FOLDER/file.txt/photo.png", "photo.png"),
+            ("FOLDER/nothing FOLDER/data", "nothing"),
+            ("FOLDER/data FOLDER/data", "config.json"),
+            ("SAVED/classifier FOLDER/data --top_k 0", "--top_k 0"),
+            ("SAVED/classifier FOLDER/data --batch_size -1", "--batch_size -1"),
+            ("SAVED/classifier FOLDER/data --threshold nan", "--threshold nan"),
+            ("SAVED/classifier FOLDER/data --threshold 2", "--threshold 2"),
+            ("SAVED/classifier FOLDER/data --boxes FOLDER/file.txt", "--boxes | file.txt"),
+            ("SAVED/classifier FOLDER/data --subtask guessing", "guessing"),
+        ],
+    ),
+    *script_rows(
+        "visualize",
+        [
+            ("FOLDER/nothing FOLDER/data", "nothing"),
+            ("SAVED/classifier FOLDER/nothing.png", "nothing.png"),
+            ("SAVED/classifier FOLDER/data --image_size 0", "image_size=0"),
+            ("SAVED/classifier FOLDER/data --point 3", "--point | '3'"),
+            ("SAVED/classifier FOLDER/data --point nan,3", "--point"),
+            ("SAVED/classifier FOLDER/data --foreground_threshold 5", "foreground_threshold=5.0"),
+            ("SAVED/classifier FOLDER/data --kinds smell", "'smell'"),
+            ("SAVED/classifier FOLDER/data --output_dir FOLDER/file.txt", "Nothing can be written to"),
+        ],
+        *("--output_dir", "FOLDER/maps"),
+    ),
+    *script_rows(
+        "convert_checkpoint",
+        [
+            ("FOLDER/nothing FOLDER/output", "nothing"),
+            ("FOLDER/data FOLDER/output", "data"),
+            ("SAVED/classifier FOLDER/output", "already one of ours"),
+            ("SAVED/classifier FOLDER/data --to vit", "data"),
+            ("SAVED/classifier FOLDER/output --to mist", "invalid choice: 'mist'"),
+            ("SAVED/classifier FOLDER/output --dtype float8", "invalid choice: 'float8'"),
+            ("SAVED/classifier FOLDER/output --config_overrides {", "JSON"),
+            ('SAVED/classifier FOLDER/output --config_overrides {"patches":8}', "patches"),
+        ],
+    ),
+    *script_rows(
+        "push_to_hub",
+        [
+            ("FOLDER/nothing user/name --dry_run", "nothing"),
+            ("FOLDER/data user/name --dry_run", "data"),
+            ("SAVED/classifier user/name --dry_run", "README.md"),
+        ],
+    ),
+]
+
+
+@parametrize(OTHER_SCRIPTS)
+def test_a_script_refuses(row: Row, saved: Path, tmp_path: Path) -> None:
+    def make(folder: Path) -> list[str]:
+        return [argument.replace("SAVED", str(saved)) for argument in row.make(folder)]
+
+    assert_refused(row._replace(make=make), tmp_path)

@@ -1,0 +1,214 @@
+"""Hostile configurations: fields of backbone, heads, image processors and saved files."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit.model.task_configurations import TASK_CONFIGS
+
+from ..helpers.models import MODEL_CLASSES, small_config
+from .table import Row, assert_refused, parametrize, rows
+
+
+NAN, INFINITY = float("nan"), float("inf")
+BACKBONE = [
+    ("heads-that-do-not-divide", {"num_attention_heads": 5}, "hidden_size=32 | num_attention_heads=5 | 4"),
+    ("no-heads", {"num_attention_heads": 0}, "num_attention_heads=0 | at least 1"),
+    ("no-blocks", {"num_hidden_layers": 0}, "num_hidden_layers=0"),
+    ("negative-width", {"hidden_size": -32}, "hidden_size=-32"),
+    ("no-channels", {"num_channels": 0}, "num_channels=0"),
+    ("image-of-no-size", {"image_size": 0}, "image_size=0"),
+    ("image-of-a-negative-size", {"image_size": [-32, 32]}, "image_size=[-32, 32]"),
+    ("image-of-three-sizes", {"image_size": [32, 32, 32]}, "image_size=[32, 32, 32] | (height, width)"),
+    ("image-that-is-no-multiple-of-patches", {"image_size": 30}, "30 | 24 or 32"),
+    ("patch-of-no-size", {"patch_size": 0}, "patch_size=0"),
+    ("patch-larger-than-the-image", {"patch_size": 64}, "patch_size=64"),
+    ("padding-of-half-a-patch", {"patch_padding": 4}, "patch_padding=4"),
+    ("dropout-of-all", {"hidden_dropout_prob": 1.0}, "hidden_dropout_prob=1.0 | [0, 1)"),
+    ("dropout-of-nan", {"attention_probs_dropout_prob": NAN}, "attention_probs_dropout_prob=nan"),
+    ("stochastic-depth-below-0", {"drop_path_rate": -0.1}, "drop_path_rate=-0.1"),
+    ("epsilon-of-0", {"layer_norm_eps": 0.0}, "layer_norm_eps=0.0"),
+    ("initializer-of-infinity", {"initializer_range": INFINITY}, "initializer_range=inf"),
+    ("layerscale-of-nan", {"layerscale_value": NAN}, "layerscale_value=nan"),
+    ("base-of-rotary-below-0", {"rope_theta": -1.0}, "rope_theta=-1.0"),
+    ("unknown-activation", {"hidden_act": "sparkle"}, "hidden_act='sparkle'"),
+    ("negative-registers", {"num_register_tokens": -1}, "num_register_tokens=-1"),
+    ("pooling-of-a-missing-token", {"use_cls_token": False}, "pooling='cls' | use_cls_token=False"),
+    ("stage-beyond-the-end", {"out_indices": [9]}, "stage"),
+    ("no-stage", {"out_indices": []}, "out_indices=[]"),
+    ("labels-with-a-gap", {"id2label": {0: "a", 2: "b"}, "num_labels": None}, "id2label | 0 to 1"),
+    ("labels-of-another-number", {"id2label": {0: "a"}, "num_labels": 3}, "num_labels=3 | 1 labels"),
+    ("negative-labels", {"num_labels": -1}, "num_labels=-1"),
+    ("unknown-problem", {"problem_type": "guess"}, "problem_type='guess'"),
+    ("rotary-of-odd-heads", {"position_embedding_type": "rotary", "num_attention_heads": 16}, "multiple of 4 | 2"),
+    ("misspelled-option-of-a-head", {"segmentation_config": {"heads": "conv"}}, "no option heads | head"),
+    ("negative-weight-of-a-loss", {"segmentation_config": {"dice_weight": -1}}, "dice_weight=-1"),
+    ("no-loss-at-all", {"segmentation_config": {"cross_entropy_weight": 0}}, "leaves no loss"),
+    ("depth-that-ends-before-it-begins", {"depth_config": {"max_depth": 1e-4}}, "max_depth=0.0001"),
+    ("depth-of-nan", {"depth_config": {"min_depth": NAN}}, "min_depth=nan"),
+    ("no-queries", {"detection_config": {"num_queries": 0}}, "num_queries=0"),
+    ("option-of-another-decoder", {"detection_config": {"num_blocks": 2}}, "num_blocks=2 | queries"),
+    ("mirrored-onto-itself", {"keypoint_config": {"flip_pairs": [[1, 1]]}}, "flip_pairs"),
+    ("heatmaps-of-no-width", {"keypoint_config": {"sigma": 0}}, "sigma=0"),
+    ("all-patches-masked", {"masked_image_modeling_config": {"mask_ratio": 1.0}}, "mask_ratio=1.0"),
+    ("text-of-no-tokens", {"text_config": {"vocab_size": 0}}, "vocab_size=0"),
+    ("end-that-is-no-token", {"text_config": {"vocab_size": 10, "eos_token_id": 10}}, "eos_token_id=10"),
+    ("temperature-of-nan", {"contrastive_config": {"logit_scale_init_value": NAN}}, "logit_scale_init_value=nan"),
+]
+TYPES = [
+    ("pooling-that-is-unknown", {"pooling": "max"}, "pooling"),
+    ("norm-that-is-unknown", {"norm_type": "batchnorm"}, "norm_type"),
+    ("width-as-text", {"hidden_size": "32"}, "hidden_size | '32'"),
+    ("width-as-share", {"hidden_size": 32.5}, "hidden_size | 32.5"),
+    ("size-as-text", {"image_size": "224"}, "image_size | '224'"),
+    ("blocks-as-none", {"num_hidden_layers": None}, "num_hidden_layers"),
+    ("head-that-is-unknown", {"depth_config": {"head": "cone"}}, "head"),
+    ("head-as-a-text", {"depth_config": "dpt"}, "depth_config"),
+]
+
+
+def configure(fields: dict[str, Any]) -> HfViTConfig:
+    return small_config(**fields)
+
+
+@parametrize(rows(configure, ValueError, BACKBONE))
+def test_a_configuration_refuses(row: Row, tmp_path: Path) -> None:
+    assert_refused(row, tmp_path)
+
+
+@parametrize(rows(configure, (StrictDataclassError, TypeError, ValueError), TYPES))
+def test_a_configuration_refuses_values_of_another_type(row: Row) -> None:
+    with pytest.raises(row.error) as caught:  # in the library's own words, in two lines
+        row.call(row.make(Path()))
+    assert all(word.lower() in str(caught.value).lower() for word in row.words)
+
+
+PROCESSORS = [
+    ("size-of-0", {"size": 0}, "size"),
+    ("size-of-unknown-sides", {"size": {"depth": 8}}, "depth"),
+    ("size-below-0", {"size": {"height": -8, "width": 8}}, "-8"),
+    ("crop-without-a-width", {"crop_size": {"height": 8}}, "crop_size"),
+    ("deviation-of-0", {"image_std": 0.0}, "image_std"),
+    ("deviation-of-nan", {"image_std": NAN}, "image_std"),
+    ("means-of-two-channels", {"image_mean": [0.5, 0.5]}, "image_mean | num_channels=3"),
+    ("factor-of-0", {"rescale_factor": 0.0}, "rescale_factor=0.0"),
+    ("factor-of-nan", {"rescale_factor": NAN}, "rescale_factor=nan"),
+    ("processor-of-no-channels", {"num_channels": 0}, "num_channels=0"),
+    ("channels-as-text", {"num_channels": "3"}, "num_channels='3'"),
+    ("color-for-a-gray-model", {"num_channels": 1, "do_convert_rgb": True}, "do_convert_rgb=True | num_channels=1"),
+    ("multiple-of-0", {"ensure_multiple_of": 0}, "ensure_multiple_of=0"),
+    ("padding-without-patches", {"do_pad": True}, "ensure_multiple_of"),
+    ("unknown-filter", {"resample": 77}, "77"),
+    ("unknown-rounding", {"crop_rounding": "sideways"}, "crop_rounding='sideways'"),
+    (
+        "crops-of-boxes-and-of-the-middle",
+        {"do_affine_crop": True, "do_center_crop": True, "crop_size": 8},
+        "do_center",
+    ),
+    ("boxes-enlarged-by-nan", {"do_affine_crop": True, "box_padding": NAN}, "box_padding=nan"),
+]
+
+
+@parametrize(rows(lambda options: HfViTImageProcessor(**options), ValueError, PROCESSORS))
+def test_an_image_processor_refuses_options(row: Row, tmp_path: Path) -> None:
+    assert_refused(row, tmp_path)
+
+
+CLASSES = {kind.__name__: kind for kind in MODEL_CLASSES}
+MODELS = [
+    ("classifier-of-nothing", ("HfViTForImageClassification", {"num_labels": 0}), "num_labels=0"),
+    ("objects-of-no-class", ("HfViTForObjectDetection", {"num_labels": 0}), "num_labels=0"),
+    (
+        "queries-in-more-blocks-than-there-are",
+        ("HfViTForObjectDetection", {"detection_config": {"decoder": "queries", "num_blocks": 9}}),
+        "num_blocks=9 | num_hidden_layers=3",
+    ),
+    (
+        "masks-in-more-blocks-than-there-are",
+        ("HfViTForUniversalSegmentation", {"universal_segmentation_config": {"num_blocks": 9}}),
+        "num_blocks=9 | 3",
+    ),
+    (
+        "head-on-a-block-that-is-not-there",
+        ("HfViTForSemanticSegmentation", {"segmentation_config": {"out_indices": [12]}}),
+        "12",
+    ),
+    (
+        "levels-of-depth-without-blocks",
+        ("HfViTForDepthEstimation", {"depth_config": {"head": "dpt", "out_indices": [1]}}),
+        "out_indices | 1 blocks",
+    ),
+    (
+        "mirrored-keypoints-that-are-not-there",
+        ("HfViTForKeypointDetection", {"keypoint_config": {"flip_pairs": [[0, 11]]}}),
+        "flip_pairs | 11 | num_labels=5",
+    ),
+    (
+        "weights-of-other-classes",
+        ("HfViTForSemanticSegmentation", {"segmentation_config": {"class_weights": [1.0, 1.0]}}),
+        "class_weights | 2 | 5",
+    ),
+]
+
+
+def build(given: tuple[str, dict[str, Any]]) -> Any:
+    name, fields = given
+    return CLASSES[name](small_config(**fields))
+
+
+@parametrize(rows(build, ValueError, MODELS))
+def test_a_model_refuses_its_configuration(row: Row, tmp_path: Path) -> None:
+    assert_refused(row, tmp_path)
+
+
+@cache
+def saved_config() -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(small_config(architectures=["HfViTForImageClassification"]).to_json_string())
+    return fields
+
+
+def config_file(text: Callable[[dict[str, Any]], str]) -> Callable[[Path], Path]:
+    """What writes a config.json, given that of a sound model."""
+
+    def write(folder: Path) -> Path:
+        (folder / "config.json").write_text(text(dict(saved_config())), encoding="utf-8")
+        return folder
+
+    return write
+
+
+def changed(**fields: Any) -> Callable[[Path], Path]:
+    return config_file(lambda sound: json.dumps({**sound, **fields}))
+
+
+FILES = [
+    ("config-that-is-empty", config_file(lambda _: ""), "config.json | JSON"),
+    ("config-that-is-cut", config_file(lambda sound: json.dumps(sound)[:90]), "config.json | JSON"),
+    ("config-that-is-binary", config_file(lambda _: "\0\1\2"), "config.json | JSON"),
+    ("config-that-is-missing", lambda folder: folder, "no config.json"),
+]
+FIELDS = [
+    ("config-of-another-model", changed(model_type="bert"), "bert"),
+    ("config-of-heads-that-do-not-divide", changed(num_attention_heads=5), "num_attention_heads=5"),
+    ("config-of-an-image-of-no-size", changed(image_size=0), "image_size=0"),
+    ("config-of-a-misspelled-option", changed(depth_config={"heads": 1}), "no option heads"),
+]
+assert all(name in TASK_CONFIGS for name in ("depth_config", "segmentation_config"))
+
+
+@parametrize(
+    [*rows(HfViTConfig.from_pretrained, OSError, FILES), *rows(HfViTConfig.from_pretrained, ValueError, FIELDS)]
+)
+def test_a_saved_configuration_is_refused(row: Row, tmp_path: Path) -> None:
+    assert_refused(row, tmp_path)
+
+
+@parametrize(rows(HfViTForImageClassification.from_pretrained, (OSError, ValueError), FIELDS[1:]))
+def test_a_model_with_a_hostile_configuration_is_refused(row: Row, tmp_path: Path) -> None:
+    assert_refused(row, tmp_path)
