@@ -67,9 +67,9 @@ def read_image(
     """Returns one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
 
     An image is a path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor: (H, W), (C, H, W) or (H, W, C).
-    Of animations, the first frame counts, and alpha does not. float32 come from arrays of floats, which hold 0..255 (or
-    up to 1 / `rescale_factor`) if `do_rescale`, else 0..1 if `do_normalize`. Without `input_data_format` the axis of
-    channels is inferred. For the other options see `HfViTImageProcessorBase`.
+    Of animations, the first frame counts, and alpha does not. float32 come from arrays of floats, which hold 0..255
+    (or up to 1 / `rescale_factor`) if `do_rescale`, else 0..1 if `do_normalize`. Without `input_data_format` the axis
+    of channels is inferred. For the other options see `HfViTImageProcessorBase`.
 
     Raises `OSError` if it cannot be opened or decoded, `TypeError` if it is no image or of a type of number that no
     image has, `ValueError` if its shape, size, channels or values make no image, or 8 bits do not hold the values of a

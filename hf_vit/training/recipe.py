@@ -13,7 +13,6 @@ from transformers import HfArgumentParser
 from transformers.utils import logging
 
 from .output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
-
 from .ranges import check_ranges
 
 
