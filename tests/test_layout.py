@@ -14,7 +14,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PA
 TRAVELING = [path for path in TREES if path.parent == PACKAGE / "model"]
 
 # What a file that travels with checkpoints imports beside its neighbors, and what only where that is installed.
-ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "numpy", *sys.stdlib_module_names}
+ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
 ORDER = ("model", "data", "evaluation", "visualize", "training", "features", "inspection", "predict")

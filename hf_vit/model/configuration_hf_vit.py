@@ -185,8 +185,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         out_features, out_indices = kwargs.pop("out_features", None), kwargs.pop("out_indices", None)
         if kwargs.get("num_labels", 0) is None:
             del kwargs["num_labels"]  # not given
-        if kwargs.get("num_labels", 0) < 0:
-            raise ValueError(f"num_labels={kwargs['num_labels']} must not be negative.")
+        if type(kwargs.get("num_labels", 0)) is not int or kwargs.get("num_labels", 0) < 0:
+            raise ValueError(f"num_labels={kwargs['num_labels']!r} must be a whole number of at least 0.")
         if self.id2label is not None and kwargs.get("num_labels") not in (None, len(self.id2label)):
             raise ValueError(
                 f"num_labels={kwargs['num_labels']} but id2label names {len(self.id2label)} labels. Make them agree, "

@@ -8,6 +8,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -90,9 +91,9 @@ def standard_options(
     if options["resample"] is not None:
         # torchvision's own names cannot be written to JSON
         resample = torch_pil_interpolation_mapping.get(options["resample"], options["resample"])
-        options["resample"] = PILImageResampling(resample)
+        options["resample"] = _one_of(PILImageResampling, resample, "resample")
     if options["data_format"] is not None:
-        options["data_format"] = ChannelDimension(options["data_format"]).value
+        options["data_format"] = _one_of(ChannelDimension, options["data_format"], "data_format").value
     if isinstance(options["device"], torch.device):
         options["device"] = str(options["device"])
     _check_together(options)
@@ -105,6 +106,14 @@ def channels_given(image_mean: Any = None, image_std: Any = None, **_: Any) -> d
         return {}
     count = len(image_mean)
     return {"num_channels": count} if count == len(image_std) and count not in (0, 1, 3) else {}
+
+
+def _one_of(kind: type[Enum], value: Any, name: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError as error:
+        known = ", ".join(str(member.value) for member in kind)
+        raise ValueError(f"{name}={value!r} is unknown. Choose one of {known}.") from error
 
 
 def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:

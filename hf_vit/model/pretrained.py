@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
@@ -81,6 +83,18 @@ def is_same(value: Any, other: Any) -> bool:
     """Returns whether two values of a field are equal; sizes may be a number or a pair."""
     sizes = [to_pair(size) if isinstance(size, int | list | tuple) else size for size in (value, other)]
     return bool(sizes[0] == sizes[1])
+
+
+@contextmanager
+def naming_damage(name_or_path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Turns errors about the bytes of files, which do not say whose, into an `OSError` that does."""
+    try:
+        yield
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise OSError(
+            f"The weights (*.safetensors) in {str(name_or_path)!r}, or their index, are cut off or damaged: {error}. "
+            "Get them again, or save them again."
+        ) from error
 
 
 def check_weights(
@@ -238,7 +252,7 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         # The library's refusal of other shapes names none of them.
         kwargs |= {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with without_collecting():
+        with without_collecting(), naming_damage(name_or_path):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:

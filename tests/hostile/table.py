@@ -1,12 +1,17 @@
 """Rows of hostile inputs: each is refused by one line that quotes what is wrong, and leaves all files as they were."""
 
+import io
 import pickle
 import shutil
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from ..scripts.test_demo import load_script
 
 
 class Row(NamedTuple):
@@ -35,6 +40,19 @@ def rows(call: Callable[[Any], Any], error: Any, table: Iterable[tuple[str, Any,
     ]
 
 
+def script(name: str) -> Callable[[list[str]], Any]:
+    """What runs a script here; where it prints how it is used, the error is the last line of that."""
+
+    def call(arguments: list[str]) -> Any:
+        with redirect_stderr(io.StringIO()) as printed:
+            try:
+                load_script(name).main(arguments)
+            except SystemExit as stopped:
+                sys.exit(printed.getvalue().splitlines()[-1] if stopped.code == 2 else stopped.code)
+
+    return call
+
+
 def parametrize(table: list[Row]) -> pytest.MarkDecorator:
     assert len({row.name for row in table}) == len(table)
     return pytest.mark.parametrize("row", table, ids=[row.name for row in table])
@@ -45,14 +63,17 @@ def content_of(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def assert_refused(row: Row, folder: Path) -> None:
-    """Asserts that an input is refused by an error in one line, and that no file or value has changed."""
+def assert_refused(row: Row, folder: Path, may_list: bool = False) -> None:
+    """Asserts that an input is refused by an error in one line, and that no file or value has changed.
+
+    Errors that list several files, with `may_list`, have a line for each.
+    """
     given = row.make(folder)
     files, values = content_of(folder), frozen(given)
     with pytest.raises(row.error) as caught:
         row.call(given)
     message = str(caught.value.code if isinstance(caught.value, SystemExit) else caught.value)
-    assert "\n" not in message
+    assert may_list or "\n" not in message
     missing = [word for word in row.words if word.lower() not in message.lower()]
     assert not missing, message
     assert content_of(folder) == files

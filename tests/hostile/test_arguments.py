@@ -1,10 +1,7 @@
 """Hostile arguments of all scripts: refused in one line before any image is read, as none of these can be."""
 
-import io
 import json
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +12,11 @@ from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTIm
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.models import SMALL, small_config
-from ..scripts.test_demo import load_script
-from .table import Row, assert_refused, copy_of, parametrize, rows
+from .table import Row, assert_refused, copy_of, parametrize, rows, script
 
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "image_size", "patch_size")
 CONFIG = {name: SMALL[name] for name in SIZES}
-
-
-def script(name: str) -> Callable[[list[str]], Any]:
-    """What runs a script here; where it prints how it is used, the error is the last line of that."""
-
-    def call(arguments: list[str]) -> Any:
-        with redirect_stderr(io.StringIO()) as printed:
-            try:
-                load_script(name).main(arguments)
-            except SystemExit as stopped:
-                sys.exit(printed.getvalue().splitlines()[-1] if stopped.code == 2 else stopped.code)
-
-    return call
 
 
 def with_folder(*arguments: str) -> Callable[[Path], list[str]]:
@@ -230,7 +213,10 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun")
     data = write_class_folders(folder / "data", ["cat", "dog"])
     arguments = ["--dataset_name", str(data), "--output_dir", str(folder / "output"), *RESUMED, *model_of()]
-    training.run(training.TASKS["image_classification"], arguments, None, report=lambda _: None)
+    task_class = training.TASKS["image_classification"]
+    task = task_class(*training.parse_arguments(task_class.argument_types(), arguments))
+    task.load_data()
+    task.make_trainer().train()
     return folder / "output"
 
 

@@ -104,7 +104,8 @@ PROCESSORS = [
     ("color-for-a-gray-model", {"num_channels": 1, "do_convert_rgb": True}, "do_convert_rgb=True | num_channels=1"),
     ("multiple-of-0", {"ensure_multiple_of": 0}, "ensure_multiple_of=0"),
     ("padding-without-patches", {"do_pad": True}, "ensure_multiple_of"),
-    ("unknown-filter", {"resample": 77}, "77"),
+    ("unknown-filter", {"resample": 77}, "resample=77 is unknown"),
+    ("unknown-order-of-axes", {"data_format": "sideways"}, "data_format='sideways' | channels_first"),
     ("unknown-rounding", {"crop_rounding": "sideways"}, "crop_rounding='sideways'"),
     (
         "crops-of-boxes-and-of-the-middle",

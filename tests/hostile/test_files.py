@@ -1,0 +1,360 @@
+"""Hostile files: saved models, archives and datasets, given to classes and to training scripts."""
+
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from hf_vit import HfViTForImageClassification, HfViTImageProcessor
+
+from ..helpers.datasets import (
+    depth_in_millimeters,
+    picture,
+    truncate,
+    write_class_folders,
+    write_depth_folders,
+    write_idx,
+    write_image,
+    write_mask_folders,
+    write_pictures,
+)
+from ..helpers.models import small_config
+from ..helpers.object_files import SCENES, voc_xml, write_coco_boxes, write_scenes, write_yolo_labels
+from .table import Row, assert_refused, parametrize, rows, script
+
+
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a saved classifier."""
+    folder = tmp_path_factory.mktemp("sound")
+    HfViTForImageClassification(small_config()).save_pretrained(folder)
+    HfViTImageProcessor(size=32).save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+class Attack:
+    """Writes a file into the working folder if it is ever unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("attacked"),)
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"classifier.weight": Attack()}))
+
+
+def with_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
+    def damage(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return damage
+
+
+def with_config(**fields: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+    return damage
+
+
+def with_index(weight_map: dict[str, str] | str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        text = weight_map if isinstance(weight_map, str) else json.dumps({"metadata": {}, "weight_map": weight_map})
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    return damage
+
+
+def write(name: str, content: bytes | str) -> Damage:
+    def damage(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    return damage
+
+
+WEIGHTS, DAMAGED = "model.safetensors", "model' | damaged: Error while deserializing header"
+CHECKPOINTS: list[tuple[str, Damage, str]] = [
+    ("weights-that-are-empty", write(WEIGHTS, b""), DAMAGED),
+    (
+        "weights-that-are-text",
+        write(WEIGHTS, "version https://git-lfs.github.com/spec/v1"),
+        DAMAGED,
+    ),
+    (
+        "weights-that-are-cut",
+        lambda folder: truncate(folder / WEIGHTS, 0.5),
+        DAMAGED,
+    ),
+    (
+        "weights-with-a-lying-header",
+        write(WEIGHTS, struct.pack("<Q", 2**60) + b"{}"),
+        DAMAGED,
+    ),
+    ("weights-that-are-missing", lambda folder: (folder / WEIGHTS).unlink(), "model.safetensors"),
+    ("weights-that-are-a-pickle", only_pickle, "safetensors"),
+    ("shard-that-is-missing", with_index({"classifier.weight": "model-00001-of-00001.safetensors"}), "model-00001"),
+    ("index-that-is-no-json", with_index("{"), "index | damaged"),
+    ("index-that-leads-out-of-the-folder", with_index({"classifier.weight": "../../secret.safetensors"}), "secret"),
+    ("weights-of-other-widths", with_config(hidden_size=48), "(1, 1, 32) there and (1, 1, 48) here"),
+    ("weights-of-more-blocks", with_config(num_hidden_layers=4), "layers.3"),
+    ("weights-without-the-encoder", with_weights(lambda w: w.pop("model.encoder.layers.0.mlp.fc1.weight")), "fc1"),
+    ("model-of-another-kind", with_config(model_type="bert"), "bert"),
+    ("folder-of-nothing", lambda folder: [file.unlink() for file in folder.iterdir()], "config.json"),
+]
+
+
+@parametrize(
+    [
+        Row(
+            name, damage, HfViTForImageClassification.from_pretrained, (OSError, ValueError), tuple(words.split(" | "))
+        )
+        for name, damage, words in CHECKPOINTS
+    ]
+)
+def test_a_saved_model_is_refused(
+    row: Row, sound: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def make(folder: Path) -> Path:
+        (folder / "model").mkdir()
+        for name, content in sound.items():
+            (folder / "model" / name).write_bytes(content)
+        row.make(folder / "model")
+        return folder / "model"
+
+    assert_refused(row._replace(make=make), tmp_path, may_list=True)
+
+
+# Datasets: what writes a sound one, what damages it, and the error of the training script
+
+
+def data_rows(task: str, write_sound: Damage, table: list[tuple[str, Damage, str]], *options: str) -> list[Row]:
+    def make(damage: Damage) -> Callable[[Path], list[str]]:
+        def write_damaged(folder: Path) -> list[str]:
+            write_sound(folder / "data")
+            damage(folder / "data")
+            places = ("--dataset_name", str(folder / "data"), "--output_dir", str(folder / "output"))
+            return [*places, *SMALL, *options]
+
+        return write_damaged
+
+    return rows(script(f"train_{task}"), SystemExit, [(name, make(damage), words) for name, damage, words in table])
+
+
+SMALL = ["--preset", "tiny", "--image_size", "32", "--use_cpu", "--report_to", "none", "--disable_tqdm", "true"]
+SMALL += ["--max_steps", "1", "--per_device_train_batch_size", "1"]
+
+
+def change_json(name: str, change: Callable[[dict[str, Any]], object]) -> Damage:
+    def damage(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return damage
+
+
+def with_annotation(**changes: Any) -> Damage:
+    """Changes the first annotation of the training images."""
+    return change_json("train/annotations.json", lambda content: content["annotations"][0].update(changes))
+
+
+def masks(values: np.ndarray | Image.Image, name: str = "0.png") -> Damage:
+    return lambda folder: write_image(folder / "train" / "masks" / name, values)
+
+
+def depth(values: np.ndarray) -> Damage:
+    return lambda folder: write_image(folder / "train" / "depths" / "0.png", values)
+
+
+def write_captions(folder: Path) -> None:
+    write_pictures(folder / "train", *(f"{number}.png" for number in range(4)))
+    table = [{"file_name": f"{number}.png", "text": f"number {number}"} for number in range(4)]
+    (folder / "train" / "metadata.jsonl").write_text("\n".join(map(json.dumps, table)))
+
+
+def captions(value: Any) -> Damage:
+    """Gives the second image another caption."""
+
+    def damage(folder: Path) -> None:
+        file = folder / "train" / "metadata.jsonl"
+        table = [json.loads(line) for line in file.read_text().splitlines()]
+        table[1]["text"] = value
+        file.write_text("\n".join(map(json.dumps, table)))
+
+    return damage
+
+
+def write_xml(folder: Path) -> None:
+    write_scenes(folder, {"train": "train", "val": "val"})
+    for split, scenes in SCENES.items():
+        for scene in scenes:
+            (folder / split / f"{scene[0]}.xml").write_text(voc_xml(scene))
+
+
+def remove_first(folder: Path) -> None:
+    min(folder.iterdir()).unlink()
+
+
+def rename_all(content: dict[str, Any]) -> None:
+    for category in content["categories"]:
+        category["name"] = "pet"
+
+
+def no_depth(folder: Path) -> None:
+    for file in folder.glob("*/depths/*.png"):
+        write_image(file, np.zeros((6, 8), np.uint16))
+
+
+def idx_files(folder: Path) -> tuple[Path, Path]:
+    images, labels = sorted(folder.iterdir())
+    return images, labels
+
+
+def spoil_idx(folder: Path) -> None:
+    idx_files(folder)[0].write_text("no digits here")
+
+
+def cut_idx(folder: Path) -> None:
+    truncate(idx_files(folder)[0])
+
+
+def swap_idx(folder: Path) -> None:
+    images = idx_files(folder)[0].read_bytes()
+    write_idx(folder, "train", [0, 1, 1])
+    idx_files(folder)[0].write_bytes(images)
+
+
+ENTITIES = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10 if n else "ha" * 50}">' for n in range(10))
+LAUGHS = f"<?xml version='1.0'?><!DOCTYPE x [{ENTITIES}]><annotation><filename>&l9;</filename></annotation>"
+FIRST_XML = f"train/{SCENES['train'][0][0]}.xml"
+
+
+def write_yolo(folder: Path) -> None:
+    write_scenes(folder, {"train": "images/train", "val": "images/val"})
+    write_yolo_labels(folder, {"train": "labels/train", "val": "labels/val"})
+    (folder / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat, dog]\n")
+
+
+FIRST_YOLO = f"labels/train/{SCENES['train'][0][0]}.txt"
+NAN = float("nan")
+DATASETS = [
+    *data_rows(
+        "image_classification",
+        lambda folder: write_class_folders(folder, ["cat", "dog"]),
+        [
+            ("image-that-is-empty", write("train/cat/1.png", b""), "cat/1.png | cannot be read"),
+            ("image-that-is-text", write("train/dog/2.png", "no image"), "dog/2.png | cannot be read"),
+            ("image-that-is-cut", lambda folder: truncate(folder / "train/cat/0.png"), "cat/0.png | cannot be read"),
+            ("class-of-the-test-images-alone", lambda f: write_pictures(f, "test/fox/0.png"), "fox"),
+            ("table-of-images-that-are-missing", write("train.csv", "file,label\nnowhere.png,cat\n"), "nowhere.png"),
+        ],
+    ),
+    *data_rows(
+        "image_classification",
+        lambda folder: folder.mkdir(),
+        [
+            ("folder-without-images", lambda folder: None, "data"),
+            ("table-that-is-empty", write("train.csv", ""), "train.csv"),
+            ("table-of-uneven-rows", write("train.csv", "file,label\na.png,cat,dog\n"), "train.csv | row"),
+            ("table-that-is-no-text", write("train.csv", b"\xff\xfe\x00file,label"), "train.csv | UTF-8"),
+            ("parquet-that-is-text", write("train.parquet", "PAR1 and nothing more"), "parquet"),
+            ("idx-that-is-text", lambda f: (write_idx(f, "train", [0, 1]), spoil_idx(f)), "idx3-ubyte"),
+            ("idx-that-is-cut", lambda f: (write_idx(f, "train", [0, 1]), cut_idx(f)), "truncated"),
+            ("idx-of-fewer-labels", lambda f: (write_idx(f, "train", [0, 1]), swap_idx(f)), "2 images | 3 labels"),
+        ],
+    ),
+    *data_rows(
+        "semantic_segmentation",
+        write_mask_folders,
+        [
+            ("mask-of-another-size", masks(np.zeros((9, 9), np.uint8)), "0.jpg | 9 x 9"),
+            ("mask-of-unknown-classes", masks(np.full((6, 8), 7, np.uint8)), "0.jpg | labels 7"),
+            ("mask-in-unknown-colors", masks(picture(3)), "0.jpg | palette.txt"),
+            ("mask-of-floats", masks(Image.fromarray(np.zeros((6, 8), np.float32)), "0.tiff"), "0.tiff"),
+            ("mask-that-is-empty", write("train/masks/0.png", b""), "0.jpg | not an image"),
+            ("mask-that-is-missing", lambda folder: (folder / "train/masks/0.png").unlink(), "0"),
+            ("class-list-that-is-empty", write("classes.txt", ""), "classes.txt"),
+        ],
+    ),
+    *data_rows(
+        "depth_estimation",
+        write_depth_folders,
+        [
+            ("depth-of-another-size", depth(depth_in_millimeters(0)[:3]), "0.jpg | 3 x 8"),
+            ("depth-in-color", depth(np.asarray(picture(0))), "0.jpg | mode RGB"),
+            ("depth-that-is-text", write("train/depths/0.png", "far away"), "0.jpg | not an image"),
+            ("depth-that-is-missing-everywhere", no_depth, "depth"),
+        ],
+    ),
+    *data_rows(
+        "object_detection",
+        write_coco_boxes,
+        [
+            ("box-of-negative-size", with_annotation(bbox=[5, 5, -3, 4]), "boxes | box_errors"),
+            ("box-outside", with_annotation(bbox=[900, 900, 5, 5]), "reach out"),
+            ("box-of-no-area", with_annotation(bbox=[3, 3, 0, 4]), "no area"),
+            ("box-of-nan", with_annotation(bbox=[NAN, 3, 4, 4]), "not finite"),
+            ("box-of-three-numbers", with_annotation(bbox=[1, 2, 3]), "bbox"),
+            ("box-that-is-null", with_annotation(bbox=None), "bbox"),
+            ("box-of-an-unknown-category", with_annotation(category_id=77), "77"),
+            ("box-of-an-unknown-image", with_annotation(image_id=777), "777"),
+            ("annotations-that-are-cut", lambda f: truncate(f / "train/annotations.json"), "annotations.json | JSON"),
+            ("annotations-that-are-a-list", write("train/annotations.json", "[]"), "no JSON object"),
+            ("image-of-annotations-that-is-missing", lambda f: remove_first(f / "train/images"), "do not exist"),
+            ("two-categories-of-one-name", change_json("train/annotations.json", rename_all), "one name"),
+        ],
+    ),
+    *data_rows(
+        "object_detection",
+        write_xml,
+        [
+            ("xml-that-is-cut", lambda folder: truncate(folder / FIRST_XML), "malformed"),
+            ("xml-that-grows-without-end", write(FIRST_XML, LAUGHS), FIRST_XML),
+        ],
+    ),
+    *data_rows(
+        "object_detection",
+        write_yolo,
+        [
+            ("line-of-words", write(FIRST_YOLO, "cat in the middle\n"), FIRST_YOLO),
+            ("line-of-an-unknown-class", write(FIRST_YOLO, "9 0.5 0.5 0.2 0.2\n"), "unknown classes"),
+            ("line-of-nan", write(FIRST_YOLO, "0 nan 0.5 0.2 0.2\n"), "0 nan 0.5"),
+            ("description-that-is-no-yaml", write("data.yaml", "names: [cat"), "data.yaml | no YAML"),
+        ],
+    ),
+    *data_rows(
+        "image_text",
+        write_captions,
+        [
+            ("caption-that-is-empty", captions(""), "1.png"),
+            ("caption-that-is-null", captions(None), "1.png"),
+            ("caption-that-is-a-number", captions(7), "text"),
+            ("caption-that-is-a-mapping", captions({"en": "cat"}), "text"),
+            ("captions-of-no-image", lambda folder: (folder / "train/2.png").unlink(), "2.png"),
+        ],
+    ),
+]
+
+
+@parametrize(DATASETS)
+def test_a_training_refuses_its_data(row: Row, tmp_path: Path) -> None:
+    assert_refused(row, tmp_path, may_list=True)
