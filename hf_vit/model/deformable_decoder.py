@@ -18,13 +18,13 @@ from .configuration_hf_vit import HfViTConfig
 from .embeddings import Grid
 from .layers import (
     PRIOR_BIAS,
-    HfViTBatchNorm2d,
     HfViTHeadLinear,
     HfViTInitialized,
     HfViTLayerNorm2d,
     HfViTPredictionHead,
     HfViTPredictor,
     check_blocks,
+    make_map_norm,
     upsample_mask,
 )
 from .task_configurations import HfViTDetectionConfig
@@ -53,7 +53,7 @@ class HfViTConvNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_size, out_size, kernel_size, stride, padding=kernel_size // 2, bias=False)
-        self.norm = HfViTBatchNorm2d(out_size) if norm == "batch" else HfViTLayerNorm2d(out_size, eps=1e-6)
+        self.norm = make_map_norm(norm, out_size)
         self.activation = activation
 
     def forward(self, maps: Tensor, visible: Visible) -> Level:
@@ -62,9 +62,7 @@ class HfViTConvNorm(nn.Module):
             maps = maps.masked_fill(~visible[:, None], 0)
             rows, columns = self.conv.stride
             visible = visible[:, ::rows, ::columns]
-        maps = self.conv(maps)
-        maps = self.norm(maps, visible) if isinstance(self.norm, HfViTBatchNorm2d) else self.norm(maps)
-        return self.activation(maps), visible
+        return self.activation(self.norm(self.conv(maps), visible)), visible
 
 
 class HfViTResampling(nn.Module):

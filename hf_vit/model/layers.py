@@ -140,17 +140,32 @@ class HfViTPredictionHead(nn.Module):
 
 
 class HfViTLayerNorm2d(nn.LayerNorm):
-    """Layer norm over the channels of a map."""
+    """Layer norm over the channels of each patch."""
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, C, h, w) to the same shape."""
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, C, h, w) to the same shape; a mask makes no difference."""
         return super().forward(maps.movedim(1, -1)).movedim(-1, 1)
+
+
+class HfViTInstanceNorm2d(nn.GroupNorm):
+    """Norm of each channel over the patches of an image, without those that are padding."""
+
+    # Source: https://arxiv.org/abs/1607.08022. It is a group norm with a group for each channel.
+
+    def __init__(self, size: int) -> None:
+        super().__init__(num_groups=size, num_channels=size)
+
+    def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, C, h, w) to the same shape; `mask` is (B, h, w) bool, False for padding."""
+        normalize = super().forward
+        return run_unpadded(lambda own, _: normalize(own[0]), [maps], [], mask)
 
 
 class HfViTBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over the patches of all processes, without those that are padding."""
 
-    # torch's own synchronized batch norm works on GPUs alone, and none leaves padding out.
+    # torch's own synchronized batch norm works on GPUs alone, and none leaves padding out. Several processes have the
+    # gradients that one would have; accumulated batches do not have those of one, as each is normalized by itself.
 
     running_mean: Tensor
     running_var: Tensor
@@ -176,6 +191,13 @@ class HfViTBatchNorm2d(nn.BatchNorm2d):
             self.num_batches_tracked.add_(1)
         scale = self.weight * (variance + self.eps).rsqrt()
         return (centered * scale[:, None, None] + self.bias[:, None, None]).to(maps.dtype)
+
+
+def make_map_norm(name: str, size: int) -> HfViTBatchNorm2d | HfViTInstanceNorm2d | HfViTLayerNorm2d:
+    """Returns the norm of maps (B, `size`, h, w) that an option names: "batch", "instance" or "layer"."""
+    if name == "layer":
+        return HfViTLayerNorm2d(size, eps=1e-6)
+    return HfViTBatchNorm2d(size) if name == "batch" else HfViTInstanceNorm2d(size)
 
 
 def sum_over_processes(values: Tensor) -> Tensor:

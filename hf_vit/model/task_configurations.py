@@ -198,6 +198,9 @@ class HfViTKeypointConfig(HfViTTaskConfig):
         head: "classic": transposed convolutions; "simple": bilinear upsampling and one convolution (both ViTPose,
             https://arxiv.org/abs/2204.12484).
         hidden_size: Width of the transposed convolutions.
+        norm: Norm after each of them: "batch" (ViTPose), which in training makes the prediction for an image depend on
+            the others of its batch, on all processes; or "instance" (https://arxiv.org/abs/1607.08022), which does
+            not, so that accumulated gradients are those of the whole batch. The scripts give it to fresh heads.
         scale_factor: How much finer the heatmaps of "simple" are than the patches; those of "classic" are 4 times.
         sigma: Standard deviation of the Gaussian around a keypoint in the target, in heatmap pixels.
         keypoint_weights: How much each keypoint counts in the loss, 1 by default.
@@ -209,6 +212,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
 
     head: Literal["classic", "simple"] = "classic"
     hidden_size: int = 256
+    norm: Literal["batch", "instance"] = "batch"
     scale_factor: int = 4
     sigma: float | int = 2.0
     keypoint_weights: list[float | int] | tuple[float | int, ...] | None = None
@@ -404,6 +408,7 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
     head: Literal["simple", "linear", "conv", "mask"] = "conv"
     hidden_size: int = 256
     num_layers: int = 2
+    norm: Literal["batch", "instance"] = "batch"
     out_indices: list[int] | tuple[int, ...] | None = None
     dropout_prob: float | int = 0.0
     cross_entropy_weight: float | int = 1.0

@@ -17,10 +17,10 @@ from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import image_grids
 from .layers import (
-    HfViTBatchNorm2d,
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
     HfViTNamedHead,
+    make_map_norm,
     run_unpadded,
     upsample_mask,
     without_autocast,
@@ -67,12 +67,12 @@ class HfViTSimpleKeypointHead(nn.Module):
 
 
 class HfViTDeconvolution(nn.Module):
-    """Doubles the resolution of maps by a transposed convolution, with batch norm."""
+    """Doubles the resolution of maps by a transposed convolution and a norm ("batch" or "instance")."""
 
-    def __init__(self, in_size: int, out_size: int) -> None:
+    def __init__(self, in_size: int, out_size: int, norm: str) -> None:
         super().__init__()
         self.conv = HfViTHeadConvTranspose2d(in_size, out_size, kernel_size=4, stride=2, padding=1, bias=False)
-        self.norm = HfViTBatchNorm2d(out_size)
+        self.norm = make_map_norm(norm, out_size)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, C, h, w) to (B, C', 2·h, 2·w); `mask` is (B, h, w) bool, False for padding, or None."""
@@ -85,9 +85,10 @@ class HfViTClassicKeypointHead(nn.Module):
 
     def __init__(self, config: HfViTConfig, options: HfViTKeypointConfig) -> None:
         super().__init__()
-        self.up1 = HfViTDeconvolution(config.hidden_size, options.hidden_size)
-        self.up2 = HfViTDeconvolution(options.hidden_size, options.hidden_size)
-        self.predictor = HfViTKeypointPredictor(options.hidden_size, config.num_labels, kernel_size=1)
+        size, norm = options.hidden_size, options.norm
+        self.up1 = HfViTDeconvolution(config.hidden_size, size, norm)
+        self.up2 = HfViTDeconvolution(size, size, norm)
+        self.predictor = HfViTKeypointPredictor(size, config.num_labels, kernel_size=1)
 
     def forward(self, maps: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, D, h, w) to (B, K, 4·h, 4·w); `mask` is (B, h, w) bool, False for padding, or None."""

@@ -19,13 +19,13 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .encoder import HfViTLayer, make_norm
 from .layers import (
-    HfViTBatchNorm2d,
     HfViTHeadConv2d,
     HfViTInitialized,
     HfViTLayerNorm2d,
     HfViTNamedHead,
     blocks_or_last,
     check_blocks,
+    make_map_norm,
     run_unpadded,
     to_maps,
     upsample_mask,
@@ -106,11 +106,11 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
 
 
 class HfViTLinearSegmentationHead(nn.Module):
-    """Batch norm and one linear layer a patch."""
+    """A norm ("batch" or "instance") and one linear layer a patch."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
         super().__init__()
-        self.norm = HfViTBatchNorm2d(in_size)
+        self.norm = make_map_norm(options.norm, in_size)
         self.dropout = nn.Dropout2d(options.dropout_prob)
         self.classifier = HfViTHeadConv2d(in_size, config.num_labels, kernel_size=1)
 

@@ -43,22 +43,24 @@ def load_model(
     args: ModelArguments,
     names: Sequence[str] = (),
     facts: HeadOptions | None = None,
+    fresh: HeadOptions | None = None,
     *,
     use_distillation_token: bool = False,
 ) -> tuple[Model, BaseImageProcessor]:
     """Returns the model to train, a saved one of any class or a new one, and its image processor.
 
     A saved model that knows other classes than `names` gets fresh weights for them. `facts` are options of heads that
-    the data tell. What `args` have takes precedence over them and over `use_distillation_token`.
+    the data tell, `fresh` those of heads without saved weights. What `args` have takes precedence over them and over
+    `use_distillation_token`.
     """
-    facts, overrides = facts or {}, args.overrides()
+    facts, fresh, overrides = facts or {}, fresh or {}, args.overrides()
     try:
         if args.model_name_or_path is None:
             token = {"use_distillation_token": True} if use_distillation_token else {}
-            options = token | overrides | with_facts({}, facts, overrides) | name_labels(names)
+            options = token | overrides | join_options(fresh, facts, overrides) | name_labels(names)
             config = HfViTConfig.from_preset(args.preset or "small", **options)
             return model_class(config), HfViTImageProcessor.for_model(config)
-        model, processor = tune(model_class, args, list(names), facts)
+        model, processor = tune(model_class, args, list(names), facts, fresh)
         if use_distillation_token and "use_distillation_token" not in overrides:
             model = with_distillation_token(model)
         model.config._name_or_path = args.model_name_or_path  # which a model that is built again does not know
@@ -121,27 +123,30 @@ def comparable(name: str, value: Any) -> Any:
     return list(to_pair(value)) if name in SIZES and value is not None else with_lists(value)
 
 
-def with_facts(saved: Mapping[str, Any], facts: HeadOptions, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns fields of a configuration with the options of heads that the data tell, unless they are given."""
-    return {task: {**(saved.get(task) or {}), **options, **(given.get(task) or {})} for task, options in facts.items()}
+def join_options(*levels: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of heads of several levels, those of later ones in the places of earlier ones."""
+    tasks = [task for task in TASK_CONFIGS if any(level.get(task) for level in levels)]
+    return {task: {name: x for level in levels for name, x in (level.get(task) or {}).items()} for task in tasks}
 
 
 def tune(
-    model_class: type[Model], args: ModelArguments, names: list[str], facts: HeadOptions
+    model_class: type[Model], args: ModelArguments, names: list[str], facts: HeadOptions, fresh: HeadOptions
 ) -> tuple[Model, BaseImageProcessor]:
     """Returns a saved model, with fresh weights for the classes if it knows others, and its image processor."""
     assert args.model_name_or_path is not None
     overrides = args.overrides()
-    model, left_out = open_with_options(model_class, args.model_name_or_path, overrides)
+    model, left_out, is_fresh = open_with_options(model_class, args.model_name_or_path, overrides)
     known = list(model.config.id2label.values())
     if names and known != names:
         logger.warning(
             f"The saved model knows the classes {shorten(known)}. It gets a fresh classifier for {shorten(names)}."
         )
         left_out += CLASS_WEIGHTS
+    if is_fresh and fresh:
+        facts, left_out = join_options(fresh, facts), HEADS
     if left_out or facts:
         saved = model.config.to_dict()
-        config = HfViTConfig.from_dict({**saved, **with_facts(saved, facts, overrides), **name_labels(names)})
+        config = HfViTConfig.from_dict({**saved, **join_options(saved, facts, overrides), **name_labels(names)})
         weights = {
             name: weight for name, weight in model.state_dict().items() if not any(part in name for part in left_out)
         }
@@ -168,16 +173,20 @@ def with_distillation_token(model: Model) -> Model:
 
 def open_with_options(
     model_class: type[Model], name_or_path: str, overrides: dict[str, Any]
-) -> tuple[Model, tuple[str, ...]]:
+) -> tuple[Model, tuple[str, ...], bool]:
     """Opens a saved or published model, maybe with other options of its head.
 
-    Returns with it how the names of weights begin that are of another head than the options ask for.
+    Returns with it how the names of weights begin that are of another head than the options ask for, and whether
+    nothing of its head was saved.
     """
     options = {task: overrides[task] for task in TASK_CONFIGS if task in overrides}
-    if not options:
-        return open_model(model_class, name_or_path, **overrides), ()
     check_fields(overrides)
-    model, info = load_with_info(model_class, name_or_path, {**overrides, "ignore_mismatched_sizes": True})
+    allowed = {"ignore_mismatched_sizes": True} if options else {}
+    model, info = load_with_info(model_class, name_or_path, {**overrides, **allowed})
+    of_own_head = {name for name, _ in model.named_parameters() if name.startswith(HEADS)}
+    is_fresh = of_own_head <= set(info["missing_keys"])
+    if not options:
+        return model, (), is_fresh
     mismatched = {entry[0]: entry for entry in info["mismatched_keys"]}
     changed = {*info["missing_keys"], *info["unexpected_keys"], *mismatched}
     encoder = {
@@ -190,24 +199,18 @@ def open_with_options(
     has_saved_head = any(name.startswith(HEADS) for name in saved)
     of_head = [name for name in changed if name.startswith(HEADS)]
     if not has_saved_head or all(name.startswith(LOSS_WEIGHTS) for name in of_head):
-        return model, ()
+        return model, (), is_fresh
     if all(any(part in name for part in QUERY_WEIGHTS) for name in of_head):
         logger.warning(
             f"The saved model has other queries than {options}. It gets fresh ones; the rest of its head stays."
         )
-        return model, ()
+        return model, (), is_fresh
     logger.warning(f"The head of the saved model does not fit {options}. It gets a fresh one.")
-    return model, tuple(head for head in HEADS if any(name.startswith(head) for name in of_head))
+    return model, tuple(head for head in HEADS if any(name.startswith(head) for name in of_head)), True
 
 
 def _without_heads(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.startswith(HEADS)]
-
-
-def open_model(model_class: type[Model], name_or_path: str, **overrides: Any) -> Model:
-    """Opens a saved or published model with other fields of its configuration; raises as `load_with_info` does."""
-    check_fields(overrides)
-    return load_with_info(model_class, name_or_path, overrides)[0]
 
 
 def open_trained(model_class: type[Model], name_or_path: str) -> Model:

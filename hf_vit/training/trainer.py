@@ -70,7 +70,8 @@ class HfViTTrainer(Trainer):
     `AugmentedStream` each reads its own shards. Losses of object detection and of keypoints are divided by what the
     model counts in all batches of a step on all processes: objects, queries by their weights, images. An evaluation
     sees all images, even with `dataloader_drop_last`. A training that was killed resumes from `last_checkpoint` as if
-    it had not been, even with worker processes that outlive an epoch.
+    it had not been, even with worker processes that outlive an epoch. What a head with batch norm learns from
+    accumulated batches is not what it would from one as large, as each is normalized by itself.
 
     *Robust.* See `SafeStop`. An image that cannot be read is named.
 

@@ -353,6 +353,9 @@ TRAINING_CASES = {
         padded(labeled(keypoints)),
         {"keypoint_config": {"head": "simple", "keypoint_weights": (1, 2, 0.5, 1, 1)}, **ROTARY},
     ),
+    "keypoints_instance_norm": TrainingCase(
+        HfViTForKeypointDetection, padded(labeled(keypoints)), {"keypoint_config": {"norm": "instance"}, **ROTARY}
+    ),
     "keypoints_batch_norm": TrainingCase(
         HfViTForKeypointDetection, padded(labeled(keypoints)), ROTARY, accumulates=False
     ),

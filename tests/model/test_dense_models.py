@@ -1,5 +1,6 @@
 """What every head of the dense models keeps to, beside what `test_modeling.py` asserts of every class."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ DEPTH: dict[str, dict[str, Any]] = {
 }
 KEYPOINTS: dict[str, dict[str, Any]] = {
     "classic": {"head": "classic", "hidden_size": 8},
+    "instance": {"head": "classic", "hidden_size": 8, "norm": "instance"},
     "simple": {"head": "simple", "scale_factor": 2, "keypoint_weights": [1, 2, 0.5, 1, 1]},
 }
 RELATIVE = {"depth_estimation_type": "relative"}
@@ -119,6 +121,20 @@ def test_saved_model_is_the_same(head: str, tmp_path: Path) -> None:
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert_same(reloaded(pixels(model.config)), model(pixels(model.config)))
+
+
+@pytest.mark.parametrize("head", ["linear", "classic_keypoints"])
+def test_a_saved_model_that_names_no_norm_has_batch_norm(head: str, tmp_path: Path) -> None:
+    model = build_head(head)
+    assert any(isinstance(module, HfViTBatchNorm2d) for module in model.modules())
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config[next(iter(HEADS[head][1]))].pop("norm", None)
+    file.write_text(json.dumps(config))
+    reopened = type(model).from_pretrained(tmp_path)
+    assert reopened.options.norm == "batch"
+    assert_same(reopened(pixels(model.config)), model(pixels(model.config)))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +214,7 @@ def test_half_precision_is_close(head: str, dtype: torch.dtype) -> None:
     assert {value.dtype for value in values(half)[1:]} == {dtype}
 
 
-@pytest.mark.parametrize("head", ["conv", "universal", "annealed", "dpt_metric", "classic_keypoints"])
+@pytest.mark.parametrize("head", ["conv", "universal", "annealed", "dpt_metric", "instance_keypoints"])
 def test_compiles_whole_and_once_per_size(head: str) -> None:
     model = build_head(head.replace("annealed", "universal"))
     if head == "annealed":

@@ -1,16 +1,17 @@
 """Training of keypoints: naive baseline, mirror images in evaluations, whole images."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hf_vit import HfViTImageProcessor
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForKeypointDetection, HfViTImageProcessor
 from hf_vit.evaluation import KeypointMetric
 from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
 
-from ..helpers.dense_trainings import make_trainer, scores_of
+from ..helpers.dense_trainings import CONFIG, make_trainer, scores_of
 from ..helpers.object_trainings import POINTS, write_figures
 
 
@@ -66,3 +67,30 @@ def test_the_model_has_what_the_data_say_and_the_user_wants(figures: Path, tmp_p
     assert [list(pair) for pair in options.flip_pairs] == [[0, 1]]
     assert [list(pair) for pair in options.skeleton] == [[0, 1], [0, 2]]
     assert options.hidden_size == 16
+
+
+def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: Path, tmp_path: Path) -> None:
+    def open_model(folder: Path | None, options: dict[str, Any], *arguments: str) -> HfViTForKeypointDetection:
+        overrides = {**CONFIG, "keypoint_config": options} if folder is None else {"keypoint_config": options}
+        source = [] if folder is None else ["--model_name_or_path", str(folder)]
+        given = [*source, "--config_overrides", json.dumps(overrides), *arguments]
+        return make_trainer("keypoint_detection", figures, tmp_path / "out", *given).model
+
+    assert open_model(None, {"hidden_size": 16}).options.norm == "instance"
+    assert open_model(None, {"hidden_size": 16, "norm": "batch"}).options.norm == "batch"
+    keypoints, classifier = tmp_path / "keypoints", tmp_path / "classifier"
+    config = HfViTConfig(**CONFIG, image_size=32, num_labels=5)  # of other keypoints than those here
+    saved = HfViTForKeypointDetection(config)
+    torch.nn.init.normal_(saved.keypoint_head.decoder.up2.norm.running_mean)
+    for model, folder in ((saved, keypoints), (HfViTForImageClassification(config), classifier)):
+        model.save_pretrained(folder)
+        HfViTImageProcessor.for_model(config).save_pretrained(folder)
+    assert open_model(classifier, {}).options.norm == "instance"
+    assert open_model(classifier, {"norm": "batch"}).options.norm == "batch"
+    kept = open_model(keypoints, {})
+    assert kept.options.norm == "batch"
+    statistics = saved.keypoint_head.decoder.up2.norm.running_mean.double()
+    assert torch.equal(kept.keypoint_head.decoder.up2.norm.running_mean, statistics)
+    assert open_model(keypoints, {"hidden_size": 8}).options.norm == "instance"
+    assert open_model(keypoints, {"norm": "instance"}).options.norm == "instance"
+    assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"  # which has none

@@ -250,6 +250,11 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
             }
         }
 
+    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
+        """Returns a norm that is independent of other images, so that a batch may be split at will."""
+        has_norm = self.model.given_options().get("head") != "simple"
+        return {"keypoint_config": {"norm": "instance"}} if has_norm else {}
+
     @property
     def box_padding(self) -> float:
         """How many times as wide and high as its box the crop of an object is."""
@@ -295,7 +300,11 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
         options = model.options
-        return {"head": options.head, "loss": f"squared error of Gaussians, sigma {options.sigma:g} heatmap pixels"}
+        norm = f", {options.norm} norm" if options.head == "classic" else ""
+        return {
+            "head": f"{options.head}{norm}",
+            "loss": f"squared error of Gaussians, sigma {options.sigma:g} heatmap pixels",
+        }
 
     def describe_size(self, config: HfViTConfig) -> str:
         """Returns the size of crops, in words."""

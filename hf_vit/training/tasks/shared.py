@@ -36,6 +36,10 @@ class TaskModelArguments(ModelArguments):
             raise ValueError(f"--{twice[0]} is given twice: leave it out of --config_overrides.")
         return {**fields, self.task_config: {**options, **given}} if given else fields
 
+    def given_options(self) -> dict[str, Any]:
+        """Returns the options of the head that are given; raises as `overrides`."""
+        return self.overrides().get(self.task_config) or {}
+
 
 def best_by(default: str) -> Any:
     """Returns the field of training arguments that names the score which chooses the best model."""
@@ -147,6 +151,10 @@ class SupervisedTask(Task):
         """Returns what the data tell of options of heads, by the field of `HfViTConfig` that holds these."""
         return {}
 
+    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
+        """Returns in the same way the options of a head without saved weights that are not the defaults."""
+        return {}
+
     def options_of_processor(self) -> dict[str, Any]:
         """Returns the options of this task's image processor."""
         return {}
@@ -170,7 +178,8 @@ class SupervisedTask(Task):
 
     def open_model(self) -> tuple[PreTrainedModel, BaseImageProcessor]:
         """Returns the new or saved model to train, and its image processor."""
-        model, processor = load_model(self.model_class, self.model, self.loaded.names, self.options_of_head())
+        options = self.options_of_head(), self.options_of_fresh_head()
+        model, processor = load_model(self.model_class, self.model, self.loaded.names, *options)
         return model, self.make_processor(processor, model.config)
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> TargetCollator:
