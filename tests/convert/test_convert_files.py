@@ -435,7 +435,7 @@ def test_repository_of_open_clip_opens(tmp_path: Path) -> None:
         {"act_kwargs": {"approximate": "tanh"}},
         {"attentional_pool": True},
         {"final_ln_after_pool": True},
-        {"timm_model_name": "vit_base_patch16_siglip_224"},
+        {"timm_model_name": "vit_base_patch16_224"},
         {"qk_norm": True},
         {"layers": 3},
         {"width": 192},

@@ -24,7 +24,8 @@ TEXT_KEYS: KeyMap = {
 # What the towers have for one value only, as in `open_clip`, what they have if it is left out, and what has no effect
 FIXED = {"timm_pool": "map", "timm_proj": "none", "timm_proj_bias": None}
 LEFT_OUT = {"timm_pool": "avg", "timm_proj": "linear"}
-WITHOUT_EFFECT = ("image_size", "timm_model_name", "timm_model_pretrained", "timm_drop", "timm_drop_path")
+TIMM_FIELDS = ("timm_model_name", "timm_model_pretrained", "timm_drop", "timm_drop_path")
+WITHOUT_EFFECT = (*TIMM_FIELDS, *open_clip.DEFAULTS, "mlp_ratio", "patch_dropout")  # the name tells the sizes
 TEXT_FIXED = {**open_clip.TEXT_FIXED, "no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
 TEXT_LEFT_OUT = {"no_causal_mask": False, "proj_bias": False, "pool_type": "argmax"}
 TEXT_READ = ("act_kwargs", "norm_kwargs", *open_clip.TEXT_DEFAULTS, *open_clip.TEXT_WITHOUT_EFFECT)
