@@ -1,5 +1,6 @@
 """The environment of tests: without a network, and with a home, caches and temporary files that end with pytest."""
 
+import getpass
 import os
 import site
 import tempfile
@@ -16,14 +17,17 @@ HOME, TEMPORARY = PLACE / "home", PLACE / "tmp"  # in which tests leave nothing
 def isolate() -> None:
     """Keeps this process off the network and the home directory; libraries must not have been imported yet."""
     refuse_network()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    os.environ.setdefault("MPLCONFIGDIR", str(Path(cache, "matplotlib")))  # fonts, which take seconds to find
-    os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    for name, folder in {
+        "MPLCONFIGDIR": Path(caches, "matplotlib"),  # fonts and compiled code take long: they stay for the next run
+        "TORCHINDUCTOR_CACHE_DIR": Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"),
+        "PYTHONUSERBASE": site.getuserbase(),
+    }.items():
+        os.environ.setdefault(name, str(folder))
     for name in [name for name in os.environ if name.startswith("HF_")]:
         del os.environ[name]
     HOME.mkdir()
     TEMPORARY.mkdir()
-    os.environ.update(NO_COUNTING)
-    os.environ.update(
-        HOME=str(HOME), XDG_CACHE_HOME=str(PLACE / "cache"), HF_HOME=str(PLACE / "huggingface"), NO_PROXY="*"
-    )
+    folders = {"HF_HOME": "huggingface", "XDG_CACHE_HOME": "cache", "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis"}
+    os.environ.update({name: str(PLACE / folder) for name, folder in folders.items()})
+    os.environ.update(NO_COUNTING, HOME=str(HOME), NO_PROXY="*")
