@@ -386,12 +386,15 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
     """Head and losses of semantic segmentation.
 
     Args:
-        head: "simple": 3x3 convolution, ReLU, 1x1 convolution; "linear": batch norm and a 1x1 convolution, the linear
+        head: "simple": 3x3 convolution, ReLU, 1x1 convolution; "linear": a norm and a 1x1 convolution, the linear
             protocol of DINOv2 (https://arxiv.org/abs/2304.07193); "conv": convolutions with progressive upsampling
             (SETR-PUP, https://arxiv.org/abs/2012.15840); "mask": class tokens that attend to the patches (Segmenter,
             https://arxiv.org/abs/2105.05633).
         hidden_size: Width of the head "conv".
         num_layers: Number of its stages, each doubling the resolution, or of the transformer blocks of "mask".
+        norm: Norm of "linear": "batch" (DINOv2), which in training makes the prediction for an image depend on the
+            others of its batch, on all processes; or "layer", which does not, so that accumulated gradients are those
+            of the whole batch. The scripts give it to fresh heads.
         out_indices: Numbers of the blocks whose tokens the head reads side by side, the last one by default.
         dropout_prob: Dropout of whole channels before the last layer, in [0, 1).
         cross_entropy_weight: Weight of the cross-entropy in the loss.
@@ -408,7 +411,7 @@ class HfViTSegmentationConfig(HfViTTaskConfig):
     head: Literal["simple", "linear", "conv", "mask"] = "conv"
     hidden_size: int = 256
     num_layers: int = 2
-    norm: Literal["batch", "instance"] = "batch"
+    norm: Literal["batch", "layer"] = "batch"
     out_indices: list[int] | tuple[int, ...] | None = None
     dropout_prob: float | int = 0.0
     cross_entropy_weight: float | int = 1.0

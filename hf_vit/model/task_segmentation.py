@@ -106,7 +106,7 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
 
 
 class HfViTLinearSegmentationHead(nn.Module):
-    """A norm ("batch" or "instance") and one linear layer a patch."""
+    """A norm ("batch" or "layer") and one linear layer a patch."""
 
     def __init__(self, config: HfViTConfig, options: HfViTSegmentationConfig, in_size: int) -> None:
         super().__init__()

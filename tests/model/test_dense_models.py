@@ -32,6 +32,7 @@ from .test_modeling import assert_same, build, training_gradients, values
 SEMANTIC: dict[str, dict[str, Any]] = {
     "simple": {"head": "simple"},
     "linear": {"head": "linear", "out_indices": (2, 3)},
+    "layer": {"head": "linear", "norm": "layer"},
     "conv": {"head": "conv", "hidden_size": 8},
     "mask": {"head": "mask", "num_layers": 1},
     "auxiliary": {"head": "simple", "use_auxiliary_head": True},

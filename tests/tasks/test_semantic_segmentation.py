@@ -53,7 +53,7 @@ def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path) -> None:
     train(TASK, scenes, tmp_path / "out", *options)
     model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / "out")
     assert model.config.id2label == dict(enumerate(NAMES))
-    assert model.options.head == "linear"
+    assert (model.options.head, model.options.norm) == ("linear", "layer")
     expected = source.model.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in model.model.state_dict().items())
 

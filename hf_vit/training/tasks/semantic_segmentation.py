@@ -184,6 +184,11 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
         """Every pixel has one of several classes."""
         return 2
 
+    def options_of_fresh_head(self) -> dict[str, dict[str, Any]]:
+        """Returns a norm that is independent of other images, so that a batch may be split at will."""
+        has_norm = self.model.given_options().get("head") == "linear"
+        return {"segmentation_config": {"norm": "layer"}} if has_norm else {}
+
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""
         options = model.options
@@ -193,7 +198,8 @@ print(classes.shape, [model.config.id2label[number] for number in classes.unique
             "focal": options.focal_weight,
             "auxiliary cross-entropy": options.auxiliary_loss_weight * options.use_auxiliary_head,
         }
-        return {"head": options.head, "loss": describe_weights(weights)}
+        head = f"linear, {options.norm} norm" if options.head == "linear" else options.head
+        return {"head": head, "loss": describe_weights(weights)}
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> SemanticEvaluator:
         """Returns the evaluator; raises `ValueError` for windows of no whole patches, or another ignored label."""
