@@ -52,9 +52,7 @@ class LoraArguments:
 
     def check_lora(self) -> None:
         """Raises `ValueError` if a value is out of range."""
-        if self.lora_rank is None:
-            return
-        if self.lora_rank < 1:
+        if self.lora_rank is not None and self.lora_rank < 1:
             raise ValueError(f"lora_rank={self.lora_rank} leaves nothing to learn. Give at least 1; 8 is usual.")
         if self.lora_alpha is not None and self.lora_alpha < 1:
             raise ValueError(f"lora_alpha={self.lora_alpha} takes the changes away. Give at least 1.")

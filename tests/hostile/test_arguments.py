@@ -1,14 +1,19 @@
 """Hostile arguments of all scripts: refused in one line before any image is read, as none of these can be."""
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
 from hf_vit import HfViTForDepthEstimation, HfViTForImageClassification, HfViTImageProcessor, training
+from hf_vit.training import HfViTTrainingArguments
+from hf_vit.training.ranges import RANGE_OF, check_ranges
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.models import SMALL, small_config
@@ -388,3 +393,45 @@ def test_a_script_refuses(row: Row, saved: Path, tmp_path: Path) -> None:
         return [argument.replace("SAVED", str(saved)) for argument in row.make(folder)]
 
     assert_refused(row._replace(make=make), tmp_path)
+
+
+def test_the_table_of_ranges_names_arguments_only() -> None:
+    types = {kind for task in training.TASKS.values() for kind in task.argument_types()}
+    known = {option.name for kind in types for option in fields(kind)}
+    assert RANGE_OF.keys() <= known
+
+
+# Numbers that may be as low as one likes
+ANY_NUMBER = {"local_rank"}
+REQUIRED = {"dataset_name": "photos", "teacher": "model", "use_cpu": True}
+
+
+def hostile_numbers(annotation: str) -> list[Any]:
+    """What no argument of a type may be: far below 0, and NaN where it is no whole number."""
+    if "Literal" in annotation or not ("int" in annotation or "float" in annotation):
+        return []
+    numbers = [-1e6, math.nan] if "float" in annotation else [-1_000_000]
+    return [[number] for number in numbers] if "list" in annotation else numbers
+
+
+def refusal(call: Callable[[], Any]) -> str | None:
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("task", training.TASKS)
+def test_no_number_of_any_script_is_taken_that_makes_no_sense(task: str, tmp_path: Path) -> None:
+    accepted = set()
+    for kind in training.TASKS[task].argument_types():
+        required = {name: value for name, value in REQUIRED.items() if name in kind.__dataclass_fields__}
+        required |= {"output_dir": str(tmp_path)} if issubclass(kind, HfViTTrainingArguments) else {}
+        for name, annotation in get_type_hints(kind).items():
+            for value in hostile_numbers(str(annotation)) if name in kind.__dataclass_fields__ else ():
+                given = partial(kind, **{**required, name: value})
+                message = refusal(lambda given=given: check_ranges(given()))
+                assert message is None or name in message
+                accepted |= {name} if message is None else set()
+    assert accepted <= ANY_NUMBER
