@@ -15,6 +15,7 @@ from transformers.utils import is_torch_xla_available
 from ..model.configuration_hf_vit import PRESETS
 from .batch_transforms import SizeArguments
 from .callbacks.ema import AveragingArguments
+from .callbacks.resume import ResumeArguments
 from .lora import LoraArguments
 from .optim.arguments import OptimizationArguments, check_optimization
 from .regularization import RepeatedAugmentationArguments
@@ -284,6 +285,7 @@ class HfViTTrainingArguments(
     RepeatedAugmentationArguments,
     SizeArguments,
     LoraArguments,
+    ResumeArguments,
     TrainingArguments,
 ):
     """The library's arguments, with defaults that suit a Vision Transformer."""

@@ -3,13 +3,17 @@
 import json
 import os
 import re
+import shutil
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+from accelerate.utils import broadcast_object_list
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from accelerate.utils.constants import OPTIMIZER_NAME as FSDP_OPTIMIZER_NAME
 from safetensors import SafetensorError, safe_open
+from torch.serialization import register_package
 from transformers import TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -23,37 +27,111 @@ from transformers.utils import (
 )
 
 from .callbacks.ema import AVERAGE_FOLDER
+from .checksums import CHECKSUMS, find_mismatch, seal
+from .output_files import TRAINING_ARGS_JSON
 
 
 logger = logging.get_logger(__name__)
+T = TypeVar("T")
+CONDITIONS = "conditions.json"  # of a training, the first file of a checkpoint
 
-TRAINING_ARGS_JSON = "training_args.json"
 # What FSDP saves is one file, or a folder of parts and, written last, their table of contents.
 FSDP_ENDINGS = (".bin", "_0/.metadata")
 
 
-def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """Finds the newest complete checkpoint, for `trainer.train(resume_from_checkpoint=last_checkpoint(output_dir))`.
+def restore_on_cpu(storage: Any, location: str) -> Any:
+    """Opens tensors of a CPU by the name that several processes have for it."""
+    return storage if location == "cpu:0" else None
 
-    A training that is killed while it saves leaves half a checkpoint behind; those are skipped with a warning.
 
-    Args:
-        output_dir: Folder of the training, which need not exist yet.
+# transformers 5.17 opens the optimizer of several processes on a CPU there, which is no place that torch 2.9 knows.
+register_package(100, lambda storage: None, restore_on_cpu)
 
-    Returns:
-        The folder `checkpoint-N` with the largest N that is complete, or None for a training from scratch.
-    """
-    folders = {
+
+def on_first_process(args: TrainingArguments, work: Callable[[], T]) -> T:
+    """Does work on the first process; returns on all of them what came of it, or raises its error for users."""
+    outcome: list[Any] = [None, None]
+    if args.process_index == 0:
+        try:
+            outcome[0] = work()
+        except (ValueError, OSError) as error:
+            outcome[1] = error
+    broadcast_object_list(outcome)
+    result, raised = outcome
+    if raised is not None:
+        raise raised
+    return result
+
+
+def checkpoints_in(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
+    """Returns the checkpoints of a training, whole or not, by their step, the first ones first."""
+    found = {
         int(match[1]): folder
         for folder in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
         if (match := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", folder.name)) and folder.is_dir()
     }
-    for _, folder in sorted(folders.items(), reverse=True):
-        fault = find_fault(folder)
+    return dict(sorted(found.items()))
+
+
+def last_checkpoint(output_dir: str | os.PathLike[str], *, reads_all: bool = True) -> str | None:
+    """Finds the newest complete checkpoint, for `trainer.train(resume_from_checkpoint=last_checkpoint(output_dir))`.
+
+    A training that is killed while it saves leaves half a checkpoint behind, and a machine that loses its power may
+    leave files with other bytes in them; those checkpoints are skipped with a warning.
+
+    Args:
+        output_dir: Folder of the training, which need not exist yet.
+        reads_all: Whether all files are compared with their checksums, and not only looked at.
+
+    Returns:
+        The folder `checkpoint-N` with the largest N that is complete, or None for a training from scratch.
+    """
+    for folder in reversed(checkpoints_in(output_dir).values()):
+        fault = find_fault(folder) if reads_all else find_gap(folder)
         if fault is None:
             return str(folder)
         logger.warning(f"Skipping the incomplete checkpoint {folder}: {fault}.")
     return None
+
+
+def chosen_checkpoint(wanted: str | bool | None, output_dir: str) -> Path | None:
+    """Returns the checkpoint that `Trainer.train` shall resume from: True for the newest one, or a folder, or none."""
+    if wanted is True:
+        newest = last_checkpoint(output_dir)
+        if newest is None:
+            raise ValueError(f"{output_dir} holds no complete checkpoint. Leave resume_from_checkpoint out.")
+        return Path(newest)
+    if not isinstance(wanted, str | os.PathLike):
+        return None
+    if (fault := find_fault(Path(wanted))) is not None:
+        raise ValueError(f"{wanted} cannot be resumed from: {fault}. --resume_from_checkpoint last finds the newest.")
+    return Path(wanted)
+
+
+def complete(checkpoint: Path) -> None:
+    """Writes the checksums of a checkpoint, which all processes have written; `OSError` if a file is cut off."""
+    # The last bytes of a small file are written as it is closed, where torch hears of no error.
+    if damage := find_damage(checkpoint):
+        raise OSError(damage)
+    seal(checkpoint)
+
+
+def delete_older(checkpoint: Path, limit: int | None, best: str | None) -> None:
+    """Deletes checkpoints of earlier steps, the first ones first, until `limit` are left with this one and the best.
+
+    Those of later steps, from which a training was not resumed, are neither counted nor deleted.
+    """
+    if limit is None or limit < 1:
+        return
+    older = [folder for folder in checkpoints_in(checkpoint.parent).values() if step_of(folder) < step_of(checkpoint)]
+    spare = [folder for folder in older if best is None or folder.name != Path(best).name]
+    for folder in spare[: max(0, len(older) + 1 - limit)]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Returns the step of a checkpoint, by its name."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def missing_weights(folder: Path) -> list[str]:
@@ -61,7 +139,10 @@ def missing_weights(folder: Path) -> list[str]:
     is_adapter = (folder / ADAPTER_CONFIG_NAME).is_file()  # alone, in a checkpoint
     weights, index = {ADAPTER_SAFE_WEIGHTS_NAME if is_adapter else SAFE_WEIGHTS_NAME}, folder / SAFE_WEIGHTS_INDEX_NAME
     if index.is_file():
-        weights = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        try:
+            weights = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return [f"{SAFE_WEIGHTS_INDEX_NAME} that can be read"]
     return sorted(name for name in weights if not (folder / name).is_file())
 
 
@@ -71,26 +152,49 @@ def missing_state(checkpoint: Path) -> list[str]:
         if (checkpoint / f"{FSDP_OPTIMIZER_NAME}{ending}").is_file():
             weights = f"{FSDP_MODEL_NAME}{ending}"
             return [] if (checkpoint / weights).is_file() else [weights]
-    return [*missing_weights(checkpoint), *([] if (checkpoint / OPTIMIZER_NAME).is_file() else [OPTIMIZER_NAME])]
+    needed = [name for name in (CONFIG_NAME, OPTIMIZER_NAME) if not (checkpoint / name).is_file()]
+    return [*missing_weights(checkpoint), *needed]
 
 
 def find_fault(checkpoint: Path) -> str | None:
-    """Returns what a checkpoint lacks for a training to resume from it, or None if it is complete."""
-    # The Trainer writes this file last: where it can be read, the others are whole.
+    """Returns why a training cannot resume from a checkpoint, whose files it reads, or None if it is whole."""
+    return find_gap(checkpoint) or find_mismatch(checkpoint)
+
+
+def find_loss(checkpoint: Path) -> str | None:
+    """Returns why the model of a checkpoint cannot be loaded, be it from a training that can resume there or not."""
+    if not checkpoint.is_dir():
+        return "there is no such folder"
+    return find_mismatch(checkpoint) or find_damage(checkpoint)
+
+
+def find_gap(checkpoint: Path) -> str | None:
+    """Returns what a checkpoint lacks for a training to resume from it, as far as that can be told by a look."""
     try:
         json.loads((checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return f"it has no {TRAINER_STATE_NAME}, which is written last"
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         return f"{TRAINER_STATE_NAME} cannot be read ({error})"
     missing = missing_state(checkpoint)
     missing += [] if (checkpoint / SCHEDULER_NAME).is_file() else [SCHEDULER_NAME]
-    args_file = checkpoint / TRAINING_ARGS_JSON
-    if args_file.is_file() and json.loads(args_file.read_text(encoding="utf-8")).get("ema_decay") is not None:
+    if averages_weights(checkpoint):
         missing += [f"{AVERAGE_FOLDER}/{name}" for name in missing_weights(checkpoint / AVERAGE_FOLDER)]
     if not any(checkpoint.glob("rng_state*.pth")):  # one file, or one for each process
         missing.append("rng_state.pth")
+    # Trainings that do not write checksums begin with no such file either.
+    if (checkpoint / CONDITIONS).is_file() and not (checkpoint / CHECKSUMS).is_file():
+        missing.append(CHECKSUMS)
     return f"it has no {' and no '.join(missing)}" if missing else find_damage(checkpoint)
+
+
+def averages_weights(checkpoint: Path) -> bool:
+    """Returns whether a checkpoint is of a training that averages its weights too, by its arguments."""
+    try:
+        args = json.loads((checkpoint / TRAINING_ARGS_JSON).read_text(encoding="utf-8"))
+        return args.get("ema_decay") is not None
+    except (OSError, ValueError, AttributeError):  # the library's own Trainer has none; a damaged one has a checksum
+        return False
 
 
 def find_damage(checkpoint: Path) -> str | None:
@@ -99,7 +203,19 @@ def find_damage(checkpoint: Path) -> str | None:
     # The directory of a zip file is at its end.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
     cut_off += [file.name for file in sorted(archives) if not zipfile.is_zipfile(file)]
-    return f"cut off: {', '.join(cut_off)}" if cut_off else None
+    if cut_off:
+        return f"cut off: {', '.join(cut_off)}"
+    config = checkpoint / CONFIG_NAME
+    return f"{CONFIG_NAME} cannot be read" if config.is_file() and not is_json(config) else None
+
+
+def is_json(file: Path) -> bool:
+    """Returns whether a file holds JSON."""
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def is_whole(weights: Path) -> bool:
@@ -109,37 +225,6 @@ def is_whole(weights: Path) -> bool:
             return True
     except (OSError, SafetensorError):
         return False
-
-
-def checkpoint_to_resume(args: TrainingArguments) -> str | None:
-    """Returns the checkpoint that a training starts from.
-
-    Args:
-        args: `resume_from_checkpoint` is "last" (or "true") for the newest complete checkpoint in `output_dir`, or the
-            folder of a checkpoint; without it, `output_dir` must hold no earlier training.
-
-    Returns:
-        The folder, or None for a training from scratch, as "last" does too where there is no checkpoint yet.
-
-    Raises:
-        ValueError: if the folder is no complete checkpoint, or a new training would write over an earlier one.
-    """
-    wanted, output_dir = args.resume_from_checkpoint, Path(args.output_dir)
-    if wanted is None:
-        if any(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or (output_dir / SAFE_WEIGHTS_NAME).exists():
-            raise ValueError(
-                f"{output_dir} already holds a training. Resume it with --resume_from_checkpoint last, or choose "
-                "another --output_dir."
-            )
-        return None
-    if str(wanted).lower() in ("last", "true"):
-        checkpoint = last_checkpoint(output_dir)
-        if checkpoint is None:
-            logger.warning(f"{output_dir} holds no complete checkpoint yet: the training starts from scratch.")
-        return checkpoint
-    if (fault := find_fault(Path(wanted))) is not None:
-        raise ValueError(f"{wanted} cannot be resumed from: {fault}. --resume_from_checkpoint last finds the newest.")
-    return str(wanted)
 
 
 def stopped_early_at(checkpoint: str | os.PathLike[str]) -> int | None:

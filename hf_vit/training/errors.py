@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from .checkpoints import find_fault, last_checkpoint
+from .checkpoints import find_gap, last_checkpoint
 
 
 class Preempted(SystemExit):
@@ -56,7 +56,7 @@ def as_sentence(error: BaseException) -> str:
 
 def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
     """Returns a sentence on where a training in a folder can resume."""
-    checkpoint = last_checkpoint(output_dir)
+    checkpoint = last_checkpoint(output_dir, reads_all=False)
     if checkpoint is None:
         return "No checkpoint is complete yet: start again with --resume_from_checkpoint last."
     return f"The last complete checkpoint is {checkpoint}: resume from it with --resume_from_checkpoint last."
@@ -64,7 +64,7 @@ def how_to_resume(output_dir: str | os.PathLike[str]) -> str:
 
 def describe_lost_numbers(what: str, step: int, learning_rate: float, args: TrainingArguments) -> str:
     """Returns the message that `what`, "loss" or "weights", is not finite, what usually helps, and what is left."""
-    checkpoint = last_checkpoint(args.output_dir)
+    checkpoint = last_checkpoint(args.output_dir, reads_all=False)
     left = "No checkpoint is complete yet."
     if checkpoint is not None:
         left = (
@@ -87,7 +87,7 @@ def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | No
     # Of RuntimeErrors only those of torch.save count, which has no kind of its own for files, nor one message.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_of_writer = any(frame.f_code.co_filename == torch.serialization.__file__ for frame in frames)
-    if (isinstance(error, RuntimeError) and not is_of_writer) or find_fault(folder) is None:
+    if (isinstance(error, RuntimeError) and not is_of_writer) or find_gap(folder) is None:
         return None
     written = size_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +100,7 @@ def unwritten_checkpoint(folder: Path, error: Exception) -> CheckpointError | No
 
 def describe_room(folder: Path, written: int) -> str:
     """Returns a sentence on the room that a checkpoint takes, of which `written` bytes fitted, and what is free."""
-    last = last_checkpoint(folder.parent)
+    last = last_checkpoint(folder.parent, reads_all=False)
     needed = written if last is None else max(written, size_of(Path(last)))
     free = shutil.disk_usage(folder.parent).free
     takes = f"It takes {'more than ' if last is None else ''}{in_words(needed)}, and {in_words(free)} are free there"

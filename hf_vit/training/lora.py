@@ -21,7 +21,6 @@ if is_peft_available():
     from peft.utils.other import AuxiliaryTrainingWrapper
 
 
-ADAPTER_FOLDER = "adapter"  # in the folder of a saved model
 PREFIX = "base_model.model."  # of all names in the files of peft
 Model = TypeVar("Model", bound=HfViTPreTrainedModel)
 # The linear layers of attention and MLP in every tower of this package, plain and gated.

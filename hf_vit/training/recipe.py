@@ -10,17 +10,22 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from transformers import HfArgumentParser
+from transformers.utils import logging
+
+from .output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
 
 
-RECIPE_NAME = "recipe.yaml"
+logger = logging.get_logger(__name__)
 SUFFIXES = {".yaml", ".yml", ".json"}
-# What may change when a training is resumed: where it runs and what it reports, and how long it takes.
+# What may change when a training is resumed: where it runs, on how many processes, and what it reports. The images and
+# the batch on all processes are compared themselves.
 FREE = {
     *("dataset_name", "dataset_license", "license", "skip_unreadable", "check_images", "output_dir"),
-    *("num_train_epochs", "max_steps", "use_cpu", "ddp_timeout", "disable_tqdm", "report_to", "run_name"),
+    *("use_cpu", "local_rank", "ddp_timeout", "disable_tqdm", "report_to", "run_name", "project"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *("resume_from_checkpoint", "resume_with_changes", "do_train", "do_eval", "do_predict", "debug"),
 }
-FREE_PREFIXES = ("dataloader_num", "eval_", "hub_", "log", "push_to_hub", "save_")
+FREE_PREFIXES = ("dataloader_num", "dataloader_p", "eval_", "hub_", "log", "push_to_hub", "save_", "trackio_", "tpu_")
 
 
 class RecipeLoader(yaml.SafeLoader):
@@ -131,7 +136,7 @@ def given_arguments(types: Sequence[type], arguments: Sequence[str]) -> dict[str
 
 def is_private(name: str) -> bool:
     """Whether an argument is no part of a recipe: an access token, or the request to resume."""
-    return name.endswith("token") or name == "resume_from_checkpoint"
+    return name.endswith("token") or name in ("resume_from_checkpoint", "resume_with_changes")
 
 
 def as_mapping(value: Any) -> Any:
@@ -156,10 +161,19 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
+def is_free(name: str) -> bool:
+    """Whether an argument may change, without a word, when a training is resumed."""
+    return name in FREE or name.startswith(FREE_PREFIXES)
+
+
 def recipe_of(folder: Path) -> dict[str, Any]:
-    """Returns the recipe that a training has left in its output folder, empty if there is none."""
+    """Returns the recipe that a training has left in its output folder, empty if there is none that can be read."""
     file = folder / RECIPE_NAME
-    return read_recipe(file) if file.is_file() else {}
+    try:
+        return read_recipe(file) if file.is_file() else {}
+    except ValueError as error:
+        logger.warning(f"The arguments in {file} are lost: {str(error).splitlines()[0]}")
+        return {}
 
 
 def start_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> None:
@@ -176,9 +190,7 @@ def start_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> N
     file = folder / RECIPE_NAME
     if is_resumed and (begun := recipe_of(folder)):
         changed = sorted(
-            name
-            for name in begun.keys() | recipe.keys()
-            if begun.get(name) != recipe.get(name) and name not in FREE and not name.startswith(FREE_PREFIXES)
+            name for name in begun.keys() | recipe.keys() if begun.get(name) != recipe.get(name) and not is_free(name)
         )
         if changed:
             differences = "; ".join(f"{name}: {begun.get(name)} then, {recipe.get(name)} now" for name in changed)
@@ -187,4 +199,4 @@ def start_recipe(folder: Path, recipe: Mapping[str, Any], is_resumed: bool) -> N
                 "or start another training in another --output_dir."
             )
     folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_whole(file, RECIPE_HEADING + yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True))

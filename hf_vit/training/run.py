@@ -5,8 +5,9 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from safetensors import SafetensorError
@@ -15,10 +16,12 @@ from transformers.utils import logging
 
 from ..model.pretrained import read_config
 from .arguments import HfViTTrainingArguments, ImageDataArguments
-from .checkpoints import check_labels, checkpoint_to_resume
+from .checkpoints import check_labels, on_first_process
+from .conditions import check_changes, describe_arguments, describe_data, read_conditions, with_changes
 from .distillation.base import check_projection
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_resume, in_one_line
 from .lora import count_parameters
+from .output_folder import checkpoint_to_resume, occupied
 from .recipe import given_arguments, make_parser, parse_arguments, split_recipe, start_recipe, without_secrets
 from .tasks import TASKS
 from .tasks.base import EvaluatedModel, EvaluationArguments, Task
@@ -40,10 +43,23 @@ def run(
         report: Tells the user how it goes; called on the first process.
     """
     types = task_class.argument_types()
+    with ExitStack() as stack:
+        try:
+            task = task_class(*parse_arguments(types, arguments, description))
+            stack.enter_context(occupied(task.args))
+        except (ValueError, OSError, ImportError) as error:
+            sys.exit(one_line(error))
+        train(task, arguments, report)
+
+
+def train(task: Task, arguments: Sequence[str], report: Callable[[str], None]) -> None:
+    """Trains, evaluates, saves and, on request, publishes in an output folder that no other training has."""
+    types, args = task.argument_types(), task.args
     try:
-        task = task_class(*parse_arguments(types, arguments, description))
-        args = task.args
         checkpoint = checkpoint_to_resume(args)
+        values = describe_arguments(task)
+        if checkpoint is not None:
+            on_first_process(args, lambda: check_changes(checkpoint, values, args.resume_with_changes))
         names = task.load_data()
         if checkpoint is not None and names:
             check_labels(checkpoint, names)
@@ -51,9 +67,11 @@ def run(
         trainer = task.make_trainer()
         if checkpoint is not None:
             check_projection(checkpoint, trainer.distillation)
+        trainer.conditions = on_first_process(args, lambda: find_conditions(task, values, checkpoint))
         if trainer.is_world_process_zero():
             recipe = given_arguments(types, arguments)
-            start_recipe(Path(args.output_dir), recipe, is_resumed=checkpoint is not None)
+            compares = checkpoint is not None and not read_conditions(checkpoint) and not args.resume_with_changes
+            start_recipe(Path(args.output_dir), recipe, is_resumed=compares)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(one_line(error))
     if trainer.is_world_process_zero():
@@ -69,6 +87,17 @@ def run(
         sys.exit(one_line(error))
     finally:
         PartialState().destroy_process_group()  # else several processes can abort while they exit
+
+
+def find_conditions(task: Task, values: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
+    """Returns the conditions of a training, whose arguments are `values`; raises as `check_changes`."""
+    values = {**values, **describe_data(task)}
+    changes: list[str] = []
+    if checkpoint is not None:
+        changes = check_changes(checkpoint, values, task.args.resume_with_changes)
+    if changes:
+        logger.warning(f"The training of {checkpoint} resumes with changes: {'; '.join(changes)}.")
+    return with_changes(values, checkpoint, changes)
 
 
 def finish(

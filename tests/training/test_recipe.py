@@ -13,8 +13,8 @@ from hf_vit.training import (
     ModelArguments,
     RegularizationArguments,
 )
+from hf_vit.training.output_files import RECIPE_NAME
 from hf_vit.training.recipe import (
-    RECIPE_NAME,
     given_arguments,
     parse_arguments,
     read_recipe,
@@ -74,7 +74,7 @@ def test_no_token_is_written_anywhere(tmp_path: Path) -> None:
 
 def test_a_training_is_resumed_with_the_same_arguments_only(tmp_path: Path) -> None:
     start_recipe(tmp_path, given(*COMMAND), is_resumed=False)
-    start_recipe(tmp_path, given(*COMMAND, "--num_train_epochs", "30", "--logging_steps", "5"), is_resumed=True)
+    start_recipe(tmp_path, given(*COMMAND, "--eval_steps", "30", "--logging_steps", "5"), is_resumed=True)
     with pytest.raises(
         ValueError, match=r"started with other arguments \(auto_augment: None then, none now; seed: 2 then"
     ):

@@ -8,9 +8,9 @@ import hf_vit.training
 from hf_vit.training.tasks.masked_image_modeling import NeighborTrainer
 
 
-# The library uploads a pickle in mid-training, and no public method or event comes between the files of all processes
-# and the one that says that a checkpoint is complete.
-PRIVATE = {"_push_from_checkpoint", "_save_rng_state"}
+# The library uploads a pickle in mid-training, and no public method or event comes between the last file of a
+# checkpoint and the end of older ones.
+PRIVATE = {"_push_from_checkpoint", "_save_checkpoint"}
 
 
 def subclasses_of(kind: type) -> Iterator[type]:

@@ -1,11 +1,27 @@
 """Callbacks that load what a checkpoint holds beside the files that the library's Trainer knows."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from ..distillation.base import Distillation
+
+
+@dataclass
+class ResumeArguments:
+    """Options of a training that resumes, beside those of the library."""
+
+    resume_with_changes: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume on other images or with other arguments than the training was started with; the card then "
+            "tells from which step on."
+        },
+    )
 
 
 class ResumeCallback(TrainerCallback):
@@ -32,3 +48,27 @@ class DistillationCheckpoints(ResumeCallback):
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         if self.checkpoint is not None:
             self.distillation.load(self.checkpoint)
+
+
+class NewOptions(ResumeCallback):
+    """Gives an optimizer its options as they are now, where the state in a checkpoint has brought back the old ones.
+
+    Args:
+        options: Of each group, such as `lr` (before the schedule), `weight_decay`, `betas`; filled when it is made.
+    """
+
+    def __init__(self) -> None:
+        self.options: list[dict[str, Any]] = []
+
+    def on_train_begin(
+        self, *_: Any, optimizer: torch.optim.Optimizer, lr_scheduler: LRScheduler, **kwargs: Any
+    ) -> None:
+        if self.checkpoint is None:
+            return
+        for group, options in zip(optimizer.param_groups, self.options, strict=True):
+            begun = group.get("initial_lr", group["lr"])  # before the schedule, if it has one
+            if begun != options["lr"]:
+                group["lr"] *= options["lr"] / begun if begun else 0.0
+            group |= {name: value for name, value in options.items() if name not in ("lr", "params")}
+            group["initial_lr"] = options["lr"]
+        lr_scheduler.base_lrs = [options["lr"] for options in self.options]

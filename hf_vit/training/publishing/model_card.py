@@ -15,6 +15,7 @@ from ..batch_transforms import SizeArguments
 from ..callbacks.ema import AVERAGE_FOLDER, AveragingArguments
 from ..lora import count_parameters, describe_adapter
 from ..optim.arguments import optimization_of
+from ..output_files import write_whole
 
 
 @dataclass(frozen=True)
@@ -193,5 +194,5 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
     )
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), info=info)
     path = Path(folder) / "README.md"
-    card.save(path)
+    write_whole(path, str(card))
     return path

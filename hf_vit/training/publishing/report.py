@@ -21,7 +21,7 @@ from ..arguments import StreamArguments, split_sources
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..models import shorten
-from ..recipe import RECIPE_NAME
+from ..output_files import RECIPE_NAME, write_whole
 from ..trainer import HfViTTrainer
 from .model_card import TrainingInfo
 
@@ -144,7 +144,7 @@ def write_scores(
         f"{split}_confusion_matrix.json": json.dumps({"labels": names, "confusion_matrix": matrix.tolist()}) + "\n",
         f"{split}_predictions.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
     }.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
     draw_confusion_matrix(matrix, names, folder / f"{split}_confusion_matrix.png")
     return scores
 
@@ -193,7 +193,7 @@ def in_columns(classes: dict[str, dict[str, float]]) -> dict[str, dict[str, floa
 
 def write_json(file: Path, content: Any) -> None:
     """Writes what JSON can hold."""
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(content, indent=2) + "\n")
 
 
 def known(value: float) -> float | None:

@@ -283,6 +283,7 @@ class Task(ABC):
             **self.describe_model(trainer.model, trainer.processing_class),
             "augmentation": describe_options(self.augmentation),
             **trainer.describe_teacher(),
+            **trainer.describe_changes(),
             **({"evaluation": trainer.evaluator.describe_evaluation()} if evaluates else {}),
             **(describe_stream(self.data) if isinstance(self.data, StreamArguments) else {}),
         }

@@ -1,0 +1,129 @@
+"""A fingerprint of a dataset, which tells whether a training resumes on the images that it has begun with."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, Image
+
+
+MOST_BYTES = 10**9  # of images whose contents are read: more of them are read in part, evenly spread
+THREADS = 8
+
+
+def fingerprint(rows: Dataset, sources: Iterable[str] = ()) -> dict[str, Any]:
+    """Returns what tells a split from any other, wherever its files lie.
+
+    Args:
+        rows: Images in columns of type `datasets.Image`, as files or as bytes, and their targets.
+        sources: Folders below which files lie that rows name, in whatever column: their names begin there.
+
+    Returns:
+        The number of rows, and digests of the names and sizes of image files in their order, of all other columns,
+        and of the contents of images: of all up to `MOST_BYTES`, and else of every second one, third one, ...
+    """
+    columns = [name for name, feature in rows.features.items() if isinstance(feature, Image)]
+    for name in columns:
+        rows = rows.cast_column(name, Image(decode=False))
+    roots = sorted({f"{form}{os.sep}" for source in sources for form in _forms(source)}, key=len, reverse=True)
+    flat = rows.flatten()
+    paths = [path for name in columns for path in _column(flat, f"{name}.path")]
+    sizes = _sizes(paths)
+    embedded = sum(flat.data.column(f"{name}.bytes").nbytes for name in columns)
+    step = max(1, math.ceil((sum(size or 0 for size in sizes) + embedded) / MOST_BYTES))
+    others = flat.remove_columns([f"{name}.{part}" for name in columns for part in ("path", "bytes")])
+    return {
+        "number": len(rows),
+        "names and sizes": _digest(_names_and_sizes(paths, sizes, roots)),
+        "targets": _digest(_texts(others, roots)),
+        "contents": _digest(_contents(rows.select_columns(columns), range(0, len(rows), step))),
+    }
+
+
+def _names_and_sizes(paths: Sequence[str | None], sizes: Sequence[int | None], roots: Sequence[str]) -> Iterator[str]:
+    return (f"{_below(path or '', roots)} {size}" for path, size in zip(paths, sizes, strict=True))
+
+
+def file_list(sources: Iterable[str]) -> str:
+    """Returns a digest of the names and sizes of all files below some folders, or of files: the shards of a stream."""
+    found = []
+    for source in map(Path, sources):
+        files = sorted(file for file in source.rglob("*") if file.is_file()) if source.is_dir() else [source]
+        found += [(file.relative_to(source).as_posix(), str(file)) for file in files]
+    names, paths = [name for name, _ in found], [path for _, path in found]
+    return _digest(_names_and_sizes(names, _sizes(paths), []))
+
+
+def _forms(source: str) -> set[str]:
+    """Returns how the names of files below a folder may begin."""
+    path = Path(source).expanduser()
+    path = path.parent if path.is_file() else path
+    return {str(path), str(path.absolute()), str(path.resolve())} - {"."}
+
+
+def _below(text: str, roots: Sequence[str]) -> str:
+    for root in roots:
+        text = text.replace(root, "")
+    return text
+
+
+def _column(rows: Dataset, name: str) -> list[Any]:
+    return list(rows.select_columns(name).with_format("arrow")[:][name].to_pylist()) if len(rows) else []
+
+
+def _sizes(paths: Sequence[str | None]) -> list[int | None]:
+    """Returns the bytes of each file, None for what is no file."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(_size, paths, chunksize=100))
+
+
+def _size(path: str | None) -> int | None:
+    try:
+        return os.stat(path).st_size if path else None
+    except OSError:  # a name beside bytes, or on the Hub
+        return None
+
+
+def _texts(rows: Dataset, roots: Sequence[str]) -> Iterator[str]:
+    if rows.column_names:
+        for batch in rows.with_format(None).iter(batch_size=1000):
+            yield _below(json.dumps(batch, default=_as_text, sort_keys=True, ensure_ascii=False), roots)
+
+
+def _as_text(value: Any) -> str:
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else str(value)
+
+
+def _contents(rows: Dataset, indices: Iterable[int]) -> Iterator[str]:
+    """Yields the checksums of the images of some rows."""
+
+    def read(index: int) -> list[str]:
+        return [_checksum(image) for image in rows[index].values()]
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for checksums in threads.map(read, indices):
+            yield from checksums
+
+
+def _checksum(image: dict[str, Any] | None) -> str:
+    if image is None:
+        return ""
+    if image["bytes"] is not None:
+        return hashlib.sha256(image["bytes"]).hexdigest()
+    try:
+        with open(image["path"], "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _digest(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode("utf-8", "surrogateescape") + b"\n")
+    return digest.hexdigest()[:16]
