@@ -76,7 +76,7 @@ def predict_files(
     Raises:
         ImportError: if a picture needs matplotlib or scipy, which is not installed.
         OSError: if there is no such model or file.
-        ValueError: if there is no image, or no task for the model, an option does not fit it, or its code is not trusted.
+        ValueError: if there is no image, no task for the model, an option does not fit it, or its code is not trusted.
     """
     files = find_images(inputs)
     names, tiles = name_outputs(files), list[Image.Image]()
