@@ -1,6 +1,8 @@
 """Texts that leave this machine name its files and folders by their last names."""
 
+import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -37,6 +39,10 @@ def without_local_paths(file: Path, names: dict[str, str]) -> bytes | None:
     if file.suffix not in TEXTS or not is_named(file.name, (*REPORT_FILES, ADAPTER_CONFIG_NAME)):
         return None
     text = file.read_text(encoding="utf-8")
+    if file.suffix == ".yaml" and (content := _read(file)) is not None:
+        heading = "".join(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+        # in which a path is on one line
+        text = heading + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=math.inf)
     for path in sorted(names, key=len, reverse=True):
         # as it is, and in JSON, in YAML and in a command
         forms = {path, json.dumps(path)[1:-1], path.replace("'", "''"), path.replace("'", "'\"'\"'")}
