@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageOps
-from transformers import PreTrainedConfig, pipeline
+from transformers import Pipeline, PreTrainedConfig, pipeline
 
 from .data.formats.files import IMAGE_SUFFIXES, files_below
-from .model.configuration_hf_vit import HfViTConfig
 from .model.image_inputs import read_image
+from .model.pipeline_hf_vit import HfViTKeypointDetectionPipeline
+from .model.remote_code import refusing_code
 from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
 from .visualize.colors import IGNORED
 from .visualize.figures import arrange_tiles, draw_label_tile, draw_text
@@ -52,11 +53,12 @@ def predict_files(
     threshold: float | None = None,
     boxes: Path | None = None,
     subtask: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Predicts image files, one after the other, and writes what is asked for.
 
     Args:
-        model: Folder of a saved model, or its name on the Hub; unless it is ours, the code saved with it runs.
+        model: Folder of a saved model, or its name on the Hub.
         inputs: Image files, and folders that are searched for them.
         output_dir: Where to write the answers about each image, and a picture of each.
         picture: File for one picture of the first `MAX_TILES` images with their answers.
@@ -65,6 +67,7 @@ def predict_files(
         threshold: Lowest score of a segment or an object, by default 0.5, or of a keypoint, by default none.
         boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
         subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
+        trust_remote_code: Whether Python code runs that the model brings; ours and those of the library need none.
 
     Yields:
         For each image a dict ready for JSON: `file`, the answer, and, with `output_dir`, the paths `written`. A file
@@ -73,11 +76,11 @@ def predict_files(
     Raises:
         ImportError: if a picture needs matplotlib or scipy, which is not installed.
         OSError: if there is no such model or file.
-        ValueError: if there is no image, or no task for the model, or an option does not fit it.
+        ValueError: if there is no image, no task for the model, an option does not fit it, or its code is not trusted.
     """
     files = find_images(inputs)
     names, tiles = name_outputs(files), list[Image.Image]()
-    predictor = _open_predictor(model, files, boxes, top_k, batch_size, threshold, subtask)
+    predictor = _open_predictor(model, files, boxes, top_k, batch_size, threshold, subtask, trust_remote_code)
     for folder in filter(None, [output_dir, picture and picture.parent]):
         folder.mkdir(parents=True, exist_ok=True)
     for index, image, answer in _answers(predictor, files):
@@ -130,6 +133,7 @@ def _open_predictor(
     batch_size: int,
     threshold: float | None,
     subtask: str | None,
+    trust_remote_code: bool,
 ) -> "Predictor":
     """Opens a model with the pipeline of the class that it was saved as."""
     config, _ = PreTrainedConfig.get_config_dict(model)
@@ -138,19 +142,20 @@ def _open_predictor(
     if boxes is not None and "ForKeypointDetection" not in name:
         raise ValueError(f"--boxes {boxes} says where keypoints are to be found, but {model} finds none.")
     least = THRESHOLD if threshold is None else threshold
+    trust = {"trust_remote_code": trust_remote_code}
     if "ForImageClassification" in name:
-        return ClassificationPredictor(model, top_k=top_k, batch_size=batch_size)
+        return ClassificationPredictor(model, **trust, top_k=top_k, batch_size=batch_size)
     if "Segmentation" in name:
         is_semantic = subtask == "semantic" or "ForSemanticSegmentation" in name
         predictor = SemanticPredictor if is_semantic else PanopticPredictor
-        return predictor(model, least, subtask)
+        return predictor(model, least, subtask, **trust)
     if "ForDepthEstimation" in name:
-        return DepthPredictor(model)
+        return DepthPredictor(model, **trust)
     if "ForObjectDetection" in name:
-        return DetectionPredictor(model, threshold=least)
+        return DetectionPredictor(model, **trust, threshold=least)
     if "ForKeypointDetection" in name:
         boxes_of = {} if boxes is None else read_box_file(boxes, files)
-        return KeypointPredictor(model, boxes_of, threshold=threshold, batch_size=batch_size)
+        return KeypointPredictor(model, boxes_of, **trust, threshold=threshold, batch_size=batch_size)
     raise ValueError(
         f"{model} was saved as {name}, which neither names images, nor segments them, nor estimates depth, nor "
         "finds objects or keypoints. Give a model that was trained for one of these."
@@ -161,12 +166,13 @@ class Predictor(ABC):
     """Predicts for one task, as JSON, files and pictures; `options` are keyword arguments of the pipeline's call."""
 
     pipeline: ClassVar[str]
+    pipeline_class: ClassVar[type[Pipeline] | None] = None  # the library's own
     columns: ClassVar[int | None] = 1  # of a picture of many images; None makes as many as there are rows
 
-    def __init__(self, model: str, **options: Any) -> None:
-        config, _ = PreTrainedConfig.get_config_dict(model)
-        is_ours = config.get("model_type") == HfViTConfig.model_type  # whose code is here
-        self.run = pipeline(self.pipeline, model=model, trust_remote_code=None if is_ours else True)
+    def __init__(self, model: str, *, trust_remote_code: bool, **options: Any) -> None:
+        opening: dict[str, Any] = {"pipeline_class": self.pipeline_class, "trust_remote_code": trust_remote_code}
+        with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
+            self.run = pipeline(self.pipeline, model=model, **opening)
         self.options = options
         self.label2id: dict[str, int] = self.run.model.config.label2id
         known = {number: label for label, number in self.label2id.items()}
@@ -213,9 +219,10 @@ class SemanticPredictor(Predictor):
 
     pipeline = "image-segmentation"
 
-    def __init__(self, model: str, threshold: float, subtask: str | None) -> None:
-        chosen = {} if subtask is None else {"subtask": subtask}
-        super().__init__(model, threshold=threshold, overlap_mask_area_threshold=OVERLAP_THRESHOLD, **chosen)
+    def __init__(self, model: str, threshold: float, subtask: str | None, **options: Any) -> None:
+        options |= {"threshold": threshold, "overlap_mask_area_threshold": OVERLAP_THRESHOLD}
+        options |= {} if subtask is None else {"subtask": subtask}
+        super().__init__(model, **options)
 
     def answer(self, inputs: Iterable[Image.Image]) -> Iterator[list[Part]]:
         """Yields the parts of each image, without those that others cover."""
@@ -297,12 +304,12 @@ class DepthPredictor(Predictor):
 
     pipeline = "depth-estimation"
 
-    def __init__(self, model: str) -> None:
-        super().__init__(model)
+    def __init__(self, model: str, **options: Any) -> None:
+        super().__init__(model, **options)
         config = self.run.model.config.to_dict()
         default = "metric" if config["model_type"] in METRIC else "relative"
-        options = config.get("depth_config") or config
-        self.is_metric = options.get("depth_estimation_type", default) == "metric"
+        head = config.get("depth_config") or config
+        self.is_metric = head.get("depth_estimation_type", default) == "metric"
         self.unit = "meters" if self.is_metric else "relative inverse depth"
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
@@ -356,6 +363,7 @@ class KeypointPredictor(Predictor):
     """Predicts `poses`: the keypoints of each object in the boxes of an image, or of the one that the image shows."""
 
     pipeline = "keypoint-detection"
+    pipeline_class = HfViTKeypointDetectionPipeline
 
     def __init__(self, model: str, boxes: dict[Path, list[Box]], **options: Any) -> None:
         super().__init__(model, **options)

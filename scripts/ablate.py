@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
+from hf_vit.convert.model_card import escape_markdown
 from hf_vit.training.recipe import HelpFormatter, read_recipe
 
 
@@ -94,7 +95,7 @@ def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
         scores = [run["score"] for run in runs]
         utilization = [run["mfu"] for run in runs if "mfu" in run]
         seeds = f"{len(runs)}: {min(scores):.4f} to {max(scores):.4f}"
-        cells = [name, f"{means[name]:.4f}", seeds, f"{means[name] - first:+.4f}"]
+        cells = [escape_markdown(name), f"{means[name]:.4f}", seeds, f"{means[name] - first:+.4f}"]
         cells += [f"{mean(run[key] for run in runs):.0f}" for key in ("seconds", "rate")]
         lines.append("| " + " | ".join([*cells, f"{mean(utilization):.3f}" if utilization else ""]) + " |")
     return "\n".join(lines)

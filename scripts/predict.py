@@ -22,7 +22,7 @@ from hf_vit.predict import MAX_TILES, predict_files
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder of a saved model, or its name on the Hub; runs the code saved with it")
+    parser.add_argument("model", help="folder of a saved model, or its name on the Hub")
     parser.add_argument("inputs", nargs="+", type=Path, help="image files, and folders that are searched for them")
     parser.add_argument("--output_dir", type=Path, help="write what is found, and a picture, of each image there")
     parser.add_argument("--picture", type=Path, help=f"draw the first {MAX_TILES} images and predictions to this file")
@@ -33,6 +33,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threshold", type=float, help="least score of a segment or object (0.5) or keypoint (none)")
     parser.add_argument("--boxes", type=Path, help="what this script printed of objects: where keypoints are")
     parser.add_argument("--subtask", choices=["panoptic", "instance", "semantic"], help="what to segment")
+    parser.add_argument(
+        "--trust_remote_code", action="store_true", help="let code run that the model brings, if it is not ours"
+    )
     return parser
 
 

@@ -1,6 +1,7 @@
 """The card of a converted checkpoint, and the table of families."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,18 @@ def families_table() -> str:
     rows = [("family", "source", "equal to the source"), ("---",) * 3]
     rows += [(family.name, family.source, family.outputs) for family in FAMILIES]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def escape_markdown(text: str) -> str:
+    """Returns a text in one line that Markdown and HTML show as it is, in cells of tables too, without any link."""
+    line = " ".join(text.split())
+    line = re.sub(r"[\\`*\[\]|~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=:)//|(?<=www)\.", escape_characters, line, flags=re.I)
+    return re.sub(r"&(?=[#\w]+;)", "&amp;", line).replace("<", "&lt;")
+
+
+def escape_characters(match: re.Match[str]) -> str:
+    """Returns what was found with a backslash before each character."""
+    return "".join(f"\\{character}" for character in match[0])
 
 
 def write_conversion_card(
@@ -60,12 +73,12 @@ def write_conversion_card(
     card = ModelCard.from_template(
         card_data,
         template_path=str(TEMPLATE),
-        name=name,
+        name=escape_markdown(name),
         # A folder of this machine means nothing to others.
-        source=Path(source).name if Path(source).exists() else source,
+        source=(Path(source).name if Path(source).exists() else source).replace("`", "'"),
         family=converted.family,
         auto_class=auto_class,
         rows=rows,
-        changes=", ".join(f"{field} = {value}" for field, value in changes.items()),
+        changes=escape_markdown(", ".join(f"{field} = {value}" for field, value in changes.items())),
     )
     card.save(Path(folder) / "README.md")

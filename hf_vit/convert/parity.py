@@ -54,7 +54,10 @@ def open_reference(source: Source) -> Run:
     if "model_type" in source.config and not Path(source.name).is_file():
         config = source.config
         name = (config.get("architectures") or ["AutoModel"])[0]
-        model = getattr(transformers, name).from_pretrained(source.name, dtype=torch.float32, **source.hub).eval()
+        if name not in dir(transformers):
+            raise NoReferenceError(f"{source.name!r} was saved as {name}, which is no class of transformers.")
+        options = {"dtype": torch.float32, "trust_remote_code": False, **source.hub}
+        model = getattr(transformers, name).from_pretrained(source.name, **options).eval()
         run: Callable[..., Outputs] = RUNNERS.get(config["model_type"], run_plain)
         chosen = {name: config[name] for name in ("dataset_index",) if name in config}
         return lambda images: run(model, images, **chosen)

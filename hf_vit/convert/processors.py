@@ -13,6 +13,7 @@ from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.processing_hf_vit import HfViTProcessor
+from ..model.remote_code import refusing_code
 from ..model.task_contrastive import HfViTForZeroShotImageClassification
 from .image_processor import (
     image_processor_options,
@@ -131,10 +132,11 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a checkpoint, which truncates texts to the length of a text tower of our own.
 
-    `hub` has `HUB_ARGUMENTS`; `OSError` if there is no tokenizer, `ValueError` if it fills texts up with another token
-    than the text tower attends to.
+    `hub` has `HUB_ARGUMENTS`; `OSError` if there is no tokenizer, `ValueError` if it brings code of its own, or fills
+    texts up with another token than the text tower attends to.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path, **hub)
+    with refusing_code(name_or_path, "Its tokenizer must be one of the library."):
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **hub)
     options = model.text_options
     if options.pad_token_id not in (None, tokenizer.pad_token_id):
         raise ValueError(

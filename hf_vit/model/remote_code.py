@@ -1,7 +1,9 @@
-"""What travels with every checkpoint, and where in it the Auto classes find ours."""
+"""What travels with every checkpoint, where in it the Auto classes find ours, and code of others."""
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,22 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         if source.name != "__init__.py" and source.parent.resolve() != target.resolve():
             shutil.copyfile(source, target / source.name)
+
+
+class RemoteCodeError(ValueError):
+    """A repository opens only with Python code of its own, which nobody has let run."""
+
+
+@contextmanager
+def refusing_code(name: Any, cure: str) -> Iterator[None]:
+    """Turns the library's refusal to run code of the repository `name` into a `RemoteCodeError`, with its `cure`."""
+    try:
+        yield
+    except ValueError as error:
+        # It refuses in several places and words, that of a model among the traces of all classes that were tried.
+        if "`trust_remote_code=True`" not in str(error):
+            raise
+        raise RemoteCodeError(f"{str(name)!r} brings code of its own, and opens only by running it. {cure}") from error
 
 
 def _travel_together() -> tuple[Any, ...]:

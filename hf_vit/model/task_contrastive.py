@@ -25,6 +25,7 @@ from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTInitialized, sum_over_processes, without_autocast
 from .modeling_hf_vit import HfViTModel, keep_states
 from .pretrained import HfViTPreTrainedModel
+from .remote_code import refusing_code
 from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
 from .text_tower import build_text_tower, pool_tokens, without_pooler
 
@@ -208,10 +209,12 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             **kwargs: Arguments of `from_pretrained`; of `text_config` only `pooling` and `eos_token_id` make sense.
 
         Raises:
-            ValueError: as `from_pretrained`.
+            ValueError: as `from_pretrained`, or if the text encoder brings code of its own.
             OSError: if one of them is not there.
         """
-        encoder_config = AutoConfig.from_pretrained(text_model_name_or_path).to_diff_dict()
+        with refusing_code(text_model_name_or_path, "Give a text encoder of the library."):
+            text_config = AutoConfig.from_pretrained(text_model_name_or_path, trust_remote_code=False)
+        encoder_config = text_config.to_diff_dict()
         kwargs["text_config"] = {**kwargs.get("text_config", {}), "encoder_config": encoder_config}
         model = cls.from_pretrained(vision_model_name_or_path, **kwargs)
         model.load_text_weights(text_model_name_or_path)
@@ -225,8 +228,10 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
 
         Raises:
             OSError: if there is no such model.
+            ValueError: if it brings code of its own.
         """
-        trained = AutoModel.from_pretrained(name_or_path, dtype=self.dtype)
+        with refusing_code(name_or_path, "Give a text encoder of the library."):
+            trained = AutoModel.from_pretrained(name_or_path, dtype=self.dtype, trust_remote_code=False)
         self.text_model.load_state_dict(without_pooler(trained).state_dict())
 
     def freeze_vision(self) -> None:

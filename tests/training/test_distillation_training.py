@@ -250,7 +250,10 @@ def test_unequal_batches_of_a_step_count_by_their_images(name: str, tmp_path: Pa
         (["--teacher", "headless"], "has not learned to classify. It can teach its features all the same"),
         (["--teacher", "headless_swin"], "has not learned to classify. It can teach its features all the same"),
         (["--teacher", "blind"], "has no image processor, which tells how it sees images"),
-        (["--teacher", "foreign"], "brings code of its own. Read it, and say --teacher_trust_remote_code true"),
+        (
+            ["--teacher", "foreign"],
+            "brings code of its own, and opens only by running it. Read it, and if",
+        ),
         (["--teacher", "gray"], "takes images of 1 channels, the student of 3"),
         (["--teacher", "tutor", "--label_smoothing_factor", "0.1"], "label_smoothing_factor=0.1 takes the labels"),
         (
@@ -289,7 +292,8 @@ def write_teachers_that_cannot_teach(place: Path, name: str) -> None:
             (place / name / "preprocessor_config.json").unlink()
         case "foreign":
             (place / name).mkdir()
-            config = {"model_type": "foreign", "auto_map": {"AutoModelForImageClassification": "code.Foreign"}}
+            classes = {"AutoConfig": "code.ForeignConfig", "AutoModelForImageClassification": "code.Foreign"}
+            config = {"model_type": "foreign", "auto_map": classes}
             (place / name / "config.json").write_text(json.dumps(config))
         case "gray":
             config = small_config(num_channels=1, id2label=dict(enumerate(NAMES)), num_labels=3)

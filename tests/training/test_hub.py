@@ -2,12 +2,14 @@
 
 import io
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers.trainer_pt_utils import safe_globals
 
@@ -19,7 +21,9 @@ from hf_vit import (
     HfViTImageProcessor,
     __version__,
 )
+from hf_vit.convert.model_card import escape_markdown
 from hf_vit.training import check_upload, list_upload, publish
+from hf_vit.training.publishing.hub import additions
 
 from ..helpers.fresh import run_script, run_with_package, run_without_package
 from ..helpers.hub import TOKEN, Failure, Hub, digest, is_lfs, serve
@@ -50,11 +54,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     HfViTImageProcessor.for_model(model.config).save_pretrained(folder)
     (folder / "README.md").write_text(CARD)
     (folder / "training_args.json").write_text("{}")
-    (folder / "predictions.png").write_bytes(b"a picture")
+    (folder / "curves.png").write_bytes(b"a picture")
     for other in ("checkpoint-2/optimizer.pt", "runs/events.1", ".cache/x.json", "__pycache__/x.py", "images/0.png"):
         (folder / other).parent.mkdir(exist_ok=True)
         (folder / other).write_text("stays here")
-    for other in ("_draft.txt", ".hidden.json", "notes.tmp"):
+    for other in ("_draft.txt", ".hidden.json", "notes.tmp", ".env", "id_rsa", "secrets.json", "own.py", "photo.png"):
         (folder / other).write_text("stays here")
     return folder
 
@@ -81,7 +85,47 @@ def uploaded(folder: Path, repo_id: str) -> dict[str, bytes]:
 
 def test_model_card_code_and_what_stands_beside_them_go_up(saved: Path) -> None:
     others = {"config.json", "model.safetensors", "preprocessor_config.json", "README.md"}
-    assert {path.name for path in list_upload(saved)} == CODE | others | {"training_args.json", "predictions.png"}
+    assert {path.name for path in list_upload(saved)} == CODE | others | {"training_args.json", "curves.png"}
+
+
+@pytest.mark.parametrize("name", ["curves.png", "recipe.yaml", "ema", "adapter"])
+def test_links_are_refused_by_name(name: str, saved: Path, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    shutil.copytree(saved, folder)
+    shutil.copytree(saved, elsewhere)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(elsewhere if "." not in name else elsewhere / "secrets.json")
+    for refused in (check_upload, list_upload):
+        with pytest.raises(ValueError, match=rf"holds symbolic links, which are not uploaded: {name}"):
+            refused(folder)
+
+
+def test_nothing_that_goes_up_names_places_on_this_machine(saved: Path, tmp_path: Path) -> None:
+    folder, photos = tmp_path / "outputs" / "model", tmp_path / "client's data" / "photos é"
+    photos.mkdir(parents=True)
+    shutil.copytree(saved, folder)
+    command = ["python", "/home/me/hf_vit/scripts/train_x.py", "--dataset_name", str(photos)]
+    files = {
+        "recipe.yaml": yaml.safe_dump({"dataset_name": f"{photos},user/other", "output_dir": str(folder)}),
+        "training_args.json": json.dumps({"output_dir": str(folder), "hub_token": "<HUB_TOKEN>"}),
+        "trainer_state.json": json.dumps({"best_model_checkpoint": f"{folder}/checkpoint-2"}),
+        "test_predictions.jsonl": json.dumps({"file": f"{photos}/cat/0.png", "label": "a/b"}) + "\n",
+        "README.md": f"{CARD}{shlex.join(command)}\n",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    sent = {addition.path_in_repo: addition.path_or_fileobj for addition in additions(folder, "user/model")}
+    texts = {name: sent[name].decode() for name in files}
+    for text in texts.values():
+        assert str(tmp_path) not in text
+        assert "client" not in text
+    assert yaml.safe_load(texts["recipe.yaml"]) == {"dataset_name": "photos é,user/other", "output_dir": "model"}
+    assert json.loads(texts["trainer_state.json"]) == {"best_model_checkpoint": "model/checkpoint-2"}
+    assert json.loads(texts["test_predictions.jsonl"]) == {"file": "photos é/cat/0.png", "label": "a/b"}
+    command[1:] = ["scripts/train_x.py", "--dataset_name", "photos é"]
+    assert texts["README.md"].endswith(f"{shlex.join(command)}\n")
+    for name, text in files.items():
+        assert (folder / name).read_text() == text
 
 
 def test_shards_go_up_with_their_index(saved: Path, tmp_path: Path) -> None:
@@ -208,10 +252,10 @@ endpoint = publish(folder, "user/shirts").removesuffix("/user/shirts")
 assert publish(folder, "user/shirts", commit_message="Nothing new") == f"{endpoint}/user/shirts"
 (folder / "README.md").write_text((folder / "README.md").read_text() + "More.")
 assert publish(folder, "user/shirts", commit_message="More") == f"{endpoint}/user/shirts"
-(folder / "predictions.png").write_bytes(b"another picture")
+(folder / "curves.png").write_bytes(b"another picture")
 publish(folder, "user/shirts", revision="v2", commit_message="On a branch")
 assert publish(folder, "user/shirts", create_pr=True) == f"{endpoint}/user/shirts/discussions/1"
-(folder / "predictions.png").write_bytes(b"a third picture")
+(folder / "curves.png").write_bytes(b"a third picture")
 publish(folder, "user/shirts", revision="refs/pr/1", commit_message="To the pull request")
 for options, name, kind, message in (
     ({}, "else/shirts", OSError, "may not write to else/shirts"),
@@ -237,12 +281,12 @@ def test_publishing_again_sends_what_changed_to_where_it_was_told(saved: Path, t
     assert [(commit.summary, commit.revision, commit.written) for commit in later] == [
         ("More", "main", ["README.md"]),
         ("More", "v2", ["README.md"]),  # the new branch starts where main stands
-        ("On a branch", "v2", ["predictions.png"]),
-        ("Upload model", "refs/pr/1", ["predictions.png"]),
-        ("To the pull request", "refs/pr/1", ["predictions.png"]),
+        ("On a branch", "v2", ["curves.png"]),
+        ("Upload model", "refs/pr/1", ["curves.png"]),
+        ("To the pull request", "refs/pr/1", ["curves.png"]),
     ]
     expected = uploaded(folder, "user/shirts")
-    assert hub.find("user/shirts").files == {**expected, "predictions.png": b"a picture"}
+    assert hub.find("user/shirts").files == {**expected, "curves.png": b"a picture"}
     assert hub.find("user/shirts", "refs/pr/1").files == expected
     assert {commit.repo for commit in hub.commits} == {"user/shirts"}
 
@@ -305,7 +349,7 @@ def test_model_processor_and_card_go_up_by_their_own_push_too(saved: Path, tmp_p
     files = hub.find("user/pieces").files
     expected = contents(saved)
     assert set(files) > CODE
-    assert set(files) == set(expected) - {"training_args.json", "predictions.png"}
+    assert set(files) == set(expected) - {"training_args.json", "curves.png"}
     for name in files.keys() - {"config.json"}:
         assert files[name] == expected[name], name
 
@@ -337,6 +381,9 @@ def make_trainer(strategy, **options):
     (folder / "runs").mkdir(parents=True)
     (folder / "runs" / "events").write_text("logs")
     (folder / "training_args.bin").write_text("left by another training")
+    (folder / ".env").write_text("TOKEN=1")
+    (folder / "keys").mkdir()
+    (folder / "keys" / "model.safetensors").write_text("not of this model")
     return folder, training.HfViTTrainer(
         model=HfViTForImageClassification(config), args=args, train_dataset=digits, processing_class=processor,
         data_collator=data.ImageClassificationCollator(processor),
@@ -416,6 +463,11 @@ def test_training_pushes_its_arguments_as_json_and_never_as_a_pickle(trained: tu
         assert "trainer_state.json" not in files
 
 
+def test_training_pushes_only_what_it_has_written(trained: tuple[Hub, Path]) -> None:
+    hub, _ = trained
+    assert not [path for commit in hub.commits for path in commit.written if path == ".env" or "keys" in path]
+
+
 def test_training_keeps_the_logs_of_tensorboard_here(trained: tuple[Hub, Path]) -> None:
     hub, workdir = trained
     assert len(list(workdir.glob("*/runs/events"))) == 4
@@ -456,7 +508,7 @@ def test_pickles_of_pushed_checkpoints_open_without_running_code(trained: tuple[
 
 def test_training_keeps_a_card_that_stands_there_and_renews_its_own(trained: tuple[Hub, Path]) -> None:
     hub, _ = trained
-    assert hub.find("user/every_save").files["README.md"].decode() == CARD
+    assert hub.find("user/every_save").files["README.md"].decode() == CARD.replace(PLACEHOLDER, "user/every_save")
     ends = [commit for commit in hub.commits if commit.repo == "user/end"][1:3]
     drafts = [commit.files["README.md"].decode() for commit in ends]
     assert ["learning_rate: 0.125" in draft for draft in drafts] == [False, True]
@@ -498,7 +550,8 @@ def test_published_model_opens_without_the_package_and_then_without_a_network(
         torch.save({"images": images, "logits": model(images).logits}, tmp_path / "data.pt")
     for environment in (hub.client, {**NOWHERE, "HF_HUB_OFFLINE": "1"}):
         process = run_without_package(OPEN, tmp_path / "work", str(tmp_path / "data.pt"), **environment)
-        assert contents(Path(process.stdout.split()[-1])) == uploaded(saved, "user/clothing")
+        downloaded = Path(process.stdout.split()[-1])
+        assert {path.name: path.read_bytes() for path in downloaded.iterdir()} == uploaded(saved, "user/clothing")
 
 
 DENSE = {
@@ -549,3 +602,12 @@ def test_models_of_pixels_are_published_and_open_in_their_stock_pipelines(tmp_pa
         run_with_package(PUBLISH_ALL, tmp_path, **hub.client)
         printed = run_without_package(OPEN_ALL, tmp_path, **hub.client).stdout
     assert printed.splitlines() == ["semantic list", "universal list", "depth dict"]
+
+
+def test_names_of_classes_are_shown_as_they_are_in_cards() -> None:
+    hostile = "a|b`c` <img src=x>\n# [here](http://x.y) *z* _w_ me@x.y www.x.y"
+    escaped = escape_markdown(hostile)
+    assert escaped == (r"a\|b\`c\` &lt;img src=x> # \[here\](http:\/\/x.y) \*z\* \_w\_ me\@x.y www\.x.y")
+    for plain in ("left_shoulder", "t-shirt", "black & white", "C#", "über 50 %"):
+        assert escape_markdown(plain) == plain
+    assert escape_markdown("&lt;b>") == "&amp;lt;b>"

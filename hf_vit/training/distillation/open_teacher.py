@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    CONFIG_MAPPING,
     AutoImageProcessor,
     AutoModel,
     AutoModelForImageClassification,
@@ -23,11 +22,13 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.modeling_hf_vit import HfViTModel
 from ...model.pretrained import HfViTPreTrainedModel
+from ...model.remote_code import RemoteCodeError, refusing_code
 from ...model.task_classification import HfViTForImageClassification
 from ..models import load_with_info, shorten
 from .teacher import Teacher, TeacherView, check_colors
 
 
+CONSENT = "Read it, and if you trust it say --teacher_trust_remote_code true."
 FEATURES_INSTEAD = "It can teach its features all the same: --distillation_type features."
 # How timm calls those of its models that our converter reads.
 TIMM_VITS = ("vit_", "deit", "flexivit_")
@@ -68,7 +69,7 @@ def open_model(
         model, info = load_with_info(our_class, name, {})
         model, missing = model.to(dtype), sorted(info["missing_keys"])
     else:
-        model, missing = open_auto(auto_class, name, config, dtype, trust_remote_code)
+        model, missing = open_auto(auto_class, name, dtype, trust_remote_code)
     saved = {key: value for key, value in model.state_dict().items() if key not in missing}
     if broken := [key for key, value in saved.items() if not value.isfinite().all()]:
         raise ValueError(
@@ -93,17 +94,16 @@ def config_of_others(name: str) -> dict[str, Any] | None:
 
 
 def open_auto(
-    auto_class: Any, name: str, config: dict[str, Any], dtype: torch.dtype, trust_remote_code: bool
+    auto_class: Any, name: str, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, list[str]]:
     """Opens a model by an Auto class; returns it with the names of weights that the checkpoint lacks."""
-    if "auto_map" in config and config.get("model_type") not in CONFIG_MAPPING and not trust_remote_code:
-        raise ValueError(
-            f"The teacher {name!r} brings code of its own. Read it, and say --teacher_trust_remote_code true."
-        )
     try:
-        model, info = auto_class.from_pretrained(
-            name, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
-        )
+        with refusing_code(name, CONSENT):
+            model, info = auto_class.from_pretrained(
+                name, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+            )
+    except RemoteCodeError:
+        raise
     except ValueError as error:
         cure = FEATURES_INSTEAD if auto_class is AutoModelForImageClassification else "Choose another one."
         reason = str(error).splitlines()[0]
@@ -142,7 +142,8 @@ def open_image_processor(
     if model.config.model_type == "timm_wrapper":  # whose own is a function of timm
         return HfViTImageProcessor(**timm_image_processor_options(model.config.to_dict().get("pretrained_cfg", {})))
     try:
-        processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        with refusing_code(name, CONSENT):
+            processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
     except OSError as error:
         raise OSError(
             f"The teacher {name!r} has no image processor, which tells how it sees images. Save one in its folder: "

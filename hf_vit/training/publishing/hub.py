@@ -16,15 +16,23 @@ from yaml import YAMLError
 from ... import __version__
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..checkpoints import missing_weights
+from ..distillation.base import PROJECTION_NAME
+from ..output_files import ADAPTER_FILES, CARD, OUTPUT_FILES, is_named, output_files
+from .local_paths import names_of_paths, without_local_paths
 from .model_card import TrainingInfo
 
 
-# Weights, code, configurations, tokenizers (.model, .jinja), the card, and the tables and pictures that it shows.
-UPLOADED = {
-    *(".safetensors", ".py", ".json", ".yaml", ".yml", ".txt", ".model", ".jinja"),
-    *(".md", ".jsonl", ".csv", ".png", ".jpg", ".jpeg", ".webp", ".svg"),
+# What a training resumes from, beside a saved model. All folders in it are of FSDP, or of averaged weights.
+CHECKPOINT_FILES = (
+    *OUTPUT_FILES,
+    *ADAPTER_FILES,
+    *("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state*.pth", "pytorch_model_fsdp.bin"),
+    *("conditions.json", "SHA256SUMS", PROJECTION_NAME),
+)
+CHECKPOINT_FOLDERS = {
+    AVERAGE_FOLDER: OUTPUT_FILES,
+    **dict.fromkeys(("optimizer_0", "pytorch_model_fsdp_0"), (".metadata", "__?*_?*.distcp")),
 }
-CARD = "README.md"
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 
 
@@ -35,13 +43,50 @@ def list_upload(folder: str | os.PathLike[str]) -> list[Path]:
         folder: Where the model is saved.
 
     Returns:
-        Weights, code, configurations, the card and what stands beside it, sorted by name, and the same of averaged
-        weights in `ema/`. Other folders (checkpoints, logs, caches) stay here, as do files whose name starts with a
-        dot or an underscore and files of other kinds.
+        What trainings write, by name (`OUTPUT_FILES`): weights, code, configurations, the card and what stands beside
+        it, sorted, also of averaged weights in `ema/` and of an adapter in `adapter/`. All else stays here.
+
+    Raises:
+        ValueError: if one of them is a symbolic link: what it leads to may be anything.
     """
-    files = (path for place in saved_models(Path(folder)) for path in place.iterdir() if path.is_file())
-    shown = (path for path in files if not path.name.startswith((".", "_")))
-    return sorted(path for path in shown if path.suffix.lower() in UPLOADED)
+    return without_links(Path(folder), output_files(folder))
+
+
+def list_checkpoint(folder: str | os.PathLike[str]) -> list[Path]:
+    """Lists the files of a checkpoint, as `list_upload` does those of a saved model."""
+    places = {Path(folder): CHECKPOINT_FILES}
+    places |= {Path(folder) / name: files for name, files in CHECKPOINT_FOLDERS.items()}
+    found = (path for place in places if place.is_dir() for path in place.iterdir())
+    named = (path for path in found if is_named(path.name, places[path.parent]))
+    return without_links(Path(folder), sorted(path for path in named if path.is_symlink() or path.is_file()))
+
+
+def without_links(folder: Path, files: list[Path]) -> list[Path]:
+    """Returns files of a folder; raises `ValueError` if one, or a folder on the way to one, is a symbolic link."""
+    links = {path for file in files for path in (file, file.parent) if path != folder and path.is_symlink()}
+    if links:
+        names = ", ".join(sorted(path.relative_to(folder).as_posix() for path in links))
+        raise ValueError(f"{folder} holds symbolic links, which are not uploaded: {names}. Put files in their place.")
+    return files
+
+
+def additions(folder: str | os.PathLike[str], repo_id: str) -> list[CommitOperationAdd]:
+    """Returns the upload of a saved model: its card opens it from there, and no text names places on this machine."""
+    operations, names = [], names_of_paths(Path(folder))
+    for path in list_upload(folder):
+        name, content = path.relative_to(folder).as_posix(), without_local_paths(path, names)
+        if content is not None and name == CARD:
+            content = content.replace(TrainingInfo.location.encode(), repo_id.encode())
+        operations.append(CommitOperationAdd(name, path if content is None else content))
+    return operations
+
+
+def checkpoint_additions(folder: str | os.PathLike[str], path_in_repo: str) -> list[CommitOperationAdd]:
+    """Returns the upload of a checkpoint into a folder, byte by byte: that is what its checksums are of."""
+    return [
+        CommitOperationAdd(f"{path_in_repo}/{path.relative_to(folder).as_posix()}", path)
+        for path in list_checkpoint(folder)
+    ]
 
 
 def saved_models(folder: Path) -> list[Path]:
@@ -57,8 +102,9 @@ def check_upload(folder: str | os.PathLike[str]) -> None:
 
     Raises:
         ValueError: if it lacks the configuration, the weights, the image processor, code or the card, or holds a
-            pickle, or if the card's metadata cannot be read.
+            pickle, or a symbolic link in place of a file, or if the card's metadata cannot be read.
     """
+    list_upload(folder)
     for place in saved_models(Path(folder)):
         _check_model(place)
     _check_card(Path(folder) / CARD)
@@ -76,7 +122,8 @@ def publish(
 ) -> str:
     """Uploads a saved model to the Hub in one commit, making the repository where there is none.
 
-    In the card that goes up, `repo_id` takes the place of "path/to/this/folder"; the one in `folder` stays as it is.
+    In the card that goes up, `repo_id` takes the place of "path/to/this/folder", and in all texts of a training the
+    last names of files and folders that of their paths on this machine; what is in `folder` stays as it is.
     An upload that breaks off can be repeated: what has arrived is not sent a second time. The commit is tagged, see
     `tag_version`.
 
@@ -110,9 +157,12 @@ def publish(
             )
         if revision is not None and not revision.startswith("refs/") and not create_pr:
             api.create_branch(repository.repo_id, branch=revision, exist_ok=True)
-        operations = [_addition(path, folder, repository.repo_id) for path in list_upload(folder)]
         commit = api.create_commit(
-            repository.repo_id, operations, commit_message=commit_message, revision=revision, create_pr=create_pr
+            repository.repo_id,
+            additions(folder, repository.repo_id),
+            commit_message=commit_message,
+            revision=revision,
+            create_pr=create_pr,
         )
         if not create_pr and not (revision or "").startswith("refs/"):
             tag_version(api, repository.repo_id, commit.oid)
@@ -154,14 +204,6 @@ def _explain(error: Exception, repo_id: str, endpoint: str) -> str:
     if error.response.status_code >= 500:
         return f"The Hub has an error of its own ({error}). Try again in a while: {again}"
     return str(error)
-
-
-def _addition(path: Path, folder: str | os.PathLike[str], repo_id: str) -> CommitOperationAdd:
-    """Returns the upload of a file; on the Hub, a card opens the model from there."""
-    name = path.relative_to(folder).as_posix()
-    if name != CARD:
-        return CommitOperationAdd(name, path)
-    return CommitOperationAdd(CARD, path.read_bytes().replace(TrainingInfo.location.encode(), repo_id.encode()))
 
 
 def _check_model(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +11,7 @@ import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import Trainer
 
+from ...convert.model_card import escape_markdown
 from ...data.datasets import DatasetInfo
 from ..batch_transforms import SizeArguments
 from ..callbacks.ema import AVERAGE_FOLDER, AveragingArguments
@@ -192,7 +194,9 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         base_model_relation="finetune" if is_on_hub else None,
         eval_results=results if is_comparable else None,
     )
-    card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), info=info)
+    fence = "`" * (1 + max([2, *map(len, re.findall("`+", info.command))]))
+    options = {"escape": escape_markdown, "fence": fence, "info": info}
+    card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), **options)
     path = Path(folder) / "README.md"
     write_whole(path, str(card))
     return path

@@ -30,6 +30,7 @@ from ...evaluation import RetrievalMetric, chance_of_retrieval
 from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
 from ...model.configuration_hf_vit import PRESETS, HfViTConfig
 from ...model.processing_hf_vit import HfViTProcessor, text_options_of
+from ...model.remote_code import refusing_code
 from ...model.task_contrastive import HfViTForZeroShotImageClassification, loss_of_pairs
 from ...visualize import draw_captions
 from ...visualize.pretraining import NUM_CAPTIONS
@@ -229,7 +230,8 @@ def make_tokenizer(args: ImageTextModelArguments, captions: Iterable[str]) -> Pr
     name = args.text_model_name_or_path or args.tokenizer_name
     if name is None:
         return train_tokenizer(captions, args.vocab_size or VOCAB_SIZE, args.max_text_length or MAX_TEXT_LENGTH)
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    with refusing_code(name, "Give a tokenizer of the library."):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
         raise ValueError(f"The tokenizer {name} has no token for padding, so that texts make no batch. Take another.")
     longest = tokenizer.model_max_length
@@ -243,7 +245,8 @@ def make_tokenizer(args: ImageTextModelArguments, captions: Iterable[str]) -> Pr
 
 def encoder_options(name: str, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Returns the options of a text tower that is a text encoder of the library; raises `ValueError` if it is none."""
-    config = AutoConfig.from_pretrained(name)
+    with refusing_code(name, "Give a text encoder of the library."):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if "vocab_size" not in config.to_dict():
         raise ValueError(f"{name} is of the kind {config.model_type!r}, which reads no texts. Give a text encoder.")
     options: dict[str, Any] = {"encoder_config": config.to_diff_dict()}

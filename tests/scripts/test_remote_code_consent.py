@@ -1,0 +1,190 @@
+"""Python code that a model's folder brings never runs unless somebody has said so."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from transformers import PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+from hf_vit import (
+    HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForZeroShotImageClassification,
+    HfViTImageProcessor,
+    HfViTPreTrainedModel,
+)
+from hf_vit.model.remote_code import CUSTOM_PIPELINES, RemoteCodeError
+from hf_vit.training.distillation.open_teacher import open_classifier
+from hf_vit.training.tasks.image_text import ImageTextModelArguments, encoder_options, make_tokenizer
+
+from ..helpers.fresh import run_script
+from ..helpers.models import small_config
+from ..helpers.teachers import SHAPE
+from .test_demo import load_script
+
+
+MARKER = "the code was here"
+CODE = """
+import pathlib
+from transformers import PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification, ViTImageProcessor
+
+pathlib.Path(__MARKER__).touch()
+
+
+class ForeignConfig(ViTConfig):
+    model_type = "foreign"
+
+
+class ForeignForImageClassification(ViTForImageClassification):
+    config_class = ForeignConfig
+
+
+class ForeignImageProcessor(ViTImageProcessor):
+    pass
+
+
+class ForeignTokenizer(PreTrainedTokenizerFast):
+    pass
+"""
+CLASSES = {
+    "config.json": {
+        "AutoConfig": "foreign.ForeignConfig",
+        "AutoModel": "foreign.ForeignForImageClassification",
+        "AutoModelForImageClassification": "foreign.ForeignForImageClassification",
+        "AutoModelForDepthEstimation": "foreign.ForeignForImageClassification",
+    },
+    "preprocessor_config.json": {"AutoImageProcessor": "foreign.ForeignImageProcessor"},
+    "tokenizer_config.json": {"AutoTokenizer": [None, "foreign.ForeignTokenizer"]},
+}
+FOREIGN = {
+    "config.json": {"model_type": "foreign", "architectures": ["ForeignForImageClassification"]},
+    "preprocessor_config.json": {"image_processor_type": "ForeignImageProcessor"},
+    "tokenizer_config.json": {"tokenizer_class": "ForeignTokenizer"},
+}
+PIPELINE = {"impl": "foreign.ForeignForImageClassification", "pt": ["AutoModelForImageClassification"]}
+DATA = ["--dataset_name", "data"]
+
+
+def save_foreign(place: Path, **changes: object) -> Path:
+    """Saves a working model all of whose parts name classes of code beside them; `changes` are of config.json."""
+    folder = place / "foreign"
+    ViTForImageClassification(ViTConfig(**SHAPE, image_size=16, patch_size=8)).save_pretrained(folder)
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
+    add_code(folder, place / MARKER)
+    for name, fields in FOREIGN.items():
+        change_json(folder / name, **fields)
+    change_json(folder / "config.json", **changes)
+    write_images(place)
+    return folder
+
+
+def write_images(place: Path) -> None:
+    for file in ("photo.png", *(f"data/train/{name}/{number}.png" for name in ("cat", "dog") for number in "0123")):
+        (place / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 30)).save(place / file)
+
+
+def add_code(folder: Path, marker: Path) -> None:
+    """Lets all files of a model name classes of a file beside them, which makes `marker` when it runs."""
+    (folder / "foreign.py").write_text(CODE.replace("__MARKER__", repr(str(marker))))
+    for name, classes in CLASSES.items():
+        change_json(folder / name, auto_map=classes)
+
+
+def change_json(file: Path, **fields: object) -> None:
+    saved = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**saved, **fields}))
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("predict", ["foreign", "photo.png"]),
+        ("visualize", ["foreign", "photo.png", "--output_dir", "output"]),
+        ("convert_checkpoint", ["foreign", "output"]),
+        ("push_to_hub", ["foreign", "user/foreign", "--dry_run"]),
+        ("evaluate_model", ["--model_name_or_path", "foreign", *DATA]),
+        ("extract_features", ["--model_name_or_path", "foreign", *DATA, "--output_dir", "output"]),
+        (
+            "train_image_classification",
+            ["--model_name_or_path", "foreign", *DATA, "--train_val_split", "0.5", "--output_dir", "output"],
+        ),
+    ],
+)
+def test_no_script_runs_the_code_of_a_model(
+    script: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_foreign(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        load_script(script).main(arguments)
+    (line,) = str(stopped.value.code).splitlines()
+    assert "foreign" in line
+    assert not (tmp_path / MARKER).exists()
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model_type": "vit", "architectures": ["ForeignForDepthEstimation"]},
+        {"model_type": "vit", "custom_pipelines": {"image-classification": PIPELINE}},
+    ],
+    ids=["type", "class", "pipeline"],
+)
+def test_predictions_need_consent(changes: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_foreign(tmp_path, **changes)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"'foreign' brings code .* if you trust it say --trust_remote_code\.$"):
+        load_script("predict").main(["foreign", "photo.png"])
+    assert not (tmp_path / MARKER).exists()
+
+
+def test_with_consent_the_code_runs(tmp_path: Path) -> None:
+    save_foreign(tmp_path)
+    result = run_script("predict", tmp_path, "foreign", "photo.png", "--trust_remote_code")
+    assert json.loads(result.stdout)["label"].startswith("LABEL_"), result.stderr
+    assert (tmp_path / MARKER).exists()
+
+
+@pytest.mark.parametrize("model_class", [HfViTForImageClassification, HfViTForKeypointDetection])
+def test_our_own_models_need_no_consent_and_run_none_of_their_code(
+    model_class: type[HfViTPreTrainedModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "ours"
+    model_class(small_config()).save_pretrained(folder)
+    is_cropped = model_class is HfViTForKeypointDetection
+    HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
+    add_code(folder, tmp_path / MARKER)
+    change_json(folder / "config.json", custom_pipelines=CUSTOM_PIPELINES)  # as a saved pipeline writes it
+    write_images(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    load_script("predict").main(["ours", "photo.png"])
+    assert json.loads(capsys.readouterr().out)["file"] == "photo.png"
+    assert not (tmp_path / MARKER).exists()
+
+
+def test_no_tower_tokenizer_or_teacher_runs_its_code(tmp_path: Path) -> None:
+    folder = str(save_foreign(tmp_path))
+    ours = HfViTForImageClassification(small_config())
+    ours.save_pretrained(tmp_path / "ours")
+    for_texts = ImageTextModelArguments(model_name_or_path=None, tokenizer_name=folder)
+    openings: list[tuple[str, Callable[[], object]]] = [
+        ("Give a tokenizer of the library", lambda: make_tokenizer(for_texts, ())),
+        ("Give a text encoder of the library", lambda: encoder_options(folder, PreTrainedTokenizerFast)),
+        (
+            "Give a text encoder of the library",
+            lambda: HfViTForZeroShotImageClassification.from_vision_text_pretrained(tmp_path / "ours", folder),
+        ),
+        ("say --teacher_trust_remote_code true", lambda: open_classifier(folder, ours, HfViTImageProcessor())),
+    ]
+    for cure, opening in openings:
+        with pytest.raises(RemoteCodeError, match=f"brings code of its own, .*{cure}"):
+            opening()
+    assert not (tmp_path / MARKER).exists()
