@@ -115,8 +115,8 @@ def test_an_unreadable_image_stops_a_training_or_is_left_out(tmp_path: Path, cap
     write_tar(tmp_path / "data" / "train-00009.tar", {key: b"no image"}, {key: 0})
     options = ["--check_images", "false", *STEPS, "--max_steps", "9", "--save_strategy", "no"]
     with pytest.raises(OSError, match=r"train-00009\.tar: zz/000\.png"):
-        make_task(tmp_path / "data", tmp_path, *options).make_trainer().train()
-    trainer = make_task(tmp_path / "data", tmp_path, *options).make_trainer()
+        make_task(tmp_path / "data", tmp_path / "out", *options).make_trainer().train()
+    trainer = make_task(tmp_path / "data", tmp_path / "out", *options).make_trainer()
     trainer.train_dataset.skip_unreadable = True
     trainer.train()
     assert "train-00009.tar: zz/000.png" in caplog.text
