@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, get_args
 
 import numpy as np
+import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,7 @@ from hf_vit.model.task_configurations import TASK_CONFIGS
 from ..helpers.models import MODEL_CLASSES, SMALL, pixels
 
 
+pytestmark = pytest.mark.slow  # not part of `make quick`
 fuzz = partial(
     settings,
     derandomize=True,  # the same values in every run
