@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 from datasets import Dataset, Image
 
 
@@ -34,7 +35,7 @@ def fingerprint(rows: Dataset, sources: Iterable[str] = ()) -> dict[str, Any]:
     flat = rows.flatten()
     paths = [path for name in columns for path in _column(flat, f"{name}.path")]
     sizes = _sizes(paths)
-    embedded = sum(flat.data.column(f"{name}.bytes").nbytes for name in columns)
+    embedded = sum(pc.sum(pc.binary_length(flat.data.column(f"{name}.bytes"))).as_py() or 0 for name in columns)
     step = max(1, math.ceil((sum(size or 0 for size in sizes) + embedded) / MOST_BYTES))
     others = flat.remove_columns([f"{name}.{part}" for name in columns for part in ("path", "bytes")])
     return {

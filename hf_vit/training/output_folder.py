@@ -130,7 +130,7 @@ def check_overwriting(output_dir: Path, checkpoint: str | None, is_resumed: bool
         is_resumed: Whether it was asked to resume, from a checkpoint if there is one.
     """
     continues = checkpoint is not None and Path(checkpoint).resolve().parent == output_dir.resolve()
-    if not continues and any(checkpoints_in(output_dir)) and not (is_resumed and checkpoint is None):
+    if not continues and checkpoints_in(output_dir) and not (is_resumed and checkpoint is None):
         raise ValueError(
             f"{output_dir} already holds a training. Resume it with --resume_from_checkpoint last, or choose another "
             "--output_dir."

@@ -21,11 +21,13 @@ SUFFIXES = {".yaml", ".yml", ".json"}
 # the batch on all processes are compared themselves.
 FREE = {
     *("dataset_name", "dataset_license", "license", "skip_unreadable", "check_images", "output_dir"),
-    *("use_cpu", "local_rank", "ddp_timeout", "disable_tqdm", "report_to", "run_name", "project"),
+    *("use_cpu", "local_rank", "disable_tqdm", "report_to", "run_name", "project"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("resume_from_checkpoint", "resume_with_changes", "do_train", "do_eval", "do_predict", "debug"),
 }
-FREE_PREFIXES = ("dataloader_num", "dataloader_p", "eval_", "hub_", "log", "push_to_hub", "save_", "trackio_", "tpu_")
+FREE_PREFIXES = (
+    *("dataloader_num", "dataloader_p", "ddp_", "eval_", "hub_", "log", "push_to_hub", "save_", "trackio_", "tpu_"),
+)
 
 
 class RecipeLoader(yaml.SafeLoader):

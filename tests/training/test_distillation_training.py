@@ -127,8 +127,11 @@ def test_a_checkpoint_of_a_training_with_another_teacher_is_not_taken_up(
     options = [*NEW, "--config_overrides", json.dumps({**TINY, "hidden_size": 32}), "--save_strategy", "steps"]
     options += ["--save_steps", "1", "--eval_strategy", "no"]
     train(*begun, *features[: len(begun)], *options, "--output_dir", "begun", "--max_steps", "1")
-    # In another folder, where no recipe stands that would tell of other arguments.
     options += ["--output_dir", "output", "--max_steps", "2", "--resume_from_checkpoint", "begun/checkpoint-1"]
+    with pytest.raises(SystemExit) as stopped:
+        train(*resumed, *features[: len(resumed)], *options)
+    assert "distillation_type: " in str(stopped.value.code)
+    options += ["--resume_with_changes", "true"]
     with pytest.raises(SystemExit) as stopped:
         train(*resumed, *features[: len(resumed)], *options)
     assert f"needs as weights: {needed}; begun/checkpoint-1 has: {saved}. Resume" in str(stopped.value.code)

@@ -1,6 +1,7 @@
 """Adapters: what learns, what is saved, and what opens it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotIma
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, run
 from hf_vit.training.checkpoints import find_fault
+from hf_vit.training.checksums import seal
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
@@ -117,7 +119,11 @@ def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.
     assert "keys in the checkpoint" not in caplog.text
     expected = whole.model.state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in again.model.state_dict().items())
-    (tmp_path / "whole" / "checkpoint-3" / "adapter_model.safetensors").unlink()
+    without = tmp_path / "whole" / "checkpoint-3"  # as of a training without adapters
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (without / name).unlink()
+    shutil.copy(tmp_path / "base" / "model.safetensors", without)
+    seal(without)
     checkpoint = tmp_path / "whole" / "checkpoint-6"
     assert not (checkpoint / "model.safetensors").exists()
     assert find_fault(checkpoint) is None
@@ -128,7 +134,7 @@ def test_a_training_is_resumed_again_bit_for_bit(tmp_path: Path, caplog: pytest.
     with pytest.raises(ValueError, match=r"checkpoint-6 holds an adapter alone .* with the lora_rank of its training"):
         plain.train(resume_from_checkpoint=str(checkpoint))
     with pytest.raises(ValueError, match=r"checkpoint-3 holds no adapter .* Resume without lora_rank"):
-        again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+        again.train(resume_from_checkpoint=str(without))
 
 
 def test_the_best_adapter_is_loaded_at_the_end(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A training ends in good order, with nothing lost, whatever happens to it."""
 
+import json
 import multiprocessing
 import os
 import resource
@@ -281,6 +282,50 @@ def test_the_only_checkpoint_stays_until_the_next_one_is_complete(tmp_path: Path
         digits_trainer(tmp_path, Interrupted, save_total_limit=1, **EVERY_STEP).train()
     assert (tmp_path / "checkpoint-2").is_dir()
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+
+
+def test_older_checkpoints_go_by_their_step_once_the_next_one_has_its_checksums(tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+
+    class ClockThatJumps(HfViTTrainer):
+        def _seal(self, checkpoint: Path) -> None:
+            seen.append({folder.name for folder in tmp_path.glob("checkpoint-*")})
+            super()._seal(checkpoint)
+            os.utime(checkpoint, (10**9 - 1000 * self.state.global_step,) * 2)
+
+    (tmp_path / "checkpoint-9").mkdir()  # damaged, and of a later step than the training has come to
+    digits_trainer(tmp_path, ClockThatJumps, save_total_limit=2, max_steps=4, **EVERY_STEP).train()
+    assert seen[3] == {"checkpoint-2", "checkpoint-3", "checkpoint-4", "checkpoint-9"}
+    left = {folder.name for folder in tmp_path.glob("checkpoint-*")}
+    assert left == {"checkpoint-3", "checkpoint-4", "checkpoint-9"}
+    arguments = json.loads((tmp_path / "checkpoint-4" / "training_args.json").read_text())
+    assert arguments["save_total_limit"] == 2
+
+
+BEST = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "accuracy"}
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_best_model_is_that_of_a_whole_checkpoint(
+    is_lost: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Without a learning rate no step is better than the first one.
+    options = {**EVERY_STEP, **BEST, "learning_rate": 0.0, "save_total_limit": 1}
+    before = tmp_path / "before"
+    digits_trainer(before, max_steps=3, **{**options, "save_total_limit": 2}).train()
+    assert {folder.name for folder in before.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-3"}
+    before.rename(tmp_path / "after")
+    best = tmp_path / "after" / "checkpoint-1"
+    if is_lost:
+        (best / "model.safetensors").write_bytes(bytes((best / "model.safetensors").stat().st_size))
+    trainer = digits_trainer(tmp_path / "after", max_steps=4, **{**options, "save_total_limit": 2})
+    trainer.train(resume_from_checkpoint=True)
+    expected = tmp_path / "after" / "checkpoint-4" if is_lost else best
+    assert trainer.state.best_model_checkpoint == str(expected)
+    assert (f"The best checkpoint so far, {best}, is lost: SHA256SUMS has" in caplog.text) == is_lost
+    truncate(expected / "config.json")
+    with pytest.raises(CheckpointError, match=r"The best checkpoint, .*, is lost: SHA256SUMS has other ch"):
+        trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,11 @@
 """The best checkpoint of a training that resumes: where it is, and whether it still is what it was."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from ..checkpoints import find_loss, on_first_process
@@ -22,9 +24,13 @@ class BestCheckpoint(ResumeCallback):
     """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **kwargs: Any) -> None:
-        if self.checkpoint is None or best_checkpoint(args, state) is None:
+        if self.checkpoint is None or not args.load_best_model_at_end:
             return
-        best = self.checkpoint.with_name(Path(str(state.best_model_checkpoint)).name)
+        # The library may have forgotten the place by now, but not the score.
+        saved = json.loads((self.checkpoint / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+        if saved.get("best_model_checkpoint") is None:
+            return
+        best = self.checkpoint.with_name(Path(saved["best_model_checkpoint"]).name)
         fault = on_first_process(args, lambda: find_loss(best))
         if fault is None:
             state.best_model_checkpoint = str(best)
