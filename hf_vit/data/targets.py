@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from datasets.utils.file_utils import xopen
+from huggingface_hub import constants
 from torch import Tensor
 
-from ..model.image_inputs import decode_image
+from ..model.image_inputs import decode_image, download
 from ..model.image_targets import IGNORED_LABEL, INDEX_MODES
 from .formats.classes import ClassList
 from .formats.files import listed
@@ -28,6 +29,8 @@ def encoded_bytes(encoded: Mapping[str, Any] | None, what: str) -> bytes:
         return bytes(content)
     if path is None:
         raise ValueError(f"there is no {what}")
+    if path.startswith(("http://", "https://")) and not path.startswith(constants.ENDPOINT):  # the Hub's want a token
+        return download(path)
     if "://" in path:  # of a stream, whose files are not here
         with xopen(path, "rb") as stream:
             return bytes(stream.read())

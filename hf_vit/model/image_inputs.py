@@ -7,6 +7,7 @@ channels, H W pixels.
 
 import base64
 import os
+import time
 import urllib.request
 from collections.abc import Iterator
 from http.client import HTTPException
@@ -26,7 +27,8 @@ if is_vision_available():
 
 
 logger = logging.get_logger(__name__)
-DOWNLOAD_TIMEOUT = 30.0  # seconds
+# Of an image from a URL: seconds in all, and bytes
+DOWNLOAD_TIMEOUT, MAX_DOWNLOAD_BYTES = 30.0, 100 * 2**20
 EXIF_ORIENTATION = 0x0112
 # ITU-R 601 luma weights in 1/65536, the integers that PIL uses
 LUMA = (19595, 38470, 7471)
@@ -164,13 +166,36 @@ def with_source(name: str, source: str | os.PathLike[str]) -> str:
     return f"{name} ({text!r})" if len(text) <= 120 else f"{name} ({text[:80]!r}... of {len(text)} characters)"
 
 
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to where images may come from at all, and not into this machine or to other protocols."""
+
+    def redirect_request(self, request: Any, file: Any, code: int, text: str, headers: Any, url: str) -> Any:
+        if not url.lower().startswith(("http://", "https://")):
+            raise ValueError(f"the server redirects to {url!r}, which is neither http nor https")
+        return super().redirect_request(request, file, code, text, headers, url)
+
+
+def download(url: str) -> bytes:
+    """Returns what is at an http(s) URL; raises `ValueError` if it is too large or slow, or errors of urllib."""
+    end, parts, size = time.monotonic() + DOWNLOAD_TIMEOUT, list[bytes](), 0
+    cure = "Save the image and give its file, or raise image_inputs."
+    # some servers refuse clients without a name
+    request = urllib.request.Request(url, headers={"User-Agent": "hf_vit"})
+    with urllib.request.build_opener(_WebRedirects).open(request, timeout=DOWNLOAD_TIMEOUT) as response:
+        while part := response.read1(2**16):  # what has come, while `read` waits for all of it
+            parts.append(part)
+            size += len(part)
+            if size > MAX_DOWNLOAD_BYTES:
+                raise ValueError(f"it has more than {MAX_DOWNLOAD_BYTES} bytes. {cure}MAX_DOWNLOAD_BYTES")
+            if time.monotonic() > end:
+                raise ValueError(f"it takes more than {DOWNLOAD_TIMEOUT:g} seconds. {cure}DOWNLOAD_TIMEOUT")
+    return b"".join(parts)
+
+
 def _open_stream(source: str, name: str) -> BinaryIO:
     if source.startswith(("http://", "https://")):
-        # some servers refuse clients without a name
-        request = urllib.request.Request(source, headers={"User-Agent": "hf_vit"})
         try:
-            with urllib.request.urlopen(request, timeout=DOWNLOAD_TIMEOUT) as response:
-                return BytesIO(response.read())
+            return BytesIO(download(source))
         except (OSError, HTTPException, ValueError) as error:
             raise OSError(f"{name} cannot be downloaded: {error}. Check the URL and the network.") from error
     if source.startswith("data:"):

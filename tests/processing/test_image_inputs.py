@@ -2,6 +2,8 @@
 
 import base64
 import threading
+import time
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -10,6 +12,7 @@ import PIL.Image
 import pytest
 import torch
 
+from hf_vit.data.targets import encoded_bytes
 from hf_vit.model import image_inputs
 
 from ..helpers.images import BACKENDS, PLAIN, as_chw, noise, png, read
@@ -34,6 +37,21 @@ def server(tmp_path, monkeypatch):
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
+
+        def do_GET(self):
+            if self.path.startswith("/to:"):
+                self.send_response(302)
+                self.send_header("Location", self.path.removeprefix("/to:"))
+                self.end_headers()
+            elif self.path == "/slow":
+                self.send_response(200)
+                self.end_headers()
+                with suppress(OSError):  # when nobody reads any more
+                    for _ in range(100):
+                        self.wfile.write(b"x")
+                        time.sleep(0.05)
+            else:
+                super().do_GET()
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=tmp_path)) as http_server:
         threading.Thread(target=http_server.serve_forever, daemon=True).start()
@@ -362,6 +380,37 @@ def test_bad_images_are_named(backend, image, error, message, monkeypatch):
 def test_missing_page_is_named(backend, server):
     with pytest.raises(OSError, match=r"images \('http.*/no.png'\) cannot be downloaded: .*404"):
         backend()(f"{server}/no.png")
+
+
+def test_downloads_have_limits(backend, server, tmp_path, monkeypatch):
+    (tmp_path / "large.png").write_bytes(bytes(5000))
+    monkeypatch.setattr(image_inputs, "MAX_DOWNLOAD_BYTES", 4096)
+    with pytest.raises(OSError, match=r"cannot be downloaded: it has more than 4096 bytes\. .*MAX_DOWNLOAD_BYTES"):
+        backend()(f"{server}/large.png")
+    monkeypatch.setattr(image_inputs, "DOWNLOAD_TIMEOUT", 0.3)
+    with pytest.raises(OSError, match=r"cannot be downloaded: it takes more than 0.3 seconds\. .*DOWNLOAD_TIMEOUT"):
+        backend()(f"{server}/slow")
+
+
+@pytest.mark.parametrize("place", ["file:///etc/hostname", "ftp://127.0.0.1/a.png", "data:image/png;base64,aGVsbG8="])
+def test_a_server_leads_to_the_web_alone(backend, server, place):
+    with pytest.raises(OSError, match=f"(?i)cannot be downloaded: .*redirect.*'{place}'"):
+        backend()(f"{server}/to:{place}")
+
+
+def test_urls_in_columns_have_the_same_limits(server, tmp_path, monkeypatch):
+    (tmp_path / "large.png").write_bytes(bytes(5000))
+    cell = {"path": f"{server}/large.png", "bytes": None}
+    assert encoded_bytes(cell, "image") == bytes(5000)
+    monkeypatch.setattr(image_inputs, "MAX_DOWNLOAD_BYTES", 4096)
+    with pytest.raises(ValueError, match="more than 4096 bytes"):
+        encoded_bytes(cell, "image")
+
+
+def test_a_redirect_on_the_web_is_followed(backend, server, tmp_path):
+    PIL.Image.fromarray(noise(8, 8, 3)).save(tmp_path / "a.png")
+    redirected, direct = (backend()(place).pixel_values for place in (f"{server}/to:/a.png", f"{server}/a.png"))
+    np.testing.assert_array_equal(redirected, direct)
 
 
 @pytest.mark.parametrize("empty", [[], (), np.zeros((0, 3, 8, 8), dtype=np.uint8)])

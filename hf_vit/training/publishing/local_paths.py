@@ -47,7 +47,7 @@ def without_local_paths(file: Path, names: dict[str, str]) -> bytes | None:
         # as it is, and in JSON, in YAML and in a command
         forms = {path, json.dumps(path)[1:-1], path.replace("'", "''"), path.replace("'", "'\"'\"'")}
         for written in sorted(forms, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w./-]){re.escape(written)}(?![\w-])", lambda _, path=path: names[path], text)
+            text = re.sub(rf"(?<![\w./-]){re.escape(written)}(?![\w-])", names[path].replace("\\", r"\\"), text)
     text = SCRIPT.sub("", text)
     home = str(Path.home())
     return (text if len(home) == 1 else re.sub(rf"{re.escape(home)}(?![\w-])", "~", text)).encode()
