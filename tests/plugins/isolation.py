@@ -18,7 +18,7 @@ from ..helpers.environment import HOME, TEMPORARY
 
 # What Python and its libraries start or make once, when first needed, and keep until they end.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
-KEPT_FILES = ("pymp-*",)
+KEPT_FILES = ("pymp-*", "torchinductor_*")
 PATIENCE = 5.0  # seconds, which a process that has been told to end may take
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended become children of this one
 
