@@ -54,7 +54,7 @@ from ..helpers.models import VARIANTS, small_config
             "use_distillation_token=True needs",
         ),
         ({"num_labels": 5, "id2label": {0: "a", 1: "b"}}, "num_labels=5 but id2label names 2"),
-        ({"num_labels": -3}, "num_labels=-3 must not be negative"),
+        ({"num_labels": -3}, "num_labels=-3 must be a whole number of at least 0"),
         ({"problem_type": "bogus"}, "bogus"),
         ({"id2label": {1: "a", 2: "b"}}, "must name the labels 0 to 1"),
         ({"out_indices": []}, r"out_indices=\[\] leaves the backbone nothing"),

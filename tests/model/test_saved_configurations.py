@@ -52,6 +52,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "position_embedding_type": "learned",
         "prefix_has_position": True,
         "position_interpolation": "bicubic",
+        "position_interpolation_offset": 0.0,
         "position_antialias": False,
         "rope_theta": 100.0,
         "rope_coordinates": "centered",
@@ -70,6 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "head": "conv",
         "hidden_size": 256,
         "num_layers": 2,
+        "norm": "batch",
         "out_indices": None,
         "dropout_prob": 0.0,
         "cross_entropy_weight": 1.0,
@@ -131,6 +133,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "keypoint_config": {
         "head": "classic",
         "hidden_size": 256,
+        "norm": "batch",
         "scale_factor": 4,
         "sigma": 2.0,
         "keypoint_weights": None,
