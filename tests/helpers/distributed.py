@@ -33,7 +33,7 @@ def launch(*arguments: str, folder: Path, workdir: Path = ROOT) -> subprocess.Po
     # A file rather than a pipe, which the workers of a killed process would hold open.
     with (folder / "output.txt").open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *arguments],
+            [sys.executable, "-m", "torch.distributed.run", "--log_dir", str(folder / "logs"), *arguments],
             cwd=workdir,
             env={**os.environ, **OFFLINE, **ONE_THREAD},
             stdout=output,

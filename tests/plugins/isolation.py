@@ -1,5 +1,6 @@
 """Refuses tests that reach for the network, or that leave processes or files behind outside their folder."""
 
+import contextlib
 import ctypes
 import fnmatch
 import multiprocessing
@@ -16,9 +17,9 @@ from ..helpers import network, processes
 from ..helpers.environment import HOME, TEMPORARY
 
 
-# What Python and its libraries start or make once, when first needed, and keep until they end.
+# What Python and torch start or make once, when first needed, and keep until they end, or leave where processes fail.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
-KEPT_FILES = ("pymp-*", "torchinductor_*")
+KEPT_FILES = ("pymp-*", "torchinductor_*", "pytorch-errorfile-*")
 PATIENCE = 5.0  # seconds, which a process that has been told to end may take
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: processes whose parents have ended become children of this one
 
@@ -95,17 +96,21 @@ def left_running() -> dict[int, str]:
         time.sleep(0.01)
     left = {child: contents(f"/proc/{child}/cmdline").replace(b"\0", b" ").decode() for child in running(os.getpid())}
     for child in left:
-        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
     return left
+
+
+known_files: set[str] = set()  # what tests were refused for already
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
-    files = temporary_files()
     yield
     refused, network.refused[:] = network.refused[:], []
     assert not refused, f"The test reached for the network: {refused}"
     left = left_running()
     assert not left, f"The test left processes running, which were ended: {left}"
-    left_files = temporary_files() - files
+    left_files = temporary_files() - known_files
+    known_files.update(left_files)
     assert not left_files, f"The test left files outside its tmp_path: {sorted(left_files)}"
