@@ -6,7 +6,6 @@ from ..evaluation.universal import UniversalMetric
 from .arguments import ClassificationDataArguments, HfViTTrainingArguments, ModelArguments
 from .batch_transforms import Mixing, MultiScaleSizes, ProgressiveSizes
 from .callbacks.throughput import forward_flops
-from .checkpoints import check_labels, last_checkpoint
 from .distillation.arguments import DistillationArguments, make_distillation
 from .distillation.base import Distillation
 from .distillation.methods import FeatureDistillation, TokenDistillation
@@ -17,13 +16,14 @@ from .load_data import load_evaluation_split, load_splits
 from .optim.arguments import OptimizationArguments
 from .optim.muon import Muon
 from .optim.parameter_groups import freeze, make_parameter_groups
-from .output_folder import checkpoint_to_resume
 from .publishing.hub import check_upload, list_upload, publish
 from .publishing.model_card import TrainingInfo, Usage, write_model_card
 from .publishing.report import write_scores
 from .recipe import given_arguments, parse_arguments, start_recipe, without_secrets
 from .regularization import BinaryCrossEntropy, PatchDropout, RegularizationArguments, regularize
 from .run import evaluate, run
+from .saving.checkpoints import check_labels, last_checkpoint
+from .saving.output_folder import checkpoint_to_resume
 from .tasks import TASKS
 from .tasks.base import Task
 from .tasks.image_classification import AugmentationArguments, ImageClassification, load_classifier, make_trainer

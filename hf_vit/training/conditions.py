@@ -11,8 +11,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ..data.fingerprint import file_list, fingerprint
 from .arguments import StreamArguments, split_sources
-from .checkpoints import CONDITIONS
 from .recipe import is_free
+from .saving.checkpoints import CONDITIONS
 from .tasks.base import Task
 
 

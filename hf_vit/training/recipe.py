@@ -12,8 +12,8 @@ import yaml
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
-from .output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
 from .ranges import check_ranges
+from .saving.output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
 
 
 logger = logging.get_logger(__name__)

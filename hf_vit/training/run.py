@@ -16,15 +16,15 @@ from transformers.utils import logging
 
 from ..model.pretrained import read_config
 from .arguments import HfViTTrainingArguments, ImageDataArguments
-from .checkpoints import check_labels, on_first_process
 from .checks import check_output
 from .conditions import check_changes, describe_arguments, describe_data, read_conditions, with_changes
 from .distillation.base import check_projection
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_resume, in_one_line
 from .lora import count_parameters
 from .models import check_architecture
-from .output_folder import checkpoint_to_resume, occupied
 from .recipe import given_arguments, make_parser, parse_arguments, split_recipe, start_recipe, without_secrets
+from .saving.checkpoints import check_labels, on_first_process
+from .saving.output_folder import checkpoint_to_resume, occupied
 from .tasks import TASKS
 from .tasks.base import EvaluatedModel, EvaluationArguments, Task
 from .trainer import HfViTTrainer

@@ -32,14 +32,6 @@ from .callbacks.ema import AVERAGE_FOLDER, AverageWeights, AveragingArguments, L
 from .callbacks.preemption import SafeStop, WorkerStart
 from .callbacks.resume import DistillationCheckpoints, NewOptions, ResumeArguments, ResumeCallback
 from .callbacks.throughput import Throughput, TrainingProgress, best_flops, training_flops
-from .checkpoints import (
-    CONDITIONS,
-    chosen_checkpoint,
-    complete,
-    delete_older,
-    on_first_process,
-    stopped_early_at,
-)
 from .distillation.base import PROJECTION_NAME, Distillation, check_distillation
 from .errors import ExampleError, as_sentence, how_to_resume
 from .lora import (
@@ -55,9 +47,17 @@ from .lora import (
 from .optim.arguments import SCHEDULE_FREE, check_optimization, optimization_of
 from .optim.muon import Muon
 from .optim.parameter_groups import decayed_parameter_names, freeze, make_parameter_groups
-from .output_files import ADAPTER_FOLDER, TRAINING_ARGS_JSON, write_whole
 from .publishing.hub import additions, checkpoint_additions, clear_errors, list_upload, tag_version
 from .regularization import repeated_augmentation_sampler
+from .saving.checkpoints import (
+    CONDITIONS,
+    chosen_checkpoint,
+    complete,
+    delete_older,
+    on_first_process,
+    stopped_early_at,
+)
+from .saving.output_files import ADAPTER_FOLDER, TRAINING_ARGS_JSON, write_whole
 from .stream_loader import StreamStart, read_own_shards
 
 

@@ -26,7 +26,7 @@ from hf_vit.training import (
     run,
 )
 from hf_vit.training.callbacks.ema import WeightAverage
-from hf_vit.training.checkpoints import find_fault
+from hf_vit.training.saving.checkpoints import find_fault
 
 from ..helpers import distributed
 from ..helpers.averaged_shards import EMA_DECAY, EMA_STEPS, small_model, train_by_hand, train_with_muon

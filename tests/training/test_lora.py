@@ -15,8 +15,8 @@ from transformers import pipeline
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, run
-from hf_vit.training.checkpoints import find_fault
-from hf_vit.training.checksums import seal
+from hf_vit.training.saving.checkpoints import find_fault
+from hf_vit.training.saving.checksums import seal
 
 from ..helpers.datasets import write_class_folders
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer

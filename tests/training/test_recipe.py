@@ -13,7 +13,6 @@ from hf_vit.training import (
     ModelArguments,
     RegularizationArguments,
 )
-from hf_vit.training.output_files import RECIPE_NAME
 from hf_vit.training.recipe import (
     given_arguments,
     parse_arguments,
@@ -21,6 +20,7 @@ from hf_vit.training.recipe import (
     start_recipe,
     without_secrets,
 )
+from hf_vit.training.saving.output_files import RECIPE_NAME
 from hf_vit.training.tasks.semantic_segmentation import SemanticEvaluationArguments
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from hf_vit.training import ImageClassification, last_checkpoint, run
 from hf_vit.training.conditions import read_conditions
-from hf_vit.training.output_files import OUTPUT_FILES, is_named, output_files, write_whole
+from hf_vit.training.saving.output_files import OUTPUT_FILES, is_named, output_files, write_whole
 
 from ..helpers.datasets import write_class_folders, write_pictures
 

@@ -8,8 +8,8 @@ from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from ..checkpoints import find_loss, on_first_process
 from ..errors import CheckpointError, how_to_resume
+from ..saving.checkpoints import find_loss, on_first_process
 from .resume import ResumeCallback, best_checkpoint
 
 

@@ -15,9 +15,9 @@ from yaml import YAMLError
 
 from ... import __version__
 from ..callbacks.ema import AVERAGE_FOLDER
-from ..checkpoints import missing_weights
 from ..distillation.base import PROJECTION_NAME
-from ..output_files import ADAPTER_FILES, CARD, OUTPUT_FILES, is_named, output_files
+from ..saving.checkpoints import missing_weights
+from ..saving.output_files import ADAPTER_FILES, CARD, OUTPUT_FILES, is_named, output_files
 from .local_paths import names_of_paths, without_local_paths
 from .model_card import TrainingInfo
 

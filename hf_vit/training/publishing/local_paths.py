@@ -13,7 +13,7 @@ import yaml
 from transformers.utils import ADAPTER_CONFIG_NAME
 
 from ..arguments import split_sources
-from ..output_files import ADAPTER_FOLDER, RECIPE_NAME, REPORT_FILES, TRAINING_ARGS_JSON, is_named
+from ..saving.output_files import ADAPTER_FOLDER, RECIPE_NAME, REPORT_FILES, TRAINING_ARGS_JSON, is_named
 
 
 # What holds the options of a training, and so the paths that it was given.

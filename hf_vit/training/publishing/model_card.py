@@ -17,7 +17,7 @@ from ..batch_transforms import SizeArguments
 from ..callbacks.ema import AVERAGE_FOLDER, AveragingArguments
 from ..lora import count_parameters, describe_adapter
 from ..optim.arguments import optimization_of
-from ..output_files import write_whole
+from ..saving.output_files import write_whole
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..arguments import StreamArguments, split_sources
 from ..callbacks.ema import AVERAGE_FOLDER
 from ..evaluator_trainer import EvaluatorTrainer, draw_examples
 from ..models import shorten
-from ..output_files import RECIPE_NAME, write_whole
+from ..saving.output_files import RECIPE_NAME, write_whole
 from ..trainer import HfViTTrainer
 from .model_card import TrainingInfo
 

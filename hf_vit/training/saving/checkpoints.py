@@ -26,7 +26,7 @@ from transformers.utils import (
     logging,
 )
 
-from .callbacks.ema import AVERAGE_FOLDER
+from ..callbacks.ema import AVERAGE_FOLDER
 from .checksums import CHECKSUMS, find_mismatch, seal
 from .output_files import TRAINING_ARGS_JSON
 

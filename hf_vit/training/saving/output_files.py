@@ -15,8 +15,8 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
 )
 
-from .. import model as travelling
-from .callbacks.ema import AVERAGE_FOLDER
+from ... import model as travelling
+from ..callbacks.ema import AVERAGE_FOLDER
 
 
 ADAPTER_FOLDER = "adapter"  # of the adapter alone, beside the model that it is merged into
