@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import psutil
 import pytest
 import yaml
 from safetensors.torch import load_file
+from transformers import TrainingArguments
 
 from hf_vit.training import ImageClassification, last_checkpoint, run
 from hf_vit.training.conditions import read_conditions
+from hf_vit.training.saving import output_folder
 from hf_vit.training.saving.output_files import OUTPUT_FILES, is_named, output_files, write_whole
 
 from ..helpers.datasets import write_class_folders, write_pictures
@@ -299,23 +302,36 @@ def test_a_training_that_runs_is_left_alone(begun: Path) -> None:
         write_lock(host=socket.gethostname(), process=sleeper.pid, started=started)
         assert f"A training runs in output, as process {sleeper.pid}" in refusal(*LAST)
         write_lock(host="another-host", process=sleeper.pid, started=started)
-        expected = f"on the host another-host, as process {sleeper.pid}. If it has ended there, delete output/training"
-        assert expected in refusal()
+        assert f"A training runs in output on another-host, as process {sleeper.pid}, by its last" in refusal()
         Path("output/training.lock").write_text("")
-        assert "output/training.lock cannot be read. If none runs, delete that file" in refusal(*LAST)
+        assert "on an unknown host, as process unknown" in refusal(*LAST)
     finally:
         sleeper.communicate()
 
 
-@pytest.mark.parametrize("process", ["ended", "other"])
+@pytest.mark.parametrize("process", ["ended", "other", "silent"])
 def test_what_a_crash_leaves_behind_is_recognized(process: str, begun: Path, trained: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    number = ended.pid if process == "ended" else os.getpid()  # which another process has got since
-    write_lock(host=socket.gethostname(), process=number, started=1.0)
+    number = os.getpid() if process == "other" else ended.pid  # which another process has got since
+    write_lock(host="another-host" if process == "silent" else socket.gethostname(), process=number, started=1.0)
+    if process == "silent":
+        os.utime("output/training.lock", (0, time.time() - output_folder.SILENT_SECONDS))
     train(*LAST)
     assert weights() == weights(str(trained / "output"))
     assert not Path("output/training.lock").exists()
+
+
+def test_a_training_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_folder, "TOUCH_SECONDS", 0.01)
+    with output_folder.occupied(TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)):
+        lock = tmp_path / "training.lock"
+        os.utime(lock, (0, 0))
+        end = time.monotonic() + 30
+        while output_folder.seconds_untouched(lock) > output_folder.SILENT_SECONDS and time.monotonic() < end:
+            time.sleep(0.01)
+        assert output_folder.seconds_untouched(lock) < output_folder.SILENT_SECONDS
+    assert not lock.exists()
 
 
 def test_a_training_that_is_refused_leaves_no_folder_behind(place: Path) -> None:

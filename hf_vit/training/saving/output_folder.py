@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,8 @@ from .output_files import CARD, LOCK_NAME, RECIPE_HEADING, RECIPE_NAME, flush_fo
 
 
 logger = logging.get_logger(__name__)
+TOUCH_SECONDS = 30.0  # between a training's signs of life, which are the time stamps of its lock
+SILENT_SECONDS = 300.0  # without one, after which a training that cannot be asked is taken for dead
 # What the library deletes, writes over, or makes and we delete, in the folder of a model that it saves.
 DELETED = (TRAINING_ARGS_NAME, "model*-?????-of-?????.*")
 
@@ -33,9 +37,13 @@ def occupied(args: TrainingArguments) -> Iterator[None]:
     """
     folder = Path(args.output_dir)
     made = on_first_process(args, lambda: lock(folder))
+    ended = threading.Event()
+    if args.process_index == 0:
+        threading.Thread(target=keep_touching, args=(folder / LOCK_NAME, ended), daemon=True).start()
     try:
         yield
     finally:
+        ended.set()
         if args.process_index == 0:
             (folder / LOCK_NAME).unlink(missing_ok=True)
             for place in made:
@@ -63,26 +71,42 @@ def lock(folder: Path) -> list[Path]:
     raise ValueError(f"Another training has just started in {folder}. Wait for it, or choose another --output_dir.")
 
 
+def keep_touching(file: Path, ended: threading.Event) -> None:
+    """Renews the time stamp of a lock until its training ends."""
+    while not ended.wait(TOUCH_SECONDS):
+        with suppress(OSError):  # a folder may be out of reach for a while
+            os.utime(file)
+
+
+def seconds_untouched(file: Path) -> float:
+    """Returns the age of a file by the clock of the disk that it is on, which may be another host's."""
+    with tempfile.NamedTemporaryFile(dir=file.parent) as now:
+        return os.stat(now.name).st_mtime - file.stat().st_mtime
+
+
 def refuse_if_running(file: Path) -> None:
-    """Raises `ValueError` unless the process that wrote a lock is gone, which can be told on its own host alone."""
-    advice = "or choose another --output_dir."
+    """Raises `ValueError` unless the training that wrote a lock is gone, or silent on a host that cannot be asked."""
     try:
         holder = json.loads(file.read_text(encoding="utf-8"))
         host, process, started = holder["host"], holder["process"], holder["started"]
+        silence = seconds_untouched(file)
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError):
+        host, process, silence = "an unknown host", "unknown", seconds_untouched(file)
+    if host == socket.gethostname():
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(process).create_time() == started:  # and not another one with its number
+                raise ValueError(
+                    f"A training runs in {file.parent}, as process {process}. Wait for its end, or choose another "
+                    "--output_dir."
+                )
+    elif silence < SILENT_SECONDS:
         raise ValueError(
-            f"A training may run in {file.parent}: {file} cannot be read. If none runs, delete that file, {advice}"
-        ) from None
-    if host != socket.gethostname():
-        raise ValueError(
-            f"A training was started in {file.parent} on the host {host}, as process {process}. If it has ended "
-            f"there, delete {file}, {advice}"
+            f"A training runs in {file.parent} on {host}, as process {process}, by its last sign of life "
+            f"{max(silence, 0):.0f} seconds ago. If it has ended, delete {file} or try again when that is "
+            f"{SILENT_SECONDS:.0f} seconds ago; else choose another --output_dir."
         )
-    with suppress(psutil.NoSuchProcess):
-        if psutil.Process(process).create_time() == started:  # and not another one with its number
-            raise ValueError(f"A training runs in {file.parent}, as process {process}. Wait for its end, {advice}")
 
 
 def checkpoint_to_resume(args: TrainingArguments) -> str | None:
