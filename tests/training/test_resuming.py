@@ -32,6 +32,12 @@ SCRIPT = (
 LAST = ("--resume_from_checkpoint", "last")
 
 
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data that are missing here are not looked for on the Hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `photos`, eight to train on and two to validate, and the `output` of a training of four steps."""
