@@ -350,10 +350,10 @@ def main(arguments: list[str] | None = None) -> None:
             if number == 0:  # what follows depends on files, and not on the task
                 faults += [fill_disk, lambda bench: damage(bench, flip, "byte flipped")]
                 faults += [lambda bench: damage(bench, zero, "half zeroed")]
-            if time.monotonic() > end:
-                sys.exit(f"After {args.minutes:g} minutes, {len(args.subset) - number} cases were not begun.")
             bench = Bench(name, place, args.steps, random.Random(f"{args.seed} {name}"))
             for fault in faults:
+                if time.monotonic() > end:
+                    sys.exit(f"{parser.prog}: {args.minutes:g} minutes have passed; {name} and what follows are left.")
                 row = fault(bench)
                 print(row, flush=True)
                 if not row.is_good:
