@@ -251,7 +251,9 @@ class OfSavedModel(HfViTTrainer):
     """Takes its model for one that was saved: others get no adapter."""
 
     def __init__(self, model: HfViTForImageClassification, **kwargs: Any) -> None:
-        model.config._name_or_path = "saved"
+        base = f"{kwargs['args'].output_dir}-base"
+        model.config.save_pretrained(base)  # else adapters look for it on the Hub
+        model.config._name_or_path = base
         torch.manual_seed(0)  # what an adapter begins with is random
         super().__init__(model=model, **kwargs)
 
