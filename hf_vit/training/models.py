@@ -1,19 +1,20 @@
 """The model that a training starts from, and its image processor."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import BaseImageProcessor
+from transformers import BaseImageProcessor, PreTrainedModel
 from transformers.utils import logging
 
 from ..convert import load_image_processor
 from ..model.configuration_hf_vit import SIZES, HfViTConfig, check_fields, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
 from ..model.pretrained import HfViTPreTrainedModel, check_weights, read_config
-from ..model.task_configurations import TASK_CONFIGS, with_lists
+from ..model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS, with_lists
 from .arguments import ModelArguments
 
 
@@ -116,6 +117,19 @@ def check_architecture(checkpoint: str, model_class: type[HfViTPreTrainedModel],
             f"The training of {checkpoint} was started with another architecture ({'; '.join(differing)}). Resume "
             "with the same model, or start another training in another --output_dir."
         )
+
+
+def check_head(checkpoint: str, model: PreTrainedModel) -> None:
+    """Raises `ValueError` unless a checkpoint's task has the options of a model's, as other versions choose others."""
+    saved = read_config_of(checkpoint)
+    for task in MODEL_OPTIONS.get(type(model).__name__, ()):
+        kind = TASK_CONFIGS[task]
+        then, now = (kind.of(options).to_full_dict() for options in (saved.get(task), vars(model.config)[task]))
+        if differing := {name: value for name, value in then.items() if now[name] != value}:
+            raise ValueError(
+                f"The training of {checkpoint} was started with other options of its task. Resume it with "
+                f"--config_overrides '{json.dumps({task: differing})}', or start another one in another --output_dir."
+            )
 
 
 def comparable(name: str, value: Any) -> Any:

@@ -21,7 +21,7 @@ from .conditions import check_changes, describe_arguments, describe_data, read_c
 from .distillation.base import check_projection
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_resume, in_one_line
 from .lora import count_parameters
-from .models import check_architecture
+from .models import check_architecture, check_head
 from .recipe import given_arguments, make_parser, parse_arguments, split_recipe, start_recipe, without_secrets
 from .saving.checkpoints import check_labels, on_first_process
 from .saving.output_folder import checkpoint_to_resume, occupied
@@ -70,9 +70,10 @@ def train(task: Task, arguments: Sequence[str], report: Callable[[str], None]) -
             check_labels(checkpoint, names)
         set_seed(args.seed)
         trainer = task.make_trainer()
-        if checkpoint is not None:
-            check_projection(checkpoint, trainer.distillation)
         trainer.conditions = on_first_process(args, lambda: find_conditions(task, values, checkpoint))
+        if checkpoint is not None:
+            check_head(checkpoint, trainer.model)
+            check_projection(checkpoint, trainer.distillation)
         if trainer.is_world_process_zero():
             recipe = given_arguments(types, arguments)
             compares = checkpoint is not None and not read_conditions(checkpoint) and not args.resume_with_changes

@@ -9,9 +9,11 @@ import torch
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForKeypointDetection, HfViTImageProcessor
 from hf_vit.evaluation import KeypointMetric
+from hf_vit.training.models import check_head
 from hf_vit.training.tasks.keypoint_detection import KeypointEvaluator
 
 from ..helpers.dense_trainings import CONFIG, make_trainer, scores_of
+from ..helpers.models import SMALL
 from ..helpers.object_trainings import POINTS, write_figures
 
 
@@ -94,3 +96,14 @@ def test_a_fresh_head_has_instance_norm_and_a_saved_one_keeps_its_own(figures: P
     assert open_model(keypoints, {"hidden_size": 8}).options.norm == "instance"
     assert open_model(keypoints, {"norm": "instance"}).options.norm == "instance"
     assert open_model(classifier, {}, "--head", "simple").options.norm == "batch"  # which has none
+
+
+def test_a_training_of_a_version_with_another_norm_is_not_resumed(tmp_path: Path) -> None:
+    before, now = (
+        HfViTForKeypointDetection(HfViTConfig(**SMALL | {"keypoint_config": {"hidden_size": 16, "norm": norm}}))
+        for norm in ("batch", "instance")
+    )
+    before.save_pretrained(tmp_path)
+    check_head(str(tmp_path), before)
+    with pytest.raises(ValueError, match=r"""with --config_overrides '{"keypoint_config": {"norm": "batch"}}'"""):
+        check_head(str(tmp_path), now)
