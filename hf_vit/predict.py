@@ -169,7 +169,7 @@ class Predictor(ABC):
     pipeline_class: ClassVar[type[Pipeline] | None] = None  # the library's own
     columns: ClassVar[int | None] = 1  # of a picture of many images; None makes as many as there are rows
 
-    def __init__(self, model: str, *, trust_remote_code: bool, **options: Any) -> None:
+    def __init__(self, model: str, *, trust_remote_code: bool = False, **options: Any) -> None:
         opening: dict[str, Any] = {"pipeline_class": self.pipeline_class, "trust_remote_code": trust_remote_code}
         with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
             self.run = pipeline(self.pipeline, model=model, **opening)

@@ -145,10 +145,10 @@ def count_divisors(labels: Sequence[Mapping[str, Tensor]], options: HfViTDetecti
     """
     counts = [len(target["class_labels"]) for target in labels]
     if class_loss_of(options) != "cross_entropy":
-        return torch.tensor([float(sum(counts))] * 2)
+        return torch.tensor([float(sum(counts))] * 2, dtype=torch.float64)
     num_found = sum(min(count, options.num_queries) for count in counts)
     num_empty = len(labels) * options.num_queries - num_found
-    return torch.tensor([num_found + NO_OBJECT_WEIGHT * num_empty, float(sum(counts))])
+    return torch.tensor([num_found + NO_OBJECT_WEIGHT * num_empty, float(sum(counts))], dtype=torch.float64)
 
 
 def own_divisors(counts: Tensor, is_training: bool) -> Tensor:
@@ -411,9 +411,9 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         loss = loss_dict = None
         if labels is not None:
             if num_items_in_batch is None:
-                divisors = own_divisors(self.count_items(labels).to(predictions[-1].boxes.device), self.training)
+                divisors = own_divisors(self.count_items(labels).to(predictions[-1].boxes), self.training)
             else:
-                divisors = at_least_one(num_items_in_batch)
+                divisors = at_least_one(num_items_in_batch).to(predictions[-1].boxes)
             num_groups = self.options.num_groups if self.training and self.options.decoder == "deformable" else 1
             loss, loss_dict = detection_loss(predictions, labels, self.options, divisors, num_groups)
         *earlier, result = predictions

@@ -323,7 +323,8 @@ class HfViTTrainer(Trainer):
 
     def _add_up(self, counts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
         """Returns the sum of what is counted in the batches of a step, on all processes."""
-        total = torch.stack(counts).sum(dim=0).to(device)
+        total = torch.stack(counts).sum(dim=0)
+        total = total.to(device, torch.float32 if device.type == "mps" else total.dtype)  # which has no float64
         return self.accelerator.reduce(total) if self.args.average_tokens_across_devices else total
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -94,7 +94,7 @@ VALUES = [
     ("empty-list", [], "images is empty"),
     ("batch-of-none", np.zeros((0, 3, 6, 8), np.uint8), "images is empty"),
     ("negative-float-image", Image.fromarray(np.full((4, 4), -3, np.float32)), "mode 'F' | -3"),
-    ("negative-int-image", Image.fromarray(np.full((4, 4), -3, np.int32)), "16-bit gray goes from 0"),
+    ("negative-int-image", Image.fromarray(np.full((4, 4), -3, np.int32)), "mode 'I' | -3"),
 ]
 KINDS = [
     ("none", None, "NoneType"),

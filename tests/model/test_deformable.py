@@ -242,7 +242,7 @@ def test_padding_and_splitting_change_no_loss_and_no_gradient() -> None:
     options = {"position_embedding_type": "rotary", "window_size": 2, "global_attention_layers": [1]}
     model = build_model(HfViTForObjectDetection, detection_config=OPTIONS, **options).double().train()
     alone, together = padded_batch(model, torch.float64)
-    expected, actual = (loss_and_gradients(model, batches, 3) for batches in (alone, [together]))
+    expected, actual = (loss_and_gradients(model, batches) for batches in (alone, [together]))
     for own, other, name in zip(actual, expected, ("loss", "gradients"), strict=True):
         assert_close(own, other, 1e-9, name)
 

@@ -296,7 +296,7 @@ def test_padding_to_a_given_size_and_of_images_that_do_not_fill_their_patches(ba
         ({"image_mean": float("nan")}, "image_mean=.* finite"),
         ({"rescale_factor": 0.0}, "rescale_factor=0.0 must be positive"),
         ({"num_channels": 0}, "num_channels=0 must be"),
-        ({"resample": 17}, "17 is not a valid Resampling"),
+        ({"resample": 17}, "resample=17 is unknown"),
         ({"data_format": "sideways"}, "sideways.*channels_first"),
     ],
 )

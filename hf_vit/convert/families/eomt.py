@@ -68,7 +68,7 @@ def configure(config: Config, shapes: Shapes) -> dict[str, Any]:
         "num_register_tokens": config.get("num_register_tokens", 4),
         "prefix_has_position": False,
         "position_antialias": True,  # as in the backbone that it was trained from
-        "universal_segmentation_config": given_fields(config, OPTIONS),
+        "universal_segmentation_config": {"num_blocks": 4, **given_fields(config, OPTIONS)},
     }
 
 
@@ -79,7 +79,7 @@ def configure_dinov3(config: Config, shapes: Shapes) -> dict[str, Any]:
         **dinov3.configure(config, shapes, **large),
         "rope_theta": (config.get("rope_parameters") or {}).get("rope_theta", 100.0),
         "num_register_tokens": config.get("num_register_tokens", 4),
-        "universal_segmentation_config": given_fields(config, OPTIONS),
+        "universal_segmentation_config": {"num_blocks": 4, **given_fields(config, OPTIONS)},
     }
 
 
