@@ -27,19 +27,8 @@ FREE = {
     *("resume_from_checkpoint", "resume_with_changes", "do_train", "do_eval", "do_predict", "debug"),
 }
 FREE_PREFIXES = (
-    *(
-        "dataloader_num",
-        "dataloader_p",
-        "ddp_",
-        "eval_",
-        "hub_",
-        "log",
-        "push_to_hub",
-        "save_",
-        "trackio_",
-        "tpu_",
-        "zero_shot_",
-    ),
+    *("dataloader_num", "dataloader_p", "ddp_", "eval_", "hub_", "log", "push_to_hub", "save_", "trackio_", "tpu_"),
+    "zero_shot_",
 )
 
 

@@ -215,9 +215,9 @@ def test_divisors_of_parts_add_up() -> None:
     labels = draw_labels(generator)
     for class_loss, own in {"cross_entropy": 9 + 0.1 * 15, "focal": 9.0, "iou_aware": 9.0}.items():
         config = options(class_loss, num_queries=NUM_QUERIES)
-        torch.testing.assert_close(count_divisors(labels, config), torch.tensor([own, 9.0]))
+        torch.testing.assert_close(count_divisors(labels, config), torch.tensor([own, 9.0], dtype=torch.float64))
         parts = torch.stack([count_divisors([target], config) for target in labels])
-        torch.testing.assert_close(parts.sum(dim=0), torch.tensor([own, 9.0]))
+        torch.testing.assert_close(parts.sum(dim=0), torch.tensor([own, 9.0], dtype=torch.float64))
 
 
 @all_losses
