@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
-from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
+from hf_vit import (
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForObjectDetection,
+    HfViTImageProcessor,
+)
 from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.model.task_classification import classification_loss
@@ -112,14 +118,21 @@ def examples_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
     return [{key: value[i] for key, value in batch.items()} for i in range(len(batch["pixel_values"]))]
 
 
-def backward_of_parts(name: str, size: int) -> dict[str, Tensor]:
-    """The mean loss of the parts of a batch, and its gradient, as PyTorch itself has them, without any Trainer."""
+def backward_of_parts(name: str, size: int, counts_all: bool = False) -> dict[str, Tensor]:
+    """The mean loss of the parts of a batch, and its gradient, as PyTorch itself has them, without any Trainer.
+
+    If `counts_all`, models that count what their loss is divided by do so for the batch, and losses are summed.
+    """
     with default_dtype(torch.float64):
         model, batch = model_and_batch(name, GLOBAL_BATCH)
         starts = range(0, GLOBAL_BATCH, size)
         parts = [{key: value[start : start + size] for key, value in batch.items()} for start in starts]
         model.train()
-        loss = torch.stack([model(**part).loss for part in parts]).mean()
+        if counts_all and isinstance(model, HfViTForObjectDetection | HfViTForKeypointDetection):
+            count = model.count_items(batch["labels"])
+            loss = torch.stack([model(**part, num_items_in_batch=count).loss for part in parts]).sum()
+        else:
+            loss = torch.stack([model(**part).loss for part in parts]).mean()
         loss.backward()
         gradients = flatten([parameter.grad for parameter in model.parameters()])
     return {"losses": loss.detach()[None], "gradients": gradients[None]}

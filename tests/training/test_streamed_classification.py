@@ -143,7 +143,7 @@ def test_workers_stay_and_scores_are_still_of_the_images_that_are_asked_for(tmp_
     ("options", "message"),
     [
         (
-            ["--max_steps", "0"],
+            ["--max_steps", "-1"],
             "A stream does not say how many images it has.* Give --max_steps, --save_strategy steps",
         ),
         (["--max_train_samples", "5"], "max_train_samples=5 are drawn from all images"),

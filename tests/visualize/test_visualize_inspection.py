@@ -188,7 +188,7 @@ def test_a_point_changes_what_attends_and_what_is_compared(workplace: Path, tmp_
         ("rooms", ["--kinds", "positions"], "position_embedding_type='rotary' adds no positions"),
         ("pets", ["--kinds", "saliency", "--class_name", "cow"], "knows no class 'cow', but cat, dog"),
         ("pets", ["--kinds", "rollout", "--point", "70,5"], "70,5 .* outside an image of 50 x 90"),
-        ("pets", ["--image_size", "0"], "shortest_edge"),
+        ("pets", ["--image_size", "0"], "image_size=0 must be at least 1"),
         ("nothing", [], "nothing"),
     ],
 )
