@@ -1,4 +1,4 @@
-"""Measures throughput, time and memory of this package beside other libraries.
+"""Measures throughput, time, memory and learning of this package beside other libraries.
 
 Every round measures everything that is compared once, in random order, in one process, so that what else the machine
 does falls on all alike. Results are medians over the rounds, and medians of the ratios within a round.
@@ -23,6 +23,7 @@ SUBJECTS = {
     "masked_image_modeling": "the encoder by the share that is masked, and training steps beside transformers",
     "loading": "time and memory of opening a checkpoint beside transformers",
     "reading": "images per second from folders, parquet and tar files, as a list and as a stream",
+    "learning": "scores of a training beside transformers' models that train for the same seconds",
     "training": "the Trainer beside loops of PyTorch and timm and the library's Trainer",
 }
 

@@ -21,11 +21,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(kw_only=True)
-class RoundArguments:
-    """How often to measure, and where to write the result."""
+class OutputArguments:
+    """Where to write the result."""
+
+    output: str | None = field(default=None, metadata={"help": "write the result as JSON here too"})
+
+
+@dataclass(kw_only=True)
+class RoundArguments(OutputArguments):
+    """How often to measure."""
 
     rounds: int = field(default=7, metadata={"help": "rounds; each measures all that is compared, in random order"})
-    output: str | None = field(default=None, metadata={"help": "write the result as JSON here too"})
 
 
 @dataclass(kw_only=True)
@@ -110,7 +116,7 @@ def compare_with_peer(
     return row
 
 
-def describe_run(args: RoundArguments, *libraries: ModuleType) -> dict[str, Any]:
+def describe_run(args: OutputArguments, *libraries: ModuleType) -> dict[str, Any]:
     """Prints and returns hardware, versions and options."""
     device = args.device if isinstance(args, StepArguments) else "cuda" if torch.cuda.is_available() else "cpu"
     run = {

@@ -1,12 +1,18 @@
 """The benchmarks, at their smallest."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import yaml
+from benchmarks import learning
 from benchmarks.harness import in_rounds, median_ratio
 
+from ..helpers.dense_trainings import CONFIG, write_scenes
 from ..helpers.fresh import run_script
+from ..helpers.object_trainings import write_figures, write_objects
 
 
 def run(subject: str, options: str, output: Path) -> dict[str, Any]:
@@ -82,3 +88,47 @@ def test_benchmark_of_masked_image_modeling_measures_encoder_and_step(tmp_path: 
     assert all(value > 0 for row in result["encoder"] for value in row[2:])
     assert result["step"].keys() == {"hf_vit", "transformers"}
     assert result["ratio"] > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "options"),
+    [
+        ("semantic_segmentation", write_scenes, {}),
+        ("universal_segmentation", write_scenes, {"thing_classes": "cat,dog"}),
+        ("depth_estimation", write_scenes, {}),
+        ("object_detection", write_objects, {}),
+        ("keypoint_detection", write_figures, {"image_size": 64}),
+    ],
+)
+def test_benchmark_of_learning_trains_a_peer_of_each_task(
+    task: str, write: Callable[[Path], Path], options: dict[str, Any], tmp_path: Path
+) -> None:
+    detection = {"num_queries": 5, "hidden_size": 32, "num_attention_heads": 2, "num_groups": 1}
+    recipe = {
+        "dataset_name": str(write(tmp_path / "data")),
+        "preset": "tiny",
+        "image_size": 32,
+        "config_overrides": {**CONFIG, "patch_size": 8, "num_hidden_layers": 4, "detection_config": detection},
+        "per_device_train_batch_size": 2,
+        "use_muon": True,
+        "learning_rate": 0.02,
+        **options,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    scores = learning.train_peer(learning.Arguments(task=task, training=str(tmp_path)), 1e-3, 0, seconds=0.1)
+    assert scores["steps"] > 0
+    assert 0 <= scores[learning.CHOOSES[task]] < 100
+
+
+def test_benchmark_of_learning_repeats_the_best_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train_peer(args: learning.Arguments, rate: float, seed: int, seconds: float) -> dict[str, float]:
+        assert seconds == 7
+        return {"nme": abs(rate - 1e-3) + seed}
+
+    monkeypatch.setattr(learning, "train_peer", train_peer)
+    (tmp_path / "train_results.json").write_text('{"train_runtime": 7}')
+    options = {"learning_rates": [1e-4, 1e-3, 1e-2], "seeds": [0, 1, 2], "output": str(tmp_path / "result.json")}
+    learning.main(learning.Arguments(task="keypoint_detection", training=str(tmp_path), **options))
+    rows = json.loads((tmp_path / "result.json").read_text())["rows"]
+    assert [(row["learning_rate"], row["seed"]) for row in rows[:3]] == [(1e-4, 0), (1e-3, 0), (1e-2, 0)]
+    assert [(row["learning_rate"], row["seed"]) for row in rows[3:]] == [(1e-3, 1), (1e-3, 2)]

@@ -1,0 +1,323 @@
+"""Scores of one of our trainings beside a model of transformers that trains for the same seconds on the same images.
+
+The peer takes the place of our model in the training that a recipe describes: the same images, augmentation, image
+size, batch, precision and evaluation. It learns in a bare loop of PyTorch, by AdamW with warm-up and cosine decay,
+whose rate follows the clock, so that it has exactly the seconds of our training (`train_runtime` of its
+train_results.json) and no step more or less. Of several learning rates, tried with the first seed, the best counts;
+the other seeds repeat it.
+
+Peers: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, and LW-DETR of the same width and depth.
+"""
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from hf_vit import training
+from hf_vit.data import AugmentedDataset
+from hf_vit.evaluation.base import LOWER_IS_BETTER
+from hf_vit.model.configuration_hf_vit import to_pair
+from hf_vit.model.deformable_decoder import NUM_LAYERS
+from hf_vit.model.task_depth import depth_loss
+from hf_vit.model.task_keypoints import flip_heatmaps, keypoint_loss
+from hf_vit.training.recipe import parse_arguments, read_recipe
+
+from .harness import OutputArguments, describe_run, print_header, print_row, save
+
+
+# What in a recipe says how our own model learns.
+OWN_LEARNING = ("learning_rate", "use_muon", "ema_decay", "layer_decay", "head_learning_rate", "progressive_sizes")
+
+
+@dataclass(kw_only=True)
+class Arguments(OutputArguments):
+    """What to compare."""
+
+    task: str = field(default="image_classification", metadata={"help": "name of the task"})
+    training: str = field(default="", metadata={"help": "output folder of our training, which has its recipe.yaml"})
+    seconds: float | None = field(default=None, metadata={"help": "of the peer's training; by default those of ours"})
+    learning_rates: list[float] = field(default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "to try"})
+    seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "the first tries all rates"})
+
+
+class Peer(nn.Module):
+    """A model of transformers in the place of one of ours, whose configuration and options of the task it shows.
+
+    Args:
+        ours: Our model.
+        peer: Takes its place.
+    """
+
+    def __init__(self, ours: Any, peer: nn.Module) -> None:
+        super().__init__()
+        self.config, self.peer = ours.config, peer
+        self.options: Any = vars(ours).get("options")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
+        """Runs the model on the inputs that it knows; padding it does not."""
+        return self.peer(pixel_values=pixel_values, labels=labels)
+
+
+class UniversalPeer(Peer):
+    """EoMT."""
+
+    def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
+        """Runs the model on images without padding."""
+        targets = {name: inputs.get(name) for name in ("mask_labels", "class_labels")}
+        return self.peer(pixel_values, **targets)
+
+
+class DepthPeer(Peer):
+    """DPT, which has no loss of its own: it learns by ours."""
+
+    def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
+        """Runs the model; depth in the units of ours."""
+        outputs = self.peer(pixel_values=pixel_values)
+        if labels is not None:
+            outputs["loss"] = depth_loss(outputs.predicted_depth, labels, self.options)
+        return outputs
+
+
+class DetectionPeer(Peer):
+    """LW-DETR, whose probabilities are those of a sigmoid."""
+
+    def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
+        """Runs the model."""
+        outputs = self.peer(pixel_values=pixel_values, labels=labels)
+        outputs["probabilities"] = outputs.logits.sigmoid()
+        return outputs
+
+
+class KeypointPeer(Peer):
+    """ViTPose, which has no loss of its own: it learns by ours, which is that of its paper."""
+
+    def forward(self, pixel_values: Tensor, labels: Any = None, **inputs: Any) -> Any:
+        """Runs the model."""
+        outputs = self.peer(pixel_values)
+        if labels is not None:
+            size = (pixel_values.shape[-2], pixel_values.shape[-1])
+            outputs["loss"] = keypoint_loss(outputs.heatmaps, labels, size, self.options)
+        return outputs
+
+    def mirrored_heatmaps(self, pixel_values: Tensor) -> Tensor:
+        """Returns the heatmaps of images as predicted from their mirror images."""
+        return flip_heatmaps(self(pixel_values.flip(-1)).heatmaps, self.options.flip_pairs)
+
+
+def shape_of(config: Any) -> dict[str, Any]:
+    """Returns the fields that transformers' plain ViTs share with ours."""
+    (patch, patch_width), size = to_pair(config.patch_size), to_pair(config.image_size)
+    assert patch == patch_width, "transformers' models have square patches"
+    return {
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "intermediate_size": config.intermediate_size,
+        "num_channels": config.num_channels,
+        "patch_size": patch,
+        "image_size": size[0] if size[0] == size[1] else list(size),
+    }
+
+
+def make_classifier(ours: Any) -> Peer:
+    """Returns transformers' ViT of the same shape."""
+    config = transformers.ViTConfig(**shape_of(ours.config), num_labels=ours.config.num_labels)
+    return Peer(ours, transformers.ViTForImageClassification(config))
+
+
+def make_segmenter(ours: Any) -> Peer:
+    """Returns SegFormer-b0, the smallest, which takes images of any size."""
+    config = transformers.SegformerConfig(num_labels=ours.config.num_labels, semantic_loss_ignore_index=255)
+    return Peer(ours, transformers.SegformerForSemanticSegmentation(config))
+
+
+def make_universal_segmenter(ours: Any) -> Peer:
+    """Returns EoMT of the same shape, with as many queries and blocks that attend to them."""
+    options = {name: vars(ours.options)[name] for name in ("num_queries", "train_num_points")}
+    options["num_blocks"] = ours.options.num_blocks or min(4, ours.config.num_hidden_layers)
+    shape = {name: value for name, value in shape_of(ours.config).items() if name != "intermediate_size"}
+    shape["mlp_ratio"] = ours.config.intermediate_size // ours.config.hidden_size
+    config = transformers.EomtConfig(**shape, num_labels=ours.config.num_labels, **options)
+    peer = transformers.EomtForUniversalSegmentation(config)
+    peer.attn_mask_probs.zero_()  # masked attention, which its annealing has to end with
+    return UniversalPeer(ours, peer)
+
+
+def make_depth_estimator(ours: Any) -> Peer:
+    """Returns DPT of the same shape, with the same neck."""
+    blocks = ours.config.num_hidden_layers
+    config = transformers.DPTConfig(
+        **shape_of(ours.config),
+        neck_hidden_sizes=list(ours.options.neck_hidden_sizes),
+        fusion_hidden_size=ours.options.fusion_hidden_size,
+        backbone_out_indices=[max(1, round(blocks * part / 4)) - 1 for part in (1, 2, 3, 4)],
+        depth_estimation_type=ours.options.depth_estimation_type,
+        max_depth=ours.options.max_depth,
+        is_hybrid=False,
+    )
+    return DepthPeer(ours, transformers.DPTForDepthEstimation(config))
+
+
+def make_detector(ours: Any) -> Peer:
+    """Returns LW-DETR of the same width and depth, with as many queries, groups and decoder layers."""
+    shape, options = shape_of(ours.config), ours.options
+    blocks = ours.config.num_hidden_layers
+    whole = ours.config.global_attention_layers
+    windows = round((to_pair(ours.config.image_size)[0] / shape["patch_size"]) / (ours.config.window_size or 1e9))
+    backbone = transformers.LwDetrViTConfig(
+        **{name: value for name, value in shape.items() if name != "intermediate_size"},
+        mlp_ratio=ours.config.intermediate_size // ours.config.hidden_size,
+        num_windows=max(1, windows) ** 2,
+        window_block_indices=[block for block in range(blocks) if whole is not None and block not in whole],
+        out_indices=[index - 1 for index in options.out_indices or [blocks // 2, blocks]],
+    )
+    config = transformers.LwDetrConfig(
+        backbone_config=backbone,
+        projector_scale_factors=[float(factor) for factor in options.scale_factors],
+        d_model=options.hidden_size,
+        decoder_layers=options.num_layers or NUM_LAYERS,
+        decoder_self_attention_heads=options.num_attention_heads,
+        decoder_cross_attention_heads=options.num_attention_heads,
+        num_queries=options.num_queries,
+        group_detr=options.num_groups,
+        num_labels=ours.config.num_labels,
+    )
+    return DetectionPeer(ours, transformers.LwDetrForObjectDetection(config))
+
+
+def make_pose_estimator(ours: Any) -> Peer:
+    """Returns ViTPose of the same shape, with its classic decoder; its patches must have more than 4 pixels."""
+    shape = shape_of(ours.config)
+    patch, size = (to_pair(value) for value in (shape.pop("patch_size"), shape.pop("image_size")))
+    shape["mlp_ratio"] = shape.pop("intermediate_size") // shape["hidden_size"]
+    blocks = {"out_indices": [shape["num_hidden_layers"]]}
+    backbone = transformers.VitPoseBackboneConfig(**shape, **blocks, patch_size=list(patch), image_size=list(size))
+    config = transformers.VitPoseConfig(
+        backbone_config=backbone, num_labels=ours.config.num_labels, use_simple_decoder=False
+    )
+    return KeypointPeer(ours, transformers.VitPoseForPoseEstimation(config))
+
+
+MAKE_PEER: dict[str, Callable[[Any], Peer]] = {
+    "image_classification": make_classifier,
+    "semantic_segmentation": make_segmenter,
+    "universal_segmentation": make_universal_segmenter,
+    "depth_estimation": make_depth_estimator,
+    "object_detection": make_detector,
+    "keypoint_detection": make_pose_estimator,
+}
+CHOOSES = {  # the learning rate
+    "image_classification": "accuracy",
+    "semantic_segmentation": "mean_iou",
+    "universal_segmentation": "pq",
+    "depth_estimation": "abs_rel",
+    "object_detection": "map",
+    "keypoint_detection": "nme",
+}
+SQUEEZED = {"universal_segmentation", "depth_estimation"}  # whose peers take images of one size
+
+
+def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
+    """Returns the task of our training, as a peer shall learn it."""
+    recipe = read_recipe(Path(args.training) / "recipe.yaml")
+    kept = {name: value for name, value in recipe.items() if name not in OWN_LEARNING}
+    shape = {"keep_aspect_ratio": False} if args.task in SQUEEZED else {}
+    kept |= {"seed": seed, "output_dir": folder, "eval_strategy": "no", "report_to": "none", **shape}
+    file = Path(folder) / "peer.json"
+    file.write_text(json.dumps(kept))
+    task_class = training.TASKS[args.task]
+    return task_class(*parse_arguments(task_class.argument_types(), [str(file)]))
+
+
+def learn(model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float) -> int:
+    """Trains a model for so many seconds on what a trainer trains on; returns the number of steps."""
+    args = trainer.args
+    loader = DataLoader(
+        trainer.train_dataset,
+        args.train_batch_size,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=trainer.data_collator,
+        num_workers=args.dataloader_num_workers,
+    )
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+    others = [weight for weight in model.parameters() if weight.ndim <= 1]
+    decayed = {"params": matrices, "weight_decay": trainer.args.weight_decay}
+    optimizer = torch.optim.AdamW([decayed, {"params": others, "weight_decay": 0.0}], lr=rate)
+
+    def batches() -> Iterator[Any]:
+        for epoch in range(10**6):
+            if isinstance(trainer.train_dataset, AugmentedDataset):
+                trainer.train_dataset.set_epoch(epoch)
+            yield from loader
+
+    model.train()
+    start, steps = time.perf_counter(), 0
+    for batch in batches():
+        share = (time.perf_counter() - start) / seconds
+        if share >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(share / 0.1, 0.5 + 0.5 * math.cos(math.pi * max(0.0, (share - 0.1) / 0.9)))
+        with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
+            loss = model(**trainer._prepare_inputs(batch)).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+    model.eval()
+    return steps
+
+
+def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[str, float]:
+    """Returns the scores of a peer that has trained for so many seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = parse_recipe(args, seed, folder)
+        task.load_data()
+        transformers.set_seed(seed)
+        trainer = task.make_trainer()
+        peer = MAKE_PEER[args.task](trainer.model).to(trainer.args.device)
+        steps = learn(peer, trainer, rate, seconds)
+        trainer.model = trainer.model_wrapped = peer
+        split = next(name for name in ("test", "validation", "train") if name in task.loaded.splits)
+        scores, _ = task.evaluate(trainer, split)
+    size = sum(weight.numel() for weight in peer.parameters())
+    return {**scores, "steps": steps, "parameters": size}
+
+
+def main(args: Arguments) -> None:
+    """Trains the peer at all rates and then with all seeds, and prints a row for each training."""
+    run = describe_run(args, transformers)
+    ours = json.loads((Path(args.training) / "train_results.json").read_text())
+    seconds = args.seconds or float(ours["train_runtime"])
+    name, found = CHOOSES[args.task], dict[tuple[float, int], dict[str, float]]()
+    rates = args.learning_rates
+    for seed in args.seeds:
+        for rate in rates:
+            found[rate, seed] = scores = train_peer(args, rate, seed, seconds)
+            if len(found) == 1:
+                print_header("learning rate", "seed", *scores)
+            print_row(f"{rate:g}", seed, *scores.values())
+        sign = -1 if name in LOWER_IS_BETTER else 1
+        rates = sorted(rates, key=lambda rate: sign * found[rate, args.seeds[0]][name])[-1:]
+    chosen = [found[rates[0], seed] for seed in args.seeds]
+    print_row(f"{rates[0]:g}", "mean", *(mean(scores[name] for scores in chosen) for name in chosen[0]))
+    rows = [{"learning_rate": rate, "seed": seed, **scores} for (rate, seed), scores in found.items()]
+    save({**run, "seconds": seconds, "rows": rows}, args.output)
