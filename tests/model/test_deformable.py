@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.image_transforms import center_to_corners_format
 
 from hf_vit import HfViTForObjectDetection
 from hf_vit.model.deformable_decoder import (
@@ -19,10 +20,12 @@ from hf_vit.model.deformable_decoder import (
 )
 from hf_vit.model.layers import HfViTBatchNorm2d
 from hf_vit.model.task_configurations import HfViTDetectionConfig
+from hf_vit.model.task_detection import box_overlaps
 
-from ..helpers.models import pixels, small_config
+from ..helpers.models import objects, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
 from .test_detection_models import loss_and_gradients, padded_batch
+from .test_detection_overfits import average_precision
 from .test_modeling import assert_same
 from .test_modeling import build as build_model
 
@@ -318,6 +321,31 @@ def test_initialization_is_that_of_the_design() -> None:
                 torch.testing.assert_close(ring[:, level, point], (point + 1) * first, rtol=0, atol=1e-6)
         assert not any(part.any() for part in (attention.offsets.weight, *attention.weights.parameters()))
         assert attention.value.weight.detach().std() == pytest.approx(math.sqrt(2 / 32), rel=0.25)
+
+
+def test_model_finds_the_objects_of_one_batch() -> None:
+    torch.manual_seed(0)
+    options = {**OPTIONS, "num_queries": 8, "num_groups": 3, "scale_factors": (1,), "hidden_size": 32}
+    model = HfViTForObjectDetection(small_config(detection_config=options, window_size=2, global_attention_layers=[1]))
+    batch = objects(model.config, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=500)
+    model.train()
+    for _ in range(500):
+        model(**batch).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    outputs = model.eval()(**batch)
+    assert outputs.logits.shape == (3, 8, 5)
+    for probabilities, boxes, target in zip(outputs.probabilities, outputs.pred_boxes, batch["labels"], strict=True):
+        found = probabilities.amax(dim=1) > 0.5
+        order, expected = (values[:, 0].argsort() for values in (boxes[found], target["boxes"]))
+        assert torch.equal(probabilities[found].argmax(dim=1)[order], target["class_labels"][expected])
+        overlaps, _ = box_overlaps(*map(center_to_corners_format, (boxes[found][order], target["boxes"][expected])))
+        assert (overlaps > 0.9).all()
+    assert average_precision(outputs, batch["labels"], model.config.num_labels) > 0.95
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
