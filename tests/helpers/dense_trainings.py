@@ -61,7 +61,8 @@ OF_TASK = {
 def write_scenes(folder: Path) -> Path:
     """Writes images of several sizes of an animal on a floor, with masks and depths; returns `folder`.
 
-    The animal is a box of its color, 2 meters away; the floor goes from 2 to 6 meters. A border has no truth.
+    The animal is a box of its color, 2 meters away; the floor goes from 2 to 6 meters. What is farther away is darker.
+    A border has no truth.
     """
     generator = np.random.default_rng(0)
     for split, count in (("train", NUM_TRAIN), ("val", NUM_VALIDATION)):
@@ -75,7 +76,7 @@ def write_scenes(folder: Path) -> Path:
             mask[animal] = 1 + number % 2
             depth = np.tile(np.linspace(6000, 2000, height).astype(np.uint16)[:, None], (1, width))
             depth[animal] = 2000
-            noisy = COLORS[mask] + generator.normal(0, 10, (height, width, 3))
+            noisy = COLORS[mask] * (2000 / depth)[..., None] + generator.normal(0, 10, (height, width, 3))
             mask[:, 0], depth[:, 0] = 255, 0
             for kind, pixels in (("images", noisy.clip(0, 255).astype(np.uint8)), ("masks", mask), ("depths", depth)):
                 Image.fromarray(pixels).save(folder / split / kind / f"{number}.png")

@@ -1,11 +1,9 @@
 """Runs the jobs of `tests.helpers.trainings` in processes of their own: one, or several that train together."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from .processes import ONE_THREAD, ROOT, TIMEOUT, Process
+from .processes import ROOT, TIMEOUT, Process
 
 
 OFFLINE = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
@@ -25,23 +23,21 @@ def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Pro
     )
 
 
-def launch(*arguments: str, folder: Path, workdir: Path = ROOT) -> subprocess.Popen[bytes]:
-    """Starts torchrun itself, whose processes import everything anew; what they print goes to output.txt in `folder`.
+def launch(*arguments: str, folder: Path, workdir: Path = ROOT) -> Process:
+    """Starts torchrun; what it and its processes print goes to output.txt in `folder`.
 
     Not `accelerate launch --cpu --num_processes 2`, which runs one process and does not say so.
     """
-    # A file rather than a pipe, which the workers of a killed process would hold open.
-    with (folder / "output.txt").open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--log_dir", str(folder / "logs"), *arguments],
-            cwd=workdir,
-            env={**os.environ, **OFFLINE, **ONE_THREAD},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    return Process(
+        *("-m", "tests.helpers.torchrun", "--log_dir", str(folder / "logs"), *arguments),
+        workdir=workdir,
+        environment={**os.environ, **OFFLINE},
+        stdout=folder / "output.txt",
+        stderr=folder / "output.txt",
+    )
 
 
-def finish(process: Process | subprocess.Popen[bytes], folder: Path, returncode: int = 0) -> None:
+def finish(process: Process, folder: Path, returncode: int = 0) -> None:
     """Waits for a job.
 
     Raises:

@@ -15,4 +15,4 @@ def seed_everything(number: int) -> None:
     os.environ[VARIABLE] = str(number)
     random.seed(number)
     np.random.seed(number)
-    torch.manual_seed(number)
+    torch.default_generator.manual_seed(number)  # torch.manual_seed keeps a traceback too, for each kind of device

@@ -25,6 +25,7 @@ from hf_vit.model.task_detection import box_overlaps
 from ..helpers.models import objects, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
 from .test_detection_models import loss_and_gradients, padded_batch
+from .test_detection_overfits import average_precision
 from .test_modeling import assert_same
 from .test_modeling import build as build_model
 
@@ -327,10 +328,10 @@ def test_model_finds_the_objects_of_one_batch() -> None:
     options = {**OPTIONS, "num_queries": 8, "num_groups": 3, "scale_factors": (1,), "hidden_size": 32}
     model = HfViTForObjectDetection(small_config(detection_config=options, window_size=2, global_attention_layers=[1]))
     batch = objects(model.config, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=700)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=5e-3, total_steps=500)
     model.train()
-    for _ in range(700):
+    for _ in range(500):
         model(**batch).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -344,6 +345,7 @@ def test_model_finds_the_objects_of_one_batch() -> None:
         assert torch.equal(probabilities[found].argmax(dim=1)[order], target["class_labels"][expected])
         overlaps, _ = box_overlaps(*map(center_to_corners_format, (boxes[found][order], target["boxes"][expected])))
         assert (overlaps > 0.9).all()
+    assert average_precision(outputs, batch["labels"], model.config.num_labels) > 0.95
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -355,7 +355,7 @@ def test_depth_heads_overfit_one_batch(head: str) -> None:
     model = model_class(small_config(**options))
     images = pixels(model.config, batch=3)
     rows, columns = torch.meshgrid(torch.linspace(0, 1, 32), torch.linspace(0, 1, 32), indexing="ij")
-    labels = torch.stack([1 + 5 * rows, 2 + 6 * columns, 2 + rows * columns])
+    labels = torch.stack([2 + 5 * rows, 3 + 6 * columns, 2 + rows * columns])
     train(model, {"pixel_values": images, "labels": labels})
     depth = nn.functional.interpolate(model(images).predicted_depth[:, None], size=(32, 32), mode="bilinear")[:, 0]
     if head.endswith("relative"):  # the scale and shift that fit best

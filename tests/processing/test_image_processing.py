@@ -49,9 +49,14 @@ def test_backends_agree_to_one_gray_level(photo, size, resample, subject):
     image = photo if subject == "photo" else noise(311, 333, 3)
     options = {"size": size, "resample": resample, "do_rescale": False, "do_normalize": False}
     first, second = (processor(**options)(image, return_tensors="pt").pixel_values for processor in BACKENDS.values())
-    difference = (first - second).abs()
-    assert difference.max() <= 1
-    assert difference.mean() < 0.05
+    difference = first - second
+    if resample != Resampling.BILINEAR or size[0] > image.shape[0] or size[1] > image.shape[1]:
+        assert not difference.any()  # both go through PIL
+    # PIL rounds between its two passes. So does torchvision on most CPUs; without AVX2 it does not: then a pixel is
+    # rounded otherwise as often as what that adds, at most half a level and a quarter in the mean, is large.
+    assert difference.abs().max() <= 1
+    assert difference.abs().mean() < (0.25 if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else 0.05)
+    assert difference.mean().abs() < 0.05
 
 
 @pytest.mark.parametrize("num_channels", [1, 2, 3, 4, 5, 12])

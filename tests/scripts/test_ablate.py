@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import yaml
 from hf_vit.training import TASKS, HfViTTrainingArguments, parse_arguments
 
 from ..helpers.datasets import write_class_folders
-from ..helpers.fresh import ROOT
+from ..helpers.fresh import ROOT, run_python
 from .test_demo import load_script
 
 
@@ -37,8 +39,16 @@ def write_ablation(folder: Path, **changes: object) -> Path:
     return file
 
 
-def test_variants_are_trained_once_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variants_are_trained_once_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, file = load_script("ablate"), write_ablation(tmp_path)
+
+    def start(command: list[str]) -> subprocess.CompletedProcess[str]:
+        assert command[0] == sys.executable
+        return run_python(*command[1:], workdir=tmp_path, PYTHONPATH=str(ROOT))
+
+    monkeypatch.setattr(script.subprocess, "run", start)
     photos = write_class_folders(tmp_path / "photos", ["cats", "dogs"])
     args = script.Arguments(dataset_name=str(photos), output_dir=str(tmp_path / "out"))
     script.main(file, args)

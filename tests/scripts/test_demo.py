@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,7 @@ from PIL import Image
 
 from hf_vit.visualize.figures import TILE_SIZE
 
-
-ROOT = Path(__file__).parents[2]
+from ..helpers.fresh import ROOT, run_python
 
 
 def load_script(name: str) -> ModuleType:
@@ -31,14 +29,9 @@ def load_script(name: str) -> ModuleType:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("demo") / "digits"
-    finished = subprocess.run(
-        [sys.executable, "scripts/demo.py", "--max_steps", "3", "--output_dir", str(folder), "--use_cpu", "true"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    options = ("--max_steps", "3", "--output_dir", str(folder), "--use_cpu", "true")
+    home = str(folder.parent / "hf_home")
+    finished = run_python("scripts/demo.py", *options, workdir=ROOT, fresh=True, PYTHONPATH=str(ROOT), HF_HOME=home)
     assert finished.returncode == 0, finished.stderr
     return folder, finished
 
