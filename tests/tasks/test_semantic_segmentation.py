@@ -46,6 +46,18 @@ def save(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
+def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
+    maps = [torch.tensor(rows) for rows in ([[0, 1], [255, 2]], [[0, 1], [255, 2]], [[2, 0], [255, 2]])]
+    _, predict = SemanticEvaluator(None, ["road", "sky", "tree"]).naive_baseline(maps)
+    expected = torch.tensor([[0, 1], [2, 2]])  # the most frequent class of all, where no image has one
+    assert torch.equal(predict(maps[0]), expected)
+    larger = torch.zeros(4, 6)
+    assert torch.equal(predict(larger), expected.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1))
+    enlarged = [labels.repeat_interleave(3, dim=0).repeat_interleave(5, dim=1) for labels in maps]
+    _, of_enlarged = SemanticEvaluator(None, ["road", "sky", "tree"]).naive_baseline(enlarged)
+    assert torch.equal(of_enlarged(maps[0]), expected)
+
+
 def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path) -> None:
     source = HfViTForImageClassification(HfViTConfig(**BACKBONE, num_labels=7))
     saved = save(source, tmp_path / "classifier")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol, get_type_hints
 from datasets import DatasetDict
 from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
+from transformers.utils import logging
 
 from ...convert import load_image_processor
 from ...data import AugmentedDataset, check_apart
@@ -24,7 +25,7 @@ from ..checks import check_optimizer, check_packages, check_training
 from ..data_notes import SeenClasses, note_classes, note_transparent, see_classes
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..models import open_trained, plan_config
-from ..publishing.model_card import TrainingInfo, Usage, write_model_card
+from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
     describe_data,
     describe_options,
@@ -39,6 +40,7 @@ from ..publishing.report import (
 from ..trainer import HfViTTrainer
 
 
+logger = logging.get_logger(__name__)
 CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
@@ -386,4 +388,6 @@ class Task(ABC):
             **facts,
         )
         write_model_card(folder, info)
+        for sentence in compare(info):
+            logger.warning(sentence)
         return scores
