@@ -388,6 +388,6 @@ class Task(ABC):
             **facts,
         )
         write_model_card(folder, info)
-        for sentence in compare(info):
+        for sentence in compare(dataclasses.replace(info, baselines={name: baseline})):
             logger.warning(sentence)
         return scores
