@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hf_vit.features import open_train_and_test, report
 from hf_vit.training.checks import check_output, check_packages
+from hf_vit.training.saving.output_folder import free_folder
 
 
 def main(arguments: list[str]) -> None:
@@ -23,14 +24,19 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("train", type=Path, help="folder of features to learn from, the split train of it")
     parser.add_argument("test", type=Path, nargs="?", help="folder of those to score; by default the same one")
     parser.add_argument(
-        "--output_dir", type=Path, help="where to write evaluation.json (default: beside the features)"
+        "--output_dir",
+        type=Path,
+        help="where to write evaluation.json (default: beside the features; of two folders, a new one in the second)",
     )
     args = parser.parse_args(arguments)
     try:
         check_packages("sklearn")
-        folders = [args.train] if args.test is None else [args.train, args.test]
-        check_output(args.output_dir or folders[-1])
-        report(*open_train_and_test(folders), args.output_dir or folders[-1], print)
+        folders, output_dir = [args.train], args.output_dir or args.train
+        if args.test is not None:
+            folders.append(args.test)
+            output_dir = args.output_dir or free_folder(args.test / f"evaluation-beside-{args.train.resolve().name}")
+        check_output(output_dir)
+        report(*open_train_and_test(folders), output_dir, print)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"{parser.prog}: {error}")
 
