@@ -47,7 +47,8 @@ class EvaluatedModel:
     """Which model to evaluate, and on what."""
 
     model_name_or_path: str = field(
-        default="", metadata={"help": "Saved or published model: a folder, a file or a name on the Hub."}
+        default="",
+        metadata={"aliases": ["--model"], "help": "Saved or published model: a folder, a file or a name on the Hub."},
     )
     task: str | None = field(
         default=None,
