@@ -3,6 +3,9 @@
 Importing the package registers its classes with the Auto classes of `transformers`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from transformers import (
     AutoBackbone,
     AutoConfig,
@@ -53,6 +56,9 @@ from .model.task_segmentation import HfViTForSemanticSegmentation, HfViTSemantic
 from .model.task_universal_segmentation import HfViTForUniversalSegmentation, HfViTForUniversalSegmentationOutput
 
 
+if TYPE_CHECKING:
+    from .calls import TrainingResult, evaluate, predict, train
+
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
 if not is_torchvision_available():
     del image_processors["torchvision"]
@@ -86,6 +92,20 @@ HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 
+CALLS = (
+    "TrainingResult",
+    "evaluate",
+    "predict",
+    "train",
+)  # imported at their first use: not all who open a model train
+
+
+def __getattr__(name: str) -> Any:
+    if name not in CALLS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return vars(import_module(".calls", __name__))[name]
+
+
 __all__ = [
     "HfViTBackbone",
     "HfViTConfig",
@@ -117,5 +137,9 @@ __all__ = [
     "HfViTSemanticSegmenterOutput",
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
+    "TrainingResult",
+    "evaluate",
+    "predict",
     "soften_labels",
+    "train",
 ]

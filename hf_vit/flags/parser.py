@@ -1,8 +1,10 @@
 """Parsers of command lines, which answer a mistake by one line that names what may have been meant."""
 
 import argparse
+import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -68,13 +70,30 @@ def unknown_option(name: str, known: Iterable[str], prefix: str = "--") -> str:
     if wanted in ANSWERS:
         return ANSWERS[wanted]
     meant = [option for option, words in SYNONYMS.items() if option in names and wanted in words.split()]
-    meant = meant or get_close_matches(wanted, names, n=3, cutoff=0.7)
     question = f" Did you mean {' or '.join(prefix + option for option in meant)}?" if meant else ""
-    return f"There is no option {prefix}{name}.{question}"
+    return f"There is no option {prefix}{name}.{question or nearest(wanted, names, prefix)}"
+
+
+def nearest(wanted: str, names: Iterable[str], prefix: str = "") -> str:
+    """Returns a question on whether the nearest of some names were meant, empty where none is near."""
+    meant = get_close_matches(wanted, list(names), n=3, cutoff=0.7)
+    return f" Did you mean {' or '.join(prefix + name for name in meant)}?" if meant else ""
+
+
+@contextmanager
+def exit_in_one_line(*errors: type[Exception]) -> Iterator[None]:
+    """Exits with the name of the program and one line where something fails for a reason that a user can mend."""
+    try:
+        yield
+    except errors as error:
+        sys.exit(f"{os.path.basename(sys.argv[0])}: {error}")
 
 
 class OneLineParser(argparse.ArgumentParser):
     """Refuses a command line by a `ValueError` of one line, without a page on how it is used."""
+
+    def __init__(self, description: str | None = None, **options: Any) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raises `ValueError`."""

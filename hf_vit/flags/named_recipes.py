@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1]
 FOLDERS = (PACKAGE / "recipes", PACKAGE.parent / "scripts" / "recipes")  # of an installed package, and of a checkout
 SUFFIXES = {".yaml", ".yml", ".json"}
 

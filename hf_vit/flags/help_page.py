@@ -128,5 +128,5 @@ def takes(action: argparse.Action) -> Iterator[str]:
 def default(action: argparse.Action) -> Iterator[str]:
     """Yields the default of an option, if it has one."""
     value = action.default.value if isinstance(action.default, Enum) else action.default
-    if value not in (None, "", [], False):
+    if value not in (None, "", [], False, -1):
         yield f"(default: {' '.join(map(str, value)) if isinstance(value, list) else value})"
