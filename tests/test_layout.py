@@ -17,9 +17,12 @@ TRAVELING = [path for path in TREES if path.parent == PACKAGE / "model"]
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
-ORDER = ("model", "data", "evaluation", "visualize", "training", "features", "inspection", "predict")
+ORDER = (
+    *("model", "data", "evaluation", "visualize", "flags", "training", "features", "inspection", "prediction"),
+    *("calls", "commands", "cli"),
+)
 # What is otherwise. These lists may only shrink.
-OTHER_IMPORTS = {("features", "convert"), ("inspection", "convert"), ("training", "convert")}
+OTHER_IMPORTS = {("commands", "convert"), ("features", "convert"), ("inspection", "convert"), ("training", "convert")}
 LARGE_FOLDERS = {"model", "convert/families"}
 LONG_FUNCTIONS = {"preprocess"}
 
