@@ -15,6 +15,7 @@ from ..features import report as report_scores
 from ..flags.parser import OneLineParser, exit_in_one_line
 from ..flags.words import name_words
 from ..training.checks import check_output, check_packages
+from ..training.saving.output_folder import free_folder
 
 
 EXTRACT = "Writes the features of images to parquet files.\n\nUsage: hf-vit features extract MODEL DATA [options]"
@@ -54,11 +55,16 @@ def evaluate(arguments: Sequence[str], description: str | None, report: Callable
     parser.add_argument("train", type=Path, help="folder of features to learn from, the split train of it")
     parser.add_argument("test", type=Path, nargs="?", help="folder of those to score; by default the same one")
     parser.add_argument(
-        "--output_dir", type=Path, help="where to write evaluation.json (default: beside the features)"
+        "--output_dir",
+        type=Path,
+        help="where to write evaluation.json (default: beside the features; of two folders, a new one in the second)",
     )
     with exit_in_one_line(ValueError, OSError, ImportError):
         args = parser.parse_args(arguments)
         check_packages("sklearn")
-        folders = [args.train] if args.test is None else [args.train, args.test]
-        check_output(args.output_dir or folders[-1])
-        report_scores(*open_train_and_test(folders), args.output_dir or folders[-1], report)
+        folders, output_dir = [args.train], args.output_dir or args.train
+        if args.test is not None:
+            folders.append(args.test)
+            output_dir = args.output_dir or free_folder(args.test / f"evaluation-beside-{args.train.resolve().name}")
+        check_output(output_dir)
+        report_scores(*open_train_and_test(folders), output_dir, report)

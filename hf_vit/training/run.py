@@ -328,6 +328,7 @@ def parse_evaluation(arguments: Arguments, description: str | None = None) -> tu
     )
     given = {"args": args, **dict(zip(options, parsed, strict=True))}
     given["data"].refuse_training_options()
+    args.name_output(saved.model_name_or_path, given["data"].sources)
     return task_class(**{name: given[name] if name in given else kind() for name, kind in kinds.items()}), saved
 
 

@@ -2,16 +2,18 @@
 
 import dataclasses
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from inspect import signature
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Protocol, get_type_hints
 
 from datasets import DatasetDict
 from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
+from transformers.utils import logging
 
 from ...convert import load_image_processor
 from ...data import AugmentedDataset, check_apart
@@ -20,11 +22,12 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...visualize import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
+from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_packages, check_training
 from ..data_notes import SeenClasses, note_classes, note_transparent, see_classes
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..models import open_trained, plan_config
-from ..publishing.model_card import TrainingInfo, Usage, write_model_card
+from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
     describe_data,
     describe_options,
@@ -36,9 +39,12 @@ from ..publishing.report import (
     score_naive_baseline,
     score_split,
 )
+from ..saving.checkpoints import on_first_process
+from ..saving.output_folder import free_folder
 from ..trainer import HfViTTrainer
 
 
+logger = logging.get_logger(__name__)
 CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
@@ -67,9 +73,26 @@ class EvaluatedModel:
 class EvaluationArguments(HfViTTrainingArguments):
     """The library's arguments, of which those on evaluation and hardware count."""
 
-    output_dir: str = "outputs/evaluation"
+    output_dir: str = field(
+        default="outputs/evaluation/{model}-on-{data}",
+        metadata={"help": "Folder for the scores. That of the default gets a number if it is taken."},
+    )
     eval_strategy: str = "no"
     report_to: str = "none"
+
+    def name_output(self, model: str, sources: Iterable[str]) -> None:
+        """Puts the names of model and data into the default folder, on all processes the same; keeps a given one."""
+        if self.output_dir == type(self).output_dir:
+            folder = self.output_dir.format(model=file_name(model), data="-".join(map(file_name, sources)))
+            self.output_dir = str(on_first_process(self, lambda: free_folder(folder)))
+
+
+def file_name(source: str) -> str:
+    """Returns what to call the outputs of a model or data: its last name, of a part of a training its folder's too."""
+    file = Path(source).expanduser()
+    place = file.resolve() if file.exists() else PurePosixPath(source)  # a name on the Hub
+    is_part = place.name == AVERAGE_FOLDER or place.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
+    return re.sub(r"[^\w.-]+", "-", "-".join(place.parts[-2:]) if is_part else place.name)
 
 
 class LoadedData(Protocol):
@@ -387,4 +410,6 @@ class Task(ABC):
             **facts,
         )
         write_model_card(folder, info)
+        for sentence in compare(dataclasses.replace(info, baselines={name: baseline})):
+            logger.warning(sentence)
         return scores

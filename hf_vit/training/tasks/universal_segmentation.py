@@ -18,13 +18,14 @@ from transformers import (
 
 from ...data import load_universal_segmentation
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
-from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
+from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric, class_map
+from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
 from ..arguments import split_names
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, size_of
+from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, most_frequent_classes, size_of
 
 
 # Average precision ranks all detections, but the least likely do not move it.
@@ -100,29 +101,22 @@ class UniversalEvaluator(Evaluator):
     def naive_baseline(
         self, targets: Iterable[dict[str, Any]]
     ) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        """Predicts one segment, the whole image, of the class with the most pixels."""
-        names = self.metric.names
-        counts = torch.zeros(len(names), dtype=torch.int64)
-        for target in targets:
-            counts.index_add_(0, target["class_labels"], target["masks"].sum(dim=(1, 2)))
-        most_frequent = int(counts.argmax())
+        """Predicts the most frequent class at each place, whatever the size of the image, each as one segment."""
+        maps = (torch.from_numpy(class_map(target)) for target in targets)
+        classes = most_frequent_classes(maps, len(self.metric.names))
 
         def predict(target: dict[str, Any]) -> dict[str, Any]:
-            size = size_of(target)
+            semantic = resize_nearest(classes, *size_of(target))
+            labels, segments = semantic.unique(return_inverse=True)
+            masks = segments == torch.arange(len(labels))[:, None, None]
+            info = [{"id": number, "label_id": label, "score": 1.0} for number, label in enumerate(labels.tolist())]
             return {
-                PANOPTIC: {
-                    "segmentation": torch.zeros(size, dtype=torch.int64),
-                    "segments_info": [{"id": 0, "label_id": most_frequent, "score": 1.0}],
-                },
-                SEMANTIC: torch.full(size, most_frequent),
-                INSTANCE: {
-                    "masks": torch.ones(1, *size, dtype=torch.bool),
-                    "class_labels": torch.tensor([most_frequent]),
-                    "scores": torch.ones(1),
-                },
+                PANOPTIC: {"segmentation": segments, "segments_info": info},
+                SEMANTIC: semantic,
+                INSTANCE: {"masks": masks, "class_labels": labels, "scores": torch.ones(len(labels))},
             }
 
-        return f"{names[most_frequent]} as one segment", predict
+        return "most frequent class at each place", predict
 
     def draw(
         self,
