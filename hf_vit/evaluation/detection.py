@@ -111,7 +111,7 @@ class InstanceMetric(CocoMetric):
         ValueError: if a number is none of the classes.
     """
 
-    iou_type = "segm"
+    iou_type, shape = "segm", "segmentation"
     places: ClassVar[dict[str, int]] = {
         "mask_ap": 0,
         "mask_ap_50": 1,

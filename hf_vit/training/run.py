@@ -116,6 +116,7 @@ def finish(
     """Trains, from a checkpoint on if there is one, evaluates and saves."""
     args = task.args
     result = trainer.train(resume_from_checkpoint=checkpoint)
+    task.choose_threshold(trainer)  # before it is saved
     trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)

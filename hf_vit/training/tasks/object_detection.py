@@ -110,8 +110,9 @@ class DetectionEvaluator(Evaluator):
     def draw(
         self, images: list[Image], predictions: list[Prediction], targets: list[Target], file: str | PathLike[str]
     ) -> None:
-        """Draws true boxes beside those that are likely."""
-        draw_detections(images, predictions, targets, self.metric.names, file)
+        """Draws true boxes beside those that are answers."""
+        chosen = {} if self.threshold is None else {"threshold": self.threshold}
+        draw_detections(images, predictions, targets, self.metric.names, file, **chosen)
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
         """Draws precision over recall."""
@@ -241,15 +242,17 @@ class ObjectDetection(SupervisedTask):
     pipeline = "object-detection"
     usage = Usage(
         name="detect",
-        stock="""for found in detect("image.png", threshold=0.3):
+        stock="""for found in detect("image.png"):
     print(found["label"], found["score"], found["box"])""",
         own="""sizes = [(image.height, image.width)]
-(result,) = image_processor.post_process_object_detection(outputs, threshold=0.3, target_sizes=sizes)
+threshold = model.options.score_threshold or 0.5
+(result,) = image_processor.post_process_object_detection(outputs, threshold, sizes)
 for label, score, box in zip(result["labels"], result["scores"], result["boxes"]):
     print(model.config.id2label[int(label)], float(score), box.tolist())  # x1, y1, x2, y2
 print(len(result["boxes"]), "objects")""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    chooses_threshold = True
     collator_class = ObjectDetectionCollator
 
     model: DetectionModelArguments
@@ -280,7 +283,9 @@ print(len(result["boxes"]), "objects")""",
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionEvaluator:
         """Returns the evaluator."""
-        return DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
+        evaluator = DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
+        evaluator.threshold = model.options.score_threshold
+        return evaluator
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on decoder and loss."""

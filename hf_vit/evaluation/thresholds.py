@@ -1,0 +1,54 @@
+"""The score above which predictions are given as answers."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+TOLERANCE = 0.01  # of the best F1, or what a single object makes of it: below, thresholds are as good as each other
+
+
+class Threshold(NamedTuple):
+    """A score above which predictions are given as answers, and their F1 on the images that it was chosen on."""
+
+    value: float
+    f1: float
+
+
+def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:
+    """Returns the threshold of the best F1, the harmonic mean of precision and recall.
+
+    The F1 of few images jumps from score to score. So of the thresholds around the best one that are about as good,
+    the middle one is taken.
+
+    Args:
+        scores: (N,) of all predictions.
+        is_correct: (N,) bool, whether a prediction is the right one of a truth. No truth has two of them.
+        num_truths: Number of what there is to be found.
+
+    Returns:
+        The threshold; None where no prediction is correct.
+    """
+    values, hits = np.asarray(scores, dtype=np.float64), np.asarray(is_correct, dtype=bool)
+    if not hits.any():
+        return None
+    order = np.argsort(-values, kind="stable")
+    values, hits = values[order], hits[order].cumsum()
+    last = np.flatnonzero(np.diff(values, append=-np.inf))  # of equal scores all are answers, or none
+    f1 = 2 * hits[last] / (last + 1 + num_truths)
+    # between the least score that is above and the largest that is not; below all of them as far as that is from 0
+    ends = np.append(values[last[1:]], min(0.0, 2 * values[-1]))
+    cuts = (values[last] + ends) / 2
+    is_good = f1 >= f1.max() * (1 - max(TOLERANCE, 1 / num_truths))
+    best = int(f1.argmax())
+    first = best - int(np.argmin(np.append(is_good[best::-1], False))) + 1
+    final = best + int(np.argmin(np.append(is_good[best:], False))) - 1
+    value = min(max(float(f"{(cuts[first] + cuts[final]) / 2:.3g}"), 0.0), 1.0)
+    return Threshold(value, f1_at(values, hits, num_truths, value))
+
+
+def f1_at(scores: np.ndarray, hits: np.ndarray, num_truths: int, threshold: float) -> float:
+    """Returns the F1 of predictions above a threshold, given falling scores (N,) and how many are right so far."""
+    count = int((scores > threshold).sum())
+    return float(2 * hits[count - 1] / (count + num_truths)) if count else 0.0
