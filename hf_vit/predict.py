@@ -121,8 +121,8 @@ def predict_files(
         yield line
     if best_scores and not num_answered:
         logger.warning(
-            f"Nothing in any of {len(best_scores)} images passes the threshold {predictor.options['threshold']:g}: the "
-            f"best score is {max(best_scores):.3g}. Say --threshold {max(best_scores) * 0.9:.2g} to see it."
+            f"Nothing in {len(best_scores)} images passes the threshold {predictor.options['threshold']:g}: the best "
+            f"score is {max(best_scores):.3g}. Say --threshold {max(best_scores) * 0.9:.2g} to see what has it."
         )
     if picture is not None and tiles:
         columns = predictor.columns or max(5, math.isqrt(len(tiles)))

@@ -56,13 +56,16 @@ class CocoMetric(StreamedMetric):
         stats = self._evaluate().stats
         return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
 
-    def best_threshold(self) -> Threshold | None:
-        """Returns the score above which detections are given as answers: that of the best F1 at IoU 0.5."""
-        found = [pair for record in self._records for pair in self._matched(record)]
+    def best_threshold(self, nms: float = 1.0) -> Threshold | None:
+        """Returns the score above which detections are given as answers: that of the best F1 at IoU 0.5.
+
+        Detections that overlap a surer one of their class by an IoU of more than `nms` are left out before.
+        """
+        found = [pair for record in self._records for pair in self._matched(record, nms)]
         count = sum(not entry["iscrowd"] for record in self._records for entry in record["objects"])
         return best_threshold(*zip(*found, strict=True), count) if found and count else None
 
-    def _matched(self, record: Record) -> list[tuple[float, bool]]:
+    def _matched(self, record: Record, nms: float) -> list[tuple[float, bool]]:
         """Returns the scores of the detections of an image, and which are of an object: the surest of a class first.
 
         Those of a crowd are left out.
@@ -77,9 +80,17 @@ class CocoMetric(StreamedMetric):
             )
             crowd = np.array([entry["iscrowd"] for entry in objects], dtype=bool)
             detections.sort(key=lambda entry: -entry["score"])
-            places = ([entry[self.shape] for entry in entries] for entries in (detections, objects))
-            iou = np.asarray(overlaps.iou(*places, crowd.tolist())).reshape(len(detections), len(objects))
-            for entry, own in zip(detections, iou, strict=True):
+            places, truths = ([entry[self.shape] for entry in entries] for entries in (detections, objects))
+            iou = np.asarray(overlaps.iou(places, truths, crowd.tolist())).reshape(len(places), len(truths))
+            kept = list(range(len(places)))
+            if nms < 1:
+                repeats = np.asarray(overlaps.iou(places, places, [False] * len(places))) > nms
+                kept = []
+                for number in range(len(places)):
+                    if not repeats[number, kept].any():
+                        kept.append(number)
+            for number in kept:
+                entry, own = detections[number], iou[number]
                 free = np.where(crowd, 0, own)
                 if is_correct := free.max(initial=0) >= MATCH_IOU:
                     iou[:, free.argmax()] = 0  # an object is found once

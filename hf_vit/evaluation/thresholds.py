@@ -10,10 +10,14 @@ TOLERANCE = 0.01  # of the best F1, or what a single object makes of it: below, 
 
 
 class Threshold(NamedTuple):
-    """A score above which predictions are given as answers, and their F1 on the images that it was chosen on."""
+    """A score above which predictions are given as answers, and their F1 on the images that it was chosen on.
+
+    `nms` is the overlap (IoU) with a surer one above which a box is left out before, if any.
+    """
 
     value: float
     f1: float
+    nms: float | None = None
 
 
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:

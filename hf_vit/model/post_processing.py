@@ -91,6 +91,7 @@ class HfViTPostProcessing:
     """The `post_process_*` methods of the image processors of both backends."""
 
     label_ids_to_fuse: Collection[int] | None = None
+    nms_threshold: float | None = None
     # The options that tell which part of an image a model sees, and where the image is in a padded one
     do_resize: bool | None = True
     size: ClassVar[dict[str, int]]
@@ -298,7 +299,8 @@ class HfViTPostProcessing:
             threshold: Probability above which a pair is an object.
             target_sizes: Height and width of each image in pixels, as it was before the image processor.
             nms_threshold: IoU above which, of two boxes of a class, the less sure one is left out (non-maximum
-                suppression); by default none is, as models learn to give each object one box.
+                suppression); 1 leaves none out. By default that of the processor, of which most have none, as models
+                learn to give each object one box.
 
         Returns:
             For each image `{"scores" (N,) float32, "labels" (N,) int64, "boxes" (N, 4) float32}`. Boxes are left, top,
@@ -307,6 +309,7 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes do not fit them.
         """
+        nms_threshold = self.nms_threshold if nms_threshold is None else nms_threshold
         if nms_threshold is not None and not 0 <= nms_threshold <= 1:
             raise ValueError(f"nms_threshold={nms_threshold} is an IoU and must lie in [0, 1]; 0.7 is usual.")
         outputs = named_outputs(outputs)

@@ -117,7 +117,8 @@ class EvaluatorTrainer(HfViTTrainer):
         self.evaluator.threshold = self._set_threshold(self.thresholds[False])
 
     def _set_threshold(self, threshold: Threshold | None) -> float | None:
-        """Gives the model a threshold, or none, and returns its score."""
+        """Gives the model and its image processor a threshold, or none, and returns its score."""
+        self.evaluator.processor.nms_threshold = None if threshold is None else threshold.nms
         model, score = self.plain_model, None if threshold is None else threshold.value
         field = next(name for name, task in TASK_CONFIGS.items() if isinstance(model.options, task))
         model.options.score_threshold = score

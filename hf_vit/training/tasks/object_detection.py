@@ -122,7 +122,10 @@ class DetectionEvaluator(Evaluator):
 
     def describe_evaluation(self) -> str:
         """Returns what is evaluated, in words."""
-        return f"whole images, the {self.num_queries} most likely pairs of a box and a class; AP and AR as COCO's"
+        overlap = self.processor.nms_threshold
+        repeats = "" if overlap is None else f" but those that overlap a surer one by an IoU above {overlap:g}"
+        pairs = f"the {self.num_queries} most likely pairs of a box and a class{repeats}"
+        return f"whole images, {pairs}; AP and AR as COCO's"
 
     def describe_limits(self) -> str:
         """Returns what the model is not good for, in words."""
@@ -259,6 +262,10 @@ print(len(result["boxes"]), "objects")""",
     data: DetectionDataArguments
     augmentation: DetectionAugmentationArguments
     args: DetectionTrainingArguments
+
+    def options_of_processor(self) -> dict[str, Any]:
+        """Returns that no boxes are left out until validation images choose it."""
+        return {"nms_threshold": None}
 
     def make_trainer(self) -> HfViTTrainer:
         """Returns the trainer, and warns if the model has not enough queries."""
