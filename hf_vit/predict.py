@@ -6,7 +6,6 @@ transformers' own classes work too.
 
 import csv
 import json
-import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +29,7 @@ from .model.pipeline_hf_vit import (
 from .model.remote_code import refusing_code
 from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
 from .visualize.colors import IGNORED
-from .visualize.figures import arrange_tiles, draw_label_tile, draw_text
+from .visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, draw_text
 
 
 logger = logging.get_logger(__name__)
@@ -69,7 +68,8 @@ def predict_files(
         model: Folder of a saved model, or its name on the Hub.
         inputs: Image files, and folders that are searched for them.
         output_dir: Where to write the answers about each image, and a picture of each.
-        picture: File for one picture of the first `MAX_TILES` images with their answers.
+        picture: File for a picture of the first `MAX_TILES` images with their answers. What does not fit a screen is
+            on further pages beside it, `name-2.png` and so on.
         top_k: Labels per image, the likeliest first.
         batch_size: Images to be classified, or objects with keypoints, per pass.
         threshold: Lowest score of a segment, an object or a keypoint; by default the one that the training of the
@@ -121,12 +121,12 @@ def predict_files(
         yield line
     if best_scores and not num_answered:
         logger.warning(
-            f"Nothing in {len(best_scores)} images passes the threshold {predictor.options['threshold']:g}: the best "
-            f"score is {max(best_scores):.3g}. Say --threshold {max(best_scores) * 0.9:.2g} to see what has it."
+            f"Nothing passes the threshold {predictor.options['threshold']:g}: the best score of all images is "
+            f"{max(best_scores):.3g}. Say --threshold {max(best_scores) * 0.9:.2g} to see what has it."
         )
     if picture is not None and tiles:
-        columns = predictor.columns or max(5, math.isqrt(len(tiles)))
-        arrange_tiles(tiles, min(len(tiles), columns)).save(picture)
+        for number, page in enumerate(arrange_pages(tiles), start=1):
+            page.save(picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}"))
 
 
 def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[int, Image.Image | None, Any]]:
@@ -195,7 +195,6 @@ class Predictor(ABC):
 
     pipeline: ClassVar[str]
     pipeline_class: ClassVar[type[Pipeline] | None] = None  # the library's own
-    columns: ClassVar[int | None] = 1  # of a picture of many images; None makes as many as there are rows
     task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold decides, if any does
     threshold: ClassVar[float | None] = None  # where neither caller nor training has chosen one
 
@@ -248,7 +247,6 @@ class ClassificationPredictor(Predictor):
     """Predicts labels of images: `label`, `score`, and `top_k` of these."""
 
     pipeline = "image-classification"
-    columns = None
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
         """Returns the likeliest label, its score, and the runners-up."""
@@ -256,7 +254,7 @@ class ClassificationPredictor(Predictor):
 
     def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
         """Returns the image above label, score and caption."""
-        return draw_label_tile(image, f"{answer[0]['label'][:12]} ({answer[0]['score']:.1%})", caption)
+        return draw_label_tile(image, f"{answer[0]['label']} ({answer[0]['score']:.1%})", caption)
 
 
 class SemanticPredictor(Predictor):
