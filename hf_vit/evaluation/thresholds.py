@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-TOLERANCE = 0.01  # of the best F1, or what a single object makes of it: below, thresholds are as good as each other
+# Of the best F1, or half of what a single object makes of it, within limits: less makes no threshold the better one
+TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
 
 
 class Threshold(NamedTuple):
@@ -23,8 +24,8 @@ class Threshold(NamedTuple):
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:
     """Returns the threshold of the best F1, the harmonic mean of precision and recall.
 
-    The F1 of few images jumps from score to score. So of the thresholds around the best one that are about as good,
-    the middle one is taken.
+    The F1 of few images jumps from score to score. So of the thresholds that are about as good as the best one, the
+    middle one is taken.
 
     Args:
         scores: (N,) of all predictions.
@@ -41,14 +42,12 @@ def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) ->
     values, hits = values[order], hits[order].cumsum()
     last = np.flatnonzero(np.diff(values, append=-np.inf))  # of equal scores all are answers, or none
     f1 = 2 * hits[last] / (last + 1 + num_truths)
-    # between the least score that is above and the largest that is not; below all of them as far as that is from 0
+    # between the least score that is above and the largest that is not
     ends = np.append(values[last[1:]], min(0.0, 2 * values[-1]))
     cuts = (values[last] + ends) / 2
-    is_good = f1 >= f1.max() * (1 - max(TOLERANCE, 1 / num_truths))
-    best = int(f1.argmax())
-    first = best - int(np.argmin(np.append(is_good[best::-1], False))) + 1
-    final = best + int(np.argmin(np.append(is_good[best:], False))) - 1
-    value = min(max(float(f"{(cuts[first] + cuts[final]) / 2:.3g}"), 0.0), 1.0)
+    is_good = f1 >= f1.max() * (1 - min(max(TOLERANCE, 0.5 / num_truths), MAX_TOLERANCE))
+    good = cuts[is_good]
+    value = min(max(float(f"{good[len(good) // 2]:.3g}"), 0.0), 1.0)
     return Threshold(value, f1_at(values, hits, num_truths, value))
 
 
