@@ -33,7 +33,11 @@ from .model.image_processing_base import HfViTImageProcessorBase
 from .model.image_processing_hf_vit import HfViTImageProcessor
 from .model.image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .model.modeling_hf_vit import HfViTBackbone, HfViTModel
-from .model.pipeline_hf_vit import HfViTKeypointDetectionPipeline
+from .model.pipeline_hf_vit import (
+    HfViTImageSegmentationPipeline,
+    HfViTKeypointDetectionPipeline,
+    HfViTObjectDetectionPipeline,
+)
 from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
 from .model.task_classification import HfViTForImageClassification, HfViTImageClassifierOutput, soften_labels
@@ -84,6 +88,10 @@ AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processor
 PIPELINE_REGISTRY.register_pipeline(
     "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
 )
+# What `pipeline(...)` makes for these tasks, which for models of others is the same as before. Not by a registration:
+# that would forget which model is the default of a task.
+PIPELINE_REGISTRY.supported_tasks["object-detection"]["impl"] = HfViTObjectDetectionPipeline
+PIPELINE_REGISTRY.supported_tasks["image-segmentation"]["impl"] = HfViTImageSegmentationPipeline
 HfViTConfig._has_pipelines = True
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -124,6 +132,7 @@ __all__ = [
     "HfViTImageClassifierOutput",
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
+    "HfViTImageSegmentationPipeline",
     "HfViTKeypointConfig",
     "HfViTKeypointDetectionOutput",
     "HfViTKeypointDetectionPipeline",
@@ -131,6 +140,7 @@ __all__ = [
     "HfViTMaskedImageModelingOutput",
     "HfViTModel",
     "HfViTObjectDetectionOutput",
+    "HfViTObjectDetectionPipeline",
     "HfViTPreTrainedModel",
     "HfViTProcessor",
     "HfViTSegmentationConfig",

@@ -31,7 +31,13 @@ def make_parser(description: str | None) -> OneLineParser:
     parser.add_argument(
         "--batch_size", type=int, default=8, help="images to be classified, or objects with keypoints, per pass"
     )
-    parser.add_argument("--threshold", type=float, help="least score of a segment or object (0.5) or keypoint (none)")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        help="least score of a segment, object or keypoint (default: that which the training has chosen by validation "
+        "images, else 0.5 for segments and objects and none for keypoints)",
+    )
+    parser.add_argument("--nms_threshold", type=float, help="leave out objects that overlap a surer one by this IoU")
     parser.add_argument("--boxes", type=Path, help="what was printed of objects: where keypoints are")
     parser.add_argument("--subtask", choices=["panoptic", "instance", "semantic"], help="what to segment")
     parser.add_argument(
@@ -53,8 +59,9 @@ def main(arguments: Sequence[str], description: str | None, report: Callable[[st
         args = parser.parse_args(arguments)
         if args.top_k < 1 or args.batch_size < 1:
             raise ValueError(f"--top_k {args.top_k} and --batch_size {args.batch_size} must be at least 1.")
-        if args.threshold is not None and not 0 <= args.threshold <= 1:
-            raise ValueError(f"--threshold {args.threshold} must lie in [0, 1].")
+        for name in ("threshold", "nms_threshold"):
+            if vars(args)[name] is not None and not 0 <= vars(args)[name] <= 1:
+                raise ValueError(f"--{name} {vars(args)[name]} must lie in [0, 1].")
         if Path(args.model).is_dir() and not (Path(args.model) / "config.json").is_file():
             raise ValueError(
                 f"The folder {args.model} holds no config.json, so no saved model. Train one first: hf-vit train"

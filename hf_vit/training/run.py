@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +37,7 @@ from .recipe import (
 from .saving.checkpoints import check_labels, on_first_process
 from .saving.output_folder import checkpoint_to_resume, free_folder, last_folder, occupied
 from .tasks import TASKS
-from .tasks.base import EvaluatedModel, EvaluationArguments, Task
+from .tasks.base import EvaluatedModel, EvaluationArguments, Task, file_name
 from .trainer import HfViTTrainer
 
 
@@ -166,8 +165,7 @@ def with_output_dir(task_class: type[Task], arguments: Arguments, description: s
     given = make_parser(task_class.argument_types(), recipe, description).parse_args(rest)
     if given.output_dir is not None or not given.dataset_name:
         return arguments
-    source = Path(split_sources(given.dataset_name)[0]).expanduser().resolve()
-    first = re.sub(r"[^\w.-]+", "-", source.name if source.is_dir() else source.stem) or "data"
+    first = file_name(split_sources(given.dataset_name)[0])
     named = Path("outputs") / f"{first}-{name_of(task_class).replace('_', '-')}"
     resumed = given.resume_from_checkpoint
     if resumed is None:
@@ -228,6 +226,7 @@ def finish(training: Training) -> None:
     """Trains, from a checkpoint on if there is one, evaluates and saves."""
     task, trainer, report = training.task, training.trainer, training.report
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
+    task.choose_threshold(trainer)  # before it is saved
     trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out
     trainer.save_state()
     trainer.save_metrics("train", result.metrics)

@@ -132,6 +132,7 @@ class Task(ABC):
     examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
     parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
+    chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
     evaluation_options: ClassVar[tuple[str, ...]] = ()  # fields that an evaluation takes beside `data` and `args`
 
     model: ModelArguments
@@ -322,6 +323,22 @@ class Task(ABC):
         )
         return trainer, split
 
+    def choose_threshold(self, trainer: HfViTTrainer) -> None:
+        """Chooses by the validation images, where there are some, above which score a trained model gives answers."""
+        if self.chooses_threshold:
+            assert isinstance(trainer, EvaluatorTrainer)
+            trainer.choose_threshold()
+
+    def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
+        """Returns above which score predictions are answers, and how it was chosen, in words."""
+        if "validation" not in self.loaded.splits:
+            return "none chosen, as there are no validation images: that of who calls the model"
+        chosen = trainer.thresholds.get(False)
+        if chosen is None:
+            return "none: no score divides right from wrong answers to the validation images"
+        same = ", the ones above" if evaluation_split(self.loaded.splits) == "validation" else ""
+        return f"{chosen.value:g}, that of the best F1 ({chosen.f1:.3f}) on the validation images{same}"
+
     def count_examples(self) -> dict[str, int]:
         """Returns the number of examples of each split, of a stream that of those that are evaluated."""
         return {name: len(rows) for name, rows in self.loaded.splits.items()}
@@ -350,6 +367,7 @@ class Task(ABC):
         return {
             **self.describe_model(trainer.model, trainer.processing_class),
             "augmentation": describe_options(self.augmentation),
+            **({"score threshold": self.describe_threshold(trainer)} if self.chooses_threshold else {}),
             **trainer.describe_teacher(),
             **trainer.describe_changes(),
             **({"evaluation": trainer.evaluator.describe_evaluation()} if evaluates else {}),

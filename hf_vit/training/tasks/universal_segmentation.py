@@ -49,7 +49,9 @@ class UniversalEvaluator(Evaluator):
         sizes = [size_of(target) for target in batch["targets"]]
         same = {"target_sizes": sizes, "patch_attention_mask": mask}
         if PANOPTIC in self.metric.parts:
-            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **same)
+            chosen = model.options.score_threshold
+            least = {} if chosen is None else {"threshold": chosen}
+            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **least, **same)
         if SEMANTIC in self.metric.parts:
             found[SEMANTIC] = self.processor.post_process_semantic_segmentation(outputs, **same)
         if INSTANCE in self.metric.parts:
@@ -127,7 +129,9 @@ class UniversalEvaluator(Evaluator):
     ) -> None:
         """Draws image, true and predicted segments side by side."""
         part = PANOPTIC if PANOPTIC in self.metric.parts else INSTANCE
-        draw_panoptic(images, [prediction[part] for prediction in predictions], targets, self.metric.names, file)
+        chosen = {} if self.threshold is None else {"threshold": self.threshold}
+        found = [prediction[part] for prediction in predictions]
+        draw_panoptic(images, found, targets, self.metric.names, file, **chosen)
 
     def describe_evaluation(self) -> str:
         """Returns what is evaluated, in words."""
@@ -213,10 +217,12 @@ class UniversalSegmentation(DenseTask):
         stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
     print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
         own="""sizes = [(image.height, image.width)]
-(result,) = image_processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
+threshold = model.options.score_threshold or 0.5
+(result,) = image_processor.post_process_panoptic_segmentation(outputs, threshold, target_sizes=sizes)
 print(result["segmentation"].shape, result["segments_info"])""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    chooses_threshold = True
 
     data: UniversalDataArguments
     args: UniversalTrainingArguments
@@ -256,7 +262,9 @@ print(result["segmentation"].shape, result["segments_info"])""",
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
         """Returns the evaluator."""
         metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
-        return UniversalEvaluator(processor, metric)
+        evaluator = UniversalEvaluator(processor, metric)
+        evaluator.threshold = model.options.score_threshold
+        return evaluator
 
     @property
     def can_overlap(self) -> bool:
