@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from transformers.utils import logging
 
 from ..model.pretrained import read_config
 from .arguments import HfViTTrainingArguments, ImageDataArguments
+from .callbacks.clock import ExpectedEnd
 from .checks import check_output
 from .conditions import check_changes, describe_arguments, describe_data, read_conditions, with_changes
 from .distillation.base import check_projection
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, how_to_resume, in_one_line
 from .lora import count_parameters
 from .models import check_architecture, check_head
-from .recipe import given_arguments, make_parser, parse_arguments, split_recipe, start_recipe, without_secrets
+from .planning.plan import Planner, warn_of_few_steps
+from .recipe import make_parser, parse_arguments, split_recipe, start_recipe, without_secrets
 from .saving.checkpoints import check_labels, on_first_process
 from .saving.output_folder import checkpoint_to_resume, occupied
 from .tasks import TASKS
@@ -57,33 +60,43 @@ def run(
 
 def train(task: Task, arguments: Sequence[str], report: Callable[[str], None]) -> None:
     """Trains, evaluates, saves and, on request, publishes in an output folder that no other training has."""
-    types, args = task.argument_types(), task.args
     try:
-        checkpoint = checkpoint_to_resume(args)
+        planner = Planner(task, arguments, report if task.args.process_index == 0 else lambda _: None)
+        checkpoint = checkpoint_to_resume(task.args)
         if checkpoint is not None:
+            task, chosen = planner.resumed(checkpoint)
             check_architecture(checkpoint, task.model_class, task.model)
-        values = describe_arguments(task)
-        if checkpoint is not None:
-            on_first_process(args, lambda: check_changes(checkpoint, values, args.resume_with_changes))
+            begun = describe_arguments(task)
+            on_first_process(task.args, lambda: check_changes(checkpoint, begun, task.args.resume_with_changes))
+        else:
+            task, chosen = planner.started()
         names = task.load_data()
-        if checkpoint is not None and names:
+        if checkpoint is None:
+            task, chosen = planner.planned(task)
+        elif names:
             check_labels(checkpoint, names)
+        args = task.args
+        values = describe_arguments(task)
         set_seed(args.seed)
         trainer = task.make_trainer()
-        trainer.conditions = on_first_process(args, lambda: find_conditions(task, values, checkpoint))
+        conditions = on_first_process(args, lambda: find_conditions(task, values, checkpoint))
+        trainer.conditions = {**conditions, "chosen": chosen}
         if checkpoint is not None:
             check_head(checkpoint, trainer.model)
             check_projection(checkpoint, trainer.distillation)
         if trainer.is_world_process_zero():
-            recipe = given_arguments(types, arguments)
             compares = checkpoint is not None and not read_conditions(checkpoint) and not args.resume_with_changes
+            # What is compared is what was given: that is all that a checkpoint without conditions has beside it.
+            recipe = planner.recipe({} if compares else chosen)
             start_recipe(Path(args.output_dir), recipe, is_resumed=compares)
     except (ValueError, OSError, ImportError) as error:
         sys.exit(one_line(error))
     if trainer.is_world_process_zero():
         sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
         size = f"{count_parameters(trainer.model):,} parameters"
-        report(f"{task.examples.capitalize()}: {sizes}. Model: {size}. Output: {args.output_dir}")
+        report(f"{task.examples.capitalize()}: {sizes}; {task.describe_held_out()}.")
+        report(f"Model: {size}. Output: {args.output_dir}")
+        trainer.add_callback(ExpectedEnd(report, warn=partial(warn_of_few_steps, task)))
     with one_line_errors(args):
         finish(task, trainer, checkpoint, arguments, report)
     try:

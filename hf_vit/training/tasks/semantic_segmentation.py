@@ -17,6 +17,7 @@ from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...visualize import draw_segmentation
+from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from .shared import DenseTask, MaskDataArguments, TaskModelArguments, TaskTrainingArguments, best_by, size_of
@@ -173,6 +174,7 @@ class SemanticSegmentation(DenseTask):
 print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
     )
     evaluation_options = ("evaluation",)
+    defaults = SEGMENTATION
 
     model: SemanticModelArguments
     data: MaskDataArguments
