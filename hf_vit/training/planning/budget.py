@@ -22,14 +22,26 @@ from ..trainer import HfViTTrainer
 from .defaults import EVALUATIONS, Size
 
 
-DEFAULT_MINUTES = 10.0
 TIMING_SHARE = 0.08  # of the budget, which timing takes at most
-EVALUATION_SHARE = 0.08  # of the budget, for evaluations before the end
+EVALUATION_SHARE = 0.08  # of the budget, for evaluations before the report
+EVALUATION_SECONDS = 2.0  # for the pictures of an evaluation, and a checkpoint beside it
 REPORT_SECONDS = 8.0  # pictures, curves, card and saving
 REPORTED_TWICE = 1.5  # the model, and what it is compared with
 LEAST_TIMED, MOST_TIMED = 5, 50  # steps
 LEFT_OUT = 2  # of them, the first ones, which prepare memory and find images that were read ahead
 TIMED_IMAGES = 32
+
+
+# Arguments of a trial, which evaluates, saves and reports nothing
+TRIAL = {
+    **{
+        "eval_strategy": IntervalStrategy.NO,
+        "save_strategy": SaveStrategy.NO,
+        "logging_strategy": IntervalStrategy.NO,
+    },
+    **{"load_best_model_at_end": False, "early_stopping_patience": None},
+    **{"report_to": [], "push_to_hub": False, "disable_tqdm": True},
+}
 
 
 class Pace(NamedTuple):
@@ -68,10 +80,11 @@ class Budget:
         """Returns the steps and evaluations of a size that fit into what is left."""
         report = min(REPORT_SECONDS, 0.2 * self.seconds) + REPORTED_TWICE * self.num_scored * pace.image
         left = self.seconds - self.clock() - report
-        evaluation = self.num_validated * pace.image
+        evaluation = EVALUATION_SECONDS + self.num_validated * pace.image
         evaluations = 0
         if self.num_validated:
-            evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / max(evaluation, 1e-9)))
+            evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
+        evaluations *= evaluations > 1  # one alone would be that of the report
         return Candidate(size, pace, max(1, int((left - evaluations * evaluation) / pace.step)), evaluations)
 
     def choose(
@@ -133,11 +146,7 @@ def measure_pace(task: Task, seconds: float) -> Pace:
     # All processes have to make as many; and the sizes of images that grow come in turn.
     is_fixed = args.world_size > 1 or args.progressive_sizes
     with tempfile.TemporaryDirectory() as folder:
-        args.output_dir = folder
-        args.max_steps = LEAST_TIMED + 1 if is_fixed else MOST_TIMED
-        args.eval_strategy, args.save_strategy = IntervalStrategy.NO, SaveStrategy.NO
-        args.logging_strategy, args.report_to, args.disable_tqdm = IntervalStrategy.NO, [], True
-        args.load_best_model_at_end, args.early_stopping_patience, args.push_to_hub = False, None, False
+        vars(args).update(TRIAL, output_dir=folder, max_steps=LEAST_TIMED + 1 if is_fixed else MOST_TIMED)
         trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)

@@ -70,6 +70,11 @@ class TaskDefaults:
     few: Mapping[str, Any] = field(default_factory=lambda: {"trainable_blocks": LAST_BLOCKS})
     augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
 
+    def differ(self, facts: Facts, batch: int, steps: int, other_steps: int) -> bool:
+        """Returns whether images are changed otherwise in other steps of `batch` images."""
+        one, other = (self.augmentation(facts, facts.epochs_of(count, batch)) for count in (steps, other_steps))
+        return one != other
+
 
 # Shared numbers
 
@@ -310,7 +315,7 @@ def choose(
         size: That of model and images, where it is to be chosen.
         steps: Those of the training, where they are to be chosen or are known.
         batch: Images of a step on all processes, if that is known.
-        evaluations: How many there are to be before the end.
+        evaluations: How many there are to be, that of the last step among them; 0 or 2 at least.
 
     Returns:
         Values by the names of options; `config_overrides` as a mapping, with what is given.

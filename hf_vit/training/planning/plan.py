@@ -17,7 +17,7 @@ from ..conditions import read_conditions
 from ..load_data import chooses_step
 from ..recipe import SUFFIXES, given_arguments, parse_arguments
 from ..tasks.base import Task
-from .budget import TIMING_SHARE, Budget, Candidate, measure_pace
+from .budget import TIMING_SHARE, Budget, Candidate, Pace, measure_pace
 from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps
 from .facts import Facts
 from .gather import gather_facts
@@ -25,6 +25,7 @@ from .gather import gather_facts
 
 logger = logging.get_logger(__name__)
 DEFAULT_MINUTES = 10.0
+IMPORT_SECONDS = 5.0  # before the program gets here
 # What held for all trainings before anything could be chosen, and holds for recipes, which stand as they are.
 UNPLANNED: Options = {"train_val_split": 0.1}
 LENGTHS = {"max_steps", "num_train_epochs"}
@@ -48,7 +49,7 @@ class Planner:
     def __init__(
         self, task: Task, arguments: Sequence[str], report: Callable[[str], None], may_start_workers: bool = True
     ) -> None:
-        self.start = time.monotonic()
+        self.start = time.monotonic() - IMPORT_SECONDS
         self.task, self.arguments, self.report = task, arguments, report
         self.may_start_workers = may_start_workers
         options = given_arguments(task.argument_types(), arguments)
@@ -140,13 +141,19 @@ class Planner:
         needed = task.defaults.steps
         seconds = TIMING_SHARE * budget.seconds / 4
 
-        def measure(size: Size | None) -> Any:
-            trial = self.choose(task, facts, size=size, steps=needed, batch=batch)
+        def options(choice: Candidate) -> Options:
+            evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
+            known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
+            return self.choose(task, facts, batch=batch, **known)
+
+        def measure(size: Size | None, steps: int = needed) -> Pace:
+            trial = self.choose(task, facts, size=size, steps=steps, batch=batch)
             return measure_pace(self.task_with(trial, task), seconds)
 
         choice = budget.choose(sizes, needed, measure)
-        evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
-        chosen = self.choose(task, facts, size=choice.size, steps=choice.steps, batch=batch, evaluations=evaluations)
+        if task.defaults.differ(facts, batch, needed, choice.steps):  # other augmentations take another time
+            choice = budget.plan(choice.size, measure(choice.size, choice.steps))
+        chosen = options(choice)
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
         return chosen
 
@@ -161,6 +168,7 @@ class Planner:
         task = kind(*parse_arguments(kind.argument_types(), arguments, **chosen))
         if loaded is not None:
             vars(task).update({name: value for name, value in vars(loaded).items() if name not in kind.fields()})
+            task.data.holds_out = loaded.data.holds_out
         return task
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
