@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Pipeline, PreTrainedModel, pipeline
 
 from .flags.parser import nearest
@@ -154,4 +153,4 @@ def unguarded() -> dict[str, Any]:
     """Returns options for a caller who may not have guarded the main module, as processes that are spawned need it."""
     default, *_ = multiprocessing.get_all_start_methods()
     method = multiprocessing.get_start_method(allow_none=True) or default
-    return {} if method == "fork" or not torch.cuda.is_available() else {"dataloader_num_workers": 0}
+    return {} if method == "fork" else {"dataloader_num_workers": 0}

@@ -18,6 +18,7 @@ from .callbacks.ema import AveragingArguments
 from .callbacks.resume import ResumeArguments
 from .lora import LoraArguments
 from .optim.arguments import OptimizationArguments, check_optimization
+from .planning.arguments import PlanArguments
 from .ranges import check_ranges
 from .regularization import RepeatedAugmentationArguments
 
@@ -130,10 +131,11 @@ class ImageDataArguments(SourceArguments):
     check_images: bool = field(
         default=True, metadata={"help": "Read all images once in advance; false if that has been done before."}
     )
-    train_val_split: float = field(
-        default=0.1,
+    train_val_split: float | None = field(
+        default=None,
         metadata={
-            "help": "Share of the training images held out where the data has no validation split; 0 trains on all."
+            "help": "Share of the training images held out where the data has no validation split; 0 trains on all. "
+            "By default a tenth where it chooses something (the best step, a threshold) or there is no test split."
         },
     )
     max_train_samples: int | None = field(
@@ -143,12 +145,13 @@ class ImageDataArguments(SourceArguments):
         default=None, metadata={"help": "Evaluate this many images of a split, drawn at random: for a trial."}
     )
     dataset_license: str = field(default="unknown", metadata={"help": "License of the data, for the model card."})
+    holds_out: bool = field(init=False, default=False)  # whether images are held out, once the data are open
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_unreadable and not self.check_images:
             raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
-        if not 0 <= self.train_val_split < 1:
+        if self.train_val_split is not None and not 0 <= self.train_val_split < 1:
             raise ValueError(f"train_val_split={self.train_val_split} must lie in [0, 1). 0.1 holds out a tenth.")
         if self.max_train_samples is not None and self.max_train_samples < 1:
             raise ValueError(
@@ -299,6 +302,7 @@ class HfViTTrainingArguments(
     SizeArguments,
     LoraArguments,
     ResumeArguments,
+    PlanArguments,
     TrainingArguments,
 ):
     """The library's arguments, with defaults that suit a Vision Transformer."""
@@ -355,6 +359,7 @@ class HfViTTrainingArguments(
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        self.check_plan()
         # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True

@@ -25,6 +25,7 @@ SUFFIXES = {".yaml", ".yml", ".json"}
 # the batch on all processes are compared themselves.
 FREE = {
     *("dataset_name", "dataset_license", "license", "skip_unreadable", "check_images", "output_dir"),
+    *("minutes", "choose_defaults", "holds_out"),  # what comes of them stands beside them
     *("use_cpu", "local_rank", "disable_tqdm", "report_to", "run_name", "project"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("resume_from_checkpoint", "resume_with_changes", "dry_run", "do_train", "do_eval", "do_predict", "debug"),
@@ -73,6 +74,15 @@ def split_recipe(arguments: Arguments) -> tuple[dict[str, Any], list[str]]:
     if name is not None:
         recipe = {**read_recipe(find_recipe(str(name))), **recipe}
     return {str(option).replace("-", "_"): value for option, value in recipe.items()}, rest
+
+
+def has_recipe(arguments: Arguments) -> bool:
+    """Returns whether a command line starts with the file of a recipe, or names one."""
+    first, *rest = arguments or [""]
+    if isinstance(first, Mapping):
+        return "recipe" in first
+    is_named = any(str(word).partition("=")[0] == "--recipe" for word in [first, *rest])
+    return is_named or Path(first).suffix in SUFFIXES
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers.utils import logging
 
 from ..model.pretrained import read_config
 from .arguments import ImageDataArguments, split_sources
+from .callbacks.clock import ExpectedEnd
 from .checks import check_output
 from .conditions import check_changes, describe_arguments, describe_data, read_conditions, with_changes
 from .distillation.base import check_projection
@@ -24,10 +26,10 @@ from .dry_run import describe_plan
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, as_sentence, how_to_resume, in_one_line
 from .lora import count_parameters
 from .models import check_architecture, check_head
+from .planning.plan import Planner, warn_of_few_steps
 from .recipe import (
     Arguments,
     as_words,
-    given_arguments,
     make_parser,
     parse_arguments,
     split_recipe,
@@ -120,39 +122,46 @@ def prepare(
         OSError: if something is missing, or nothing can be written.
         ImportError: if a package is missing.
     """
-    types = task_class.argument_types()
     arguments = with_output_dir(task_class, arguments, description)
-    task = task_class(*parse_arguments(types, arguments, description))
-    args = task.args
-    if args.dry_run:
-        args.push_to_hub = False
-    check_output(Path(args.output_dir))
-    stack.enter_context(occupied(args))
-    checkpoint = checkpoint_to_resume(args)
+    task = task_class(*parse_arguments(task_class.argument_types(), arguments, description))
+    if task.args.dry_run:
+        arguments = [*arguments, "--push_to_hub", "false"]  # which would make a repository before the first step
+    check_output(Path(task.args.output_dir))
+    stack.enter_context(occupied(task.args))
+    report = report if task.args.process_index == 0 else lambda _: None
+    planner = Planner(task, arguments, report)
+    checkpoint = checkpoint_to_resume(task.args)
     if checkpoint is not None:
+        task, chosen = planner.resumed(checkpoint)
         check_architecture(checkpoint, task.model_class, task.model)
-    values = describe_arguments(task)
-    if checkpoint is not None:
-        on_first_process(args, lambda: check_changes(checkpoint, values, args.resume_with_changes))
+        begun = describe_arguments(task)
+        on_first_process(task.args, lambda: check_changes(checkpoint, begun, task.args.resume_with_changes))
+    else:
+        task, chosen = planner.started()
     names = task.load_data()
-    if checkpoint is not None and names:
+    if checkpoint is None:
+        task, chosen = planner.planned(task)
+    elif names:
         check_labels(checkpoint, names)
+    args = task.args
+    values = describe_arguments(task)
     set_seed(args.seed)
     trainer = task.make_trainer()
-    trainer.conditions = on_first_process(args, lambda: find_conditions(task, values, checkpoint))
+    conditions = on_first_process(args, lambda: find_conditions(task, values, checkpoint))
+    trainer.conditions = {**conditions, "chosen": chosen}
     if checkpoint is not None:
         check_head(checkpoint, trainer.model)
         check_projection(checkpoint, trainer.distillation)
     command = shlex.join(command_line(arguments, program, args.world_size))
     training = Training(task, trainer, checkpoint, command, report)
-    if trainer.is_world_process_zero():
-        recipe = given_arguments(types, arguments)
-        if not args.dry_run:
-            compares = checkpoint is not None and not read_conditions(checkpoint) and not args.resume_with_changes
-            start_recipe(Path(args.output_dir), recipe, is_resumed=compares)
-        report_plan(training)
-        if args.dry_run:
-            report(describe_plan(trainer, recipe))
+    compares = checkpoint is not None and not read_conditions(checkpoint) and not args.resume_with_changes
+    # What is compared is what was given: that is all that a checkpoint without conditions has beside it.
+    recipe = planner.recipe({} if compares else chosen)
+    if trainer.is_world_process_zero() and not args.dry_run:
+        start_recipe(Path(args.output_dir), recipe, is_resumed=compares)
+    report_plan(training)
+    if args.dry_run:
+        report(describe_plan(trainer, recipe))
     return training
 
 
@@ -184,10 +193,11 @@ def name_of(task_class: type[Task]) -> str:
 
 def report_plan(training: Training) -> None:
     """Reports on what is trained, and where it is written."""
-    sizes = ", ".join(f"{count:,} for {name}" for name, count in training.task.count_examples().items())
+    task = training.task
+    sizes = ", ".join(f"{count:,} for {name}" for name, count in task.count_examples().items())
     size = f"{count_parameters(training.trainer.model):,} parameters"
-    output = training.task.args.output_dir
-    training.report(f"{training.task.examples.capitalize()}: {sizes}. Model: {size}. Output: {output}")
+    training.report(f"{task.examples.capitalize()}: {sizes}; {task.describe_held_out()}.")
+    training.report(f"Model: {size}. Output: {task.args.output_dir}")
 
 
 def complete(training: Training) -> None:
@@ -225,6 +235,8 @@ def find_conditions(task: Task, values: dict[str, Any], checkpoint: str | None) 
 def finish(training: Training) -> None:
     """Trains, from a checkpoint on if there is one, evaluates and saves."""
     task, trainer, report = training.task, training.trainer, training.report
+    if trainer.is_world_process_zero():
+        trainer.add_callback(ExpectedEnd(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     task.choose_threshold(trainer)  # before it is saved
     trainer.save_model(_internal_call=True)  # uploads come last, lest a failure keep the report out

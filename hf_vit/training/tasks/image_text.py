@@ -38,6 +38,7 @@ from ..arguments import LIBRARY, ImageDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import load_evaluation_targets, load_targets
 from ..models import input_size, load_model
+from ..planning.defaults import IMAGE_TEXT
 from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
 from .base import EvaluatedModel, Task
@@ -403,6 +404,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     )
     published = ("CLIPModel", "SiglipModel", "Siglip2Model")
     trainer_class = ImageTextTrainer
+    defaults = IMAGE_TEXT
     evaluation_options = ("zero_shot",)
 
     model: ImageTextModelArguments

@@ -18,6 +18,7 @@ from ...model.image_processing_hf_vit import HfViTImageProcessor
 from ...model.task_keypoints import HfViTForKeypointDetection, image_losses
 from ...visualize import draw_poses
 from ..arguments import LIBRARY, split_names
+from ..planning.defaults import KEYPOINTS
 from ..publishing.model_card import Usage
 from .shared import (
     ObjectDataArguments,
@@ -233,6 +234,7 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
     examples = "objects"
     parts = "objects with {} keypoints"
     evaluation_options = ("evaluation",)
+    defaults = KEYPOINTS
 
     model: KeypointModelArguments
     data: KeypointDataArguments

@@ -26,6 +26,7 @@ from ...model.deformable_decoder import DetectionPrediction
 from ...model.task_detection import HfViTForObjectDetection, class_loss_of, count_divisors, prediction_losses
 from ...visualize import draw_detections, draw_precision_recall
 from ..arguments import LIBRARY, split_names
+from ..planning.defaults import DETECTION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from ..trainer import HfViTTrainer
@@ -257,6 +258,7 @@ print(len(result["boxes"]), "objects")""",
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     chooses_threshold = True
     collator_class = ObjectDetectionCollator
+    defaults = DETECTION
 
     model: DetectionModelArguments
     data: DetectionDataArguments

@@ -23,8 +23,10 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
 from ..arguments import split_names
+from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
+from ..trainer import HfViTTrainer
 from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, most_frequent_classes, size_of
 
 
@@ -223,6 +225,7 @@ print(result["segmentation"].shape, result["segments_info"])""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
     chooses_threshold = True
+    defaults = UNIVERSAL
 
     data: UniversalDataArguments
     args: UniversalTrainingArguments
@@ -234,12 +237,11 @@ print(result["segmentation"].shape, result["segments_info"])""",
             2 if len(self.loaded.names) > 1 and "mask" in next(iter(self.loaded.splits.values())).column_names else 0
         )
 
-    def load_data(self) -> list[str]:
-        """Opens and checks the data and returns the names of its classes."""
-        names = super().load_data()
+    def make_trainer(self) -> HfViTTrainer:
+        """Returns the trainer, which chooses the best model by the score that there is."""
         if self.args.metric_for_best_model == PQ_OR_MASK_AP:
             self.args.metric_for_best_model = "mask_ap" if self.can_overlap else "pq"
-        return names
+        return super().make_trainer()
 
     def callbacks(self) -> list[TrainerCallback]:
         """Returns the annealing of masked attention."""
