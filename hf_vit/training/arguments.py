@@ -18,6 +18,7 @@ from .callbacks.ema import AveragingArguments
 from .callbacks.resume import ResumeArguments
 from .lora import LoraArguments
 from .optim.arguments import OptimizationArguments, check_optimization
+from .planning.arguments import PlanArguments
 from .ranges import check_ranges
 from .regularization import RepeatedAugmentationArguments
 
@@ -34,8 +35,9 @@ class ModelArguments:
     model_name_or_path: str | None = field(
         default=None,
         metadata={
+            "aliases": ["--model"],
             "help": "Model to start from, saved by this package or published for another library: a folder, a name on "
-            "the Hub, or a file of published weights."
+            "the Hub, or a file of published weights.",
         },
     )
     preset: str | None = field(
@@ -129,10 +131,11 @@ class ImageDataArguments(SourceArguments):
     check_images: bool = field(
         default=True, metadata={"help": "Read all images once in advance; false if that has been done before."}
     )
-    train_val_split: float = field(
-        default=0.1,
+    train_val_split: float | None = field(
+        default=None,
         metadata={
-            "help": "Share of the training images held out where the data has no validation split; 0 trains on all."
+            "help": "Share of the training images held out where the data has no validation split; 0 trains on all. "
+            "By default a tenth where it chooses something (the best step, a threshold) or there is no test split."
         },
     )
     max_train_samples: int | None = field(
@@ -142,12 +145,13 @@ class ImageDataArguments(SourceArguments):
         default=None, metadata={"help": "Evaluate this many images of a split, drawn at random: for a trial."}
     )
     dataset_license: str = field(default="unknown", metadata={"help": "License of the data, for the model card."})
+    holds_out: bool = field(init=False, default=False)  # whether images are held out, once the data are open
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.skip_unreadable and not self.check_images:
             raise ValueError("skip_unreadable finds nothing with check_images=False. Leave one of the two out.")
-        if not 0 <= self.train_val_split < 1:
+        if self.train_val_split is not None and not 0 <= self.train_val_split < 1:
             raise ValueError(f"train_val_split={self.train_val_split} must lie in [0, 1). 0.1 holds out a tenth.")
         if self.max_train_samples is not None and self.max_train_samples < 1:
             raise ValueError(
@@ -298,6 +302,7 @@ class HfViTTrainingArguments(
     SizeArguments,
     LoraArguments,
     ResumeArguments,
+    PlanArguments,
     TrainingArguments,
 ):
     """The library's arguments, with defaults that suit a Vision Transformer."""
@@ -322,6 +327,10 @@ class HfViTTrainingArguments(
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={"help": 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'},
+    )
+    dry_run: bool = field(
+        default=False,
+        metadata={"help": "Check data, model and options, say what would be done, and write nothing."},
     )
     # Early stopping counts on where it stood, and the wall time adds up.
     restore_callback_states_from_checkpoint: bool = field(
@@ -350,6 +359,7 @@ class HfViTTrainingArguments(
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        self.check_plan()
         # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True

@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import ClassLabel, Dataset, DatasetDict
 from torch import Tensor
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import logging
 
 from ..data import (
@@ -29,6 +30,7 @@ from .arguments import ClassificationDataArguments, HfViTTrainingArguments, Imag
 
 logger = logging.get_logger(__name__)
 UNREADABLE = "cannot be read"
+HELD_OUT = 0.1  # share of the training images, where images to evaluate are needed and there are none
 
 
 class FindFaults(Protocol):
@@ -69,16 +71,24 @@ def prepare_splits(
     training_args: HfViTTrainingArguments,
     find_faults: FindFaults,
     fault: str = UNREADABLE,
+    *,
+    needs_validation: bool = False,
 ) -> DatasetDict:
     """Checks the splits of a training, and holds out images for validation if there is no such split.
 
-    Returns "train" and, where there are such, "validation" and "test". `fault` tells what is wrong with images that
-    `find_faults` finds.
+    Where `args.train_val_split` leaves it open, a tenth is held out if something is chosen by its scores, of
+    which `needs_validation` tells too, or nothing else is there to evaluate. Both it and `holds_out` then say what was
+    done. Returns "train" and, where there are such, "validation" and "test". `fault` tells what is wrong with images
+    that `find_faults` finds.
     """
     if "train" not in splits:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(splits)}.")
     splits = readable_images(splits, args, training_args, find_faults, fault)
-    if "validation" not in splits and args.train_val_split > 0:
+    if args.train_val_split is None:
+        is_needed = needs_validation or chooses_step(training_args) or "test" not in splits
+        args.train_val_split = HELD_OUT if is_needed and "validation" not in splits else 0.0
+    args.holds_out = "validation" not in splits and args.train_val_split > 0
+    if args.holds_out:
         held_out = hold_out(splits["train"], args.train_val_split)
         splits |= {"train": held_out["train"], "validation": held_out["test"]}
     limits = {"train": args.max_train_samples}
@@ -125,15 +135,24 @@ def load_evaluation_split(
     return split, images.remove_columns("label").rename_column("model_label", "label")
 
 
+def chooses_step(args: HfViTTrainingArguments) -> bool:
+    """Returns whether the best step of a training is chosen by the scores of validation images."""
+    return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
+
+
 def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | None) -> tuple[str, str]:
     """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_split`."""
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
+    if args.train_val_split is None:  # and what the model was trained on does not tell
+        args.train_val_split = 0.0 if "test" in splits else HELD_OUT
     if "train" in splits and args.train_val_split > 0:
         sources.setdefault("validation", "train")
     if split is None:
         split = next(name for name in ("test", "validation", "train") if name in sources)
     if split not in sources:
-        raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.")
+        held_out = " If a tenth of train was held out in training, add --train_val_split 0.1."
+        advice = held_out if split == "validation" and "train" in splits else ""
+        raise ValueError(f"{args.dataset_name} has no split {split!r}. Choose {' or '.join(sorted(sources))}.{advice}")
     if split == "train":
         logger.warning("These are training images: their scores say little about images that a model has not seen.")
     return split, sources[split]
@@ -154,6 +173,7 @@ def evaluation_images(
     `was_streamed` tells that `source` came as a stream when "validation" was held out of it.
     """
     images = readable_images(DatasetDict({source: images}), args, training_args, find_faults, fault)[source]
+    assert args.train_val_split is not None  # `choose_split` has seen to it
     if split != source and was_streamed:
         images = held_out_of_stream(images, args.dataset_name, args.train_val_split)
     elif split != source:
@@ -220,13 +240,23 @@ def at_most(limit: int | None, split: Dataset, seed: int) -> Dataset:
 
 
 def load_targets(
-    load: Callable[[], TargetData], args: ImageDataArguments, training_args: HfViTTrainingArguments
+    load: Callable[[], TargetData],
+    args: ImageDataArguments,
+    training_args: HfViTTrainingArguments,
+    *,
+    needs_validation: bool = False,
 ) -> TargetData:
-    """Opens the data of a training, checks it, and holds out images for validation if it has no such split."""
+    """Opens the data of a training, checks it, and holds out images for validation; see `prepare_splits`."""
     data = _open(load, training_args)
-    return replace(
-        data, splits=prepare_splits(data.splits, args, training_args, fault_finder(data), "cannot be trained on")
+    splits = prepare_splits(
+        data.splits,
+        args,
+        training_args,
+        fault_finder(data),
+        "cannot be trained on",
+        needs_validation=needs_validation,
     )
+    return replace(data, splits=splits)
 
 
 def load_evaluation_targets(

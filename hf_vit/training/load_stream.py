@@ -27,7 +27,7 @@ from ..data.formats.files import SPLITS
 from ..data.loaders.unlabeled_images import CLASS, NO_CLASS
 from .arguments import ClassificationDataArguments, HfViTTrainingArguments, UnlabeledDataArguments, split_names
 from .checks import check_steps
-from .load_data import UNREADABLE, at_most, fault_finder, load_targets, readable_images
+from .load_data import HELD_OUT, UNREADABLE, at_most, fault_finder, load_targets, readable_images
 
 
 logger = logging.get_logger(__name__)
@@ -81,6 +81,8 @@ class LabeledImages:
 def load_stream(args: ClassificationDataArguments, training_args: HfViTTrainingArguments) -> LabeledImages:
     """Opens the images of a training, and checks those that are evaluated; `ValueError` if it counts epochs."""
     check_steps(training_args)
+    if args.train_val_split is None:  # which splits there are is seen when the stream is open
+        args.train_val_split = HELD_OUT
     with training_args.main_process_first(desc="opening the data"):
         opened = stream_image_classification(
             args.dataset_name,

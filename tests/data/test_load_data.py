@@ -82,7 +82,7 @@ def test_labels_are_numbered_as_the_model_does(photos: Path, args: HfViTTraining
         load_evaluation_split(
             ClassificationDataArguments(dataset_name=str(photos)), "test", {"cat": 0, "cow": 1}, args
         )
-    with pytest.raises(ValueError, match=r"has no split 'val'. Choose test or train or validation"):
+    with pytest.raises(ValueError, match=r"has no split 'val'. Choose test or train"):
         load_evaluation_split(data, "val", label2id, args)
 
 

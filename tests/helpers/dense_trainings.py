@@ -46,6 +46,7 @@ CONFIG = {
     "keypoint_config": {"hidden_size": 16},
 }
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none"]
+SMALL += ["--choose_defaults", "false"]
 SMALL += ["--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "2"]
 TINY = ["--preset", "tiny", "--image_size", "16", "--config_overrides", json.dumps(CONFIG)]
 A_FEW_STEPS = ["--max_steps", "3", "--eval_strategy", "no", "--save_strategy", "no", "--learning_rate", "1e-3"]

@@ -29,6 +29,7 @@ CONFIG = {
 }
 TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--horizontal_flip", "0"]
+SMALL += ["--choose_defaults", "false"]
 SMALL += ["--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "5", "--train_val_split", "0"]
 A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 

@@ -31,6 +31,7 @@ DECODER = {
     "decoder_intermediate_size": 32,
 }
 SMALL = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--image_size", "16"]
+SMALL += ["--choose_defaults", "false"]
 SMALL += ["--per_device_eval_batch_size", "4", "--learning_rate", "1e-3"]
 A_FEW = ["--max_steps", "4", "--eval_strategy", "no", "--save_strategy", "no"]
 BATCH = ["--per_device_train_batch_size", "8"]

@@ -29,6 +29,7 @@ from ..scripts.test_demo import load_script
 NAMES = ["cat", "dog", "fox"]
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}
 SCRIPT = ["--dataset_name", "photos", "--use_cpu", "--train_val_split", "0.5", "--report_to", "none"]
+SCRIPT += ["--choose_defaults", "false"]
 SCRIPT += ["--disable_tqdm", "true", "--per_device_train_batch_size", "2", "--logging_steps", "1"]
 NEW = ["--image_size", "16", "--config_overrides", json.dumps(TINY)]
 

@@ -280,6 +280,7 @@ def test_wrong_patches_are_refused() -> None:
 
 
 SCRIPT = ["--dataset_name", "photos", "--use_cpu", "--train_val_split", "0.5", "--report_to", "none"]
+SCRIPT += ["--choose_defaults", "false"]
 SCRIPT += ["--disable_tqdm", "true", "--per_device_train_batch_size", "2", "--output_dir", "output"]
 SCRIPT += ["--image_size", "16", "--eval_strategy", "no"]
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "patch_size": 8}

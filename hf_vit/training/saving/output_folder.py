@@ -42,6 +42,15 @@ def free_folder(path: str | os.PathLike[str]) -> Path:
     return next(folder for folder in chain([wanted], numbered) if is_free(folder))
 
 
+def last_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns the folder that `free_folder` gave out last, as far as anything was written there, or `path`."""
+    wanted, free = Path(path), free_folder(path)
+    number = free.name.removeprefix(f"{wanted.name}-")
+    if free == wanted or number == "2":
+        return wanted
+    return wanted.with_name(f"{wanted.name}-{int(number) - 1}")
+
+
 def is_free(folder: Path) -> bool:
     """Returns whether there is nothing at a path but, at most, an empty folder."""
     return not (folder.exists() or folder.is_symlink()) or (folder.is_dir() and not any(folder.iterdir()))

@@ -26,7 +26,9 @@ from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_packages, check_training
 from ..data_notes import SeenClasses, note_classes, note_transparent, see_classes
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
+from ..load_data import HELD_OUT, chooses_step
 from ..models import open_trained, plan_config
+from ..planning.defaults import TaskDefaults
 from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
     describe_data,
@@ -39,6 +41,7 @@ from ..publishing.report import (
     score_naive_baseline,
     score_split,
 )
+from ..recipe import recipe_of
 from ..saving.checkpoints import on_first_process
 from ..saving.output_folder import free_folder
 from ..trainer import HfViTTrainer
@@ -53,7 +56,8 @@ class EvaluatedModel:
     """Which model to evaluate, and on what."""
 
     model_name_or_path: str = field(
-        default="", metadata={"help": "Saved or published model: a folder, a file or a name on the Hub."}
+        default="",
+        metadata={"aliases": ["--model"], "help": "Saved or published model: a folder, a file or a name on the Hub."},
     )
     task: str | None = field(
         default=None,
@@ -131,7 +135,9 @@ class Task(ABC):
     examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
     parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
+    chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
     evaluation_options: ClassVar[tuple[str, ...]] = ()  # fields that an evaluation takes beside `data` and `args`
+    defaults: ClassVar[TaskDefaults]  # what is chosen where it is not given
 
     model: ModelArguments
     data: ImageDataArguments
@@ -216,6 +222,10 @@ class Task(ABC):
     def count_training_images(self) -> int:
         """Returns the number of training images, of a stream that of those that are read in advance."""
         return len(self.loaded.splits["train"])
+
+    def count_evaluated_images(self, split: str) -> int:
+        """Returns the number of images that an evaluation of a split reads."""
+        return len(self.loaded.splits[split])
 
     def callbacks(self) -> list[TrainerCallback]:
         """Returns the callbacks of this task's trainings."""
@@ -309,6 +319,9 @@ class Task(ABC):
         """
         check_packages(*self.packages)
         model = open_trained(self.model_class, saved.model_name_or_path)
+        recipe = recipe_of(Path(saved.model_name_or_path))
+        if self.data.train_val_split is None and recipe:
+            self.data.train_val_split = recipe.get("train_val_split", HELD_OUT)
         processor = self.open_processor(model, saved.model_name_or_path)
         split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
         self.note_data()
@@ -321,9 +334,36 @@ class Task(ABC):
         )
         return trainer, split
 
+    def choose_threshold(self, trainer: HfViTTrainer) -> None:
+        """Chooses by the validation images, where there are some, above which score a trained model gives answers."""
+        if self.chooses_threshold:
+            assert isinstance(trainer, EvaluatorTrainer)
+            trainer.choose_threshold()
+
+    def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
+        """Returns above which score predictions are answers, and how it was chosen, in words."""
+        if "validation" not in self.loaded.splits:
+            return "none chosen, as there are no validation images: that of who calls the model"
+        chosen = trainer.thresholds.get(False)
+        if chosen is None:
+            return "none: no score divides right from wrong answers to the validation images"
+        same = ", the ones above" if evaluation_split(self.loaded.splits) == "validation" else ""
+        return f"{chosen.value:g}, that of the best F1 ({chosen.f1:.3f}) on the validation images{same}"
+
     def count_examples(self) -> dict[str, int]:
         """Returns the number of examples of each split, of a stream that of those that are evaluated."""
         return {name: len(rows) for name, rows in self.loaded.splits.items()}
+
+    def describe_held_out(self) -> str:
+        """Returns, in words, whether training images are held out, and what for."""
+        if not self.data.holds_out:
+            return "no training image is held out"
+        purposes = [
+            *(["choose the best step"] if chooses_step(self.args) else []),
+            *(["choose the threshold"] if self.chooses_threshold else []),
+            *([] if "test" in self.loaded.splits else ["are evaluated at the end"]),
+        ]
+        return f"those for validation are held out, and {' and '.join(purposes) or 'follow the training'}"
 
     def evaluate(self, trainer: HfViTTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
         """Evaluates a model on a split, on all processes, and writes scores and pictures into the output folder.
@@ -349,6 +389,7 @@ class Task(ABC):
         return {
             **self.describe_model(trainer.model, trainer.processing_class),
             "augmentation": describe_options(self.augmentation),
+            **({"score threshold": self.describe_threshold(trainer)} if self.chooses_threshold else {}),
             **trainer.describe_teacher(),
             **trainer.describe_changes(),
             **({"evaluation": trainer.evaluator.describe_evaluation()} if evaluates else {}),

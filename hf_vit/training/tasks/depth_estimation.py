@@ -20,6 +20,7 @@ from ...model.task_configurations import HfViTDepthConfig
 from ...model.task_depth import HfViTForDepthEstimation, depth_loss
 from ...visualize import draw_depth
 from ..arguments import LIBRARY, ImageDataArguments
+from ..planning.defaults import DEPTH
 from ..publishing.model_card import Usage
 from .shared import DenseTask, TaskModelArguments, TaskTrainingArguments, best_by, size_of
 
@@ -182,6 +183,7 @@ result["depth"].save("depth.png")  # the lowest value is black, the highest whit
 print(result["predicted_depth"])  # (height, width)""",
     )
     evaluation_options = ("evaluation",)
+    defaults = DEPTH
 
     model: DepthModelArguments
     data: DepthDataArguments

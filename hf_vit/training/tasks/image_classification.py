@@ -18,6 +18,7 @@ from ..distillation.arguments import DistillationArguments, load_teacher, make_d
 from ..load_data import load_evaluation_split, load_splits
 from ..load_stream import LabeledImages, TrainingStream, load_stream
 from ..models import input_size, load_model
+from ..planning.defaults import CLASSIFICATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_options, write_scores
 from ..recipe import recipe_of
@@ -125,6 +126,7 @@ class ImageClassification(Task):
         own="print(model.config.id2label[int(outputs.logits.argmax())])",
     )
     trainer_class = HfViTTrainer
+    defaults = CLASSIFICATION
     packages = ("matplotlib", "sklearn")
 
     data: ClassificationDataArguments

@@ -38,6 +38,7 @@ from ..arguments import LIBRARY, ImageDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_data import load_evaluation_targets, load_targets
 from ..models import input_size, load_model
+from ..planning.defaults import IMAGE_TEXT
 from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
 from .base import EvaluatedModel, Task
@@ -55,8 +56,9 @@ class ImageTextModelArguments(TaskModelArguments):
     model_name_or_path: str | None = field(
         default=None,
         metadata={
+            "aliases": ["--model"],
             "help": "Model to start from: any saved or published ViT, which gets a text tower, or one that has one "
-            "(saved by this script, CLIP, SigLIP) with its tokenizer."
+            "(saved by this script, CLIP, SigLIP) with its tokenizer.",
         },
     )
     text_model_name_or_path: str | None = field(
@@ -402,6 +404,7 @@ print(classify("image.png", candidate_labels=names, hypothesis_template="a photo
     )
     published = ("CLIPModel", "SiglipModel", "Siglip2Model")
     trainer_class = ImageTextTrainer
+    defaults = IMAGE_TEXT
     evaluation_options = ("zero_shot",)
 
     model: ImageTextModelArguments

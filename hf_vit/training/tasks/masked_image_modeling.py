@@ -41,6 +41,7 @@ from ..arguments import LIBRARY, UnlabeledDataArguments
 from ..evaluator_trainer import EvaluatorTrainer
 from ..load_stream import UnlabeledImages, load_images
 from ..models import input_size, load_model
+from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
 from ..trainer import HfViTTrainer
 from .base import EvaluatedModel, Task
@@ -280,6 +281,7 @@ print(len(features), "tokens of", len(features[0]), "features")""",
 print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     )
     trainer_class = NeighborTrainer
+    defaults = MASKED_IMAGES
 
     model: MaskedImageModelArguments
     data: UnlabeledDataArguments
@@ -302,6 +304,10 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     def count_training_images(self) -> int:
         """Returns the number of training images, of a stream that of those that are read in advance."""
         return self.loaded.num_train
+
+    def count_evaluated_images(self, split: str) -> int:
+        """Returns the number of images that an evaluation of a split reads, those of known classes included."""
+        return super().count_evaluated_images(split) + len(self.loaded.known)
 
     def open_model(self) -> tuple[HfViTForMaskedImageModeling, BaseImageProcessor]:
         """Returns the new or saved model to train, and its image processor."""

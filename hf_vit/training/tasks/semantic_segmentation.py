@@ -17,6 +17,7 @@ from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...visualize import draw_segmentation
+from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from .shared import (
@@ -176,6 +177,7 @@ class SemanticSegmentation(DenseTask):
 print(classes.shape, [model.config.id2label[number] for number in classes.unique().tolist()])""",
     )
     evaluation_options = ("evaluation",)
+    defaults = SEGMENTATION
 
     model: SemanticModelArguments
     data: MaskDataArguments

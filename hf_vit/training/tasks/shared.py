@@ -176,7 +176,7 @@ class SupervisedTask(Task):
 
     def load_training_data(self) -> TargetData:
         """Opens and checks the splits of a training."""
-        return load_targets(self.open_data, self.data, self.args)
+        return load_targets(self.open_data, self.data, self.args, needs_validation=self.chooses_threshold)
 
     def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, TargetData]:
         """Opens and checks the data of an evaluation."""

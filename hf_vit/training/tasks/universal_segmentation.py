@@ -23,8 +23,10 @@ from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
 from ..arguments import split_names
+from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
+from ..trainer import HfViTTrainer
 from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, most_frequent_classes, size_of
 
 
@@ -49,7 +51,9 @@ class UniversalEvaluator(Evaluator):
         sizes = [size_of(target) for target in batch["targets"]]
         same = {"target_sizes": sizes, "patch_attention_mask": mask}
         if PANOPTIC in self.metric.parts:
-            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **same)
+            chosen = model.options.score_threshold
+            least = {} if chosen is None else {"threshold": chosen}
+            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **least, **same)
         if SEMANTIC in self.metric.parts:
             found[SEMANTIC] = self.processor.post_process_semantic_segmentation(outputs, **same)
         if INSTANCE in self.metric.parts:
@@ -127,7 +131,9 @@ class UniversalEvaluator(Evaluator):
     ) -> None:
         """Draws image, true and predicted segments side by side."""
         part = PANOPTIC if PANOPTIC in self.metric.parts else INSTANCE
-        draw_panoptic(images, [prediction[part] for prediction in predictions], targets, self.metric.names, file)
+        chosen = {} if self.threshold is None else {"threshold": self.threshold}
+        found = [prediction[part] for prediction in predictions]
+        draw_panoptic(images, found, targets, self.metric.names, file, **chosen)
 
     def describe_evaluation(self) -> str:
         """Returns what is evaluated, in words."""
@@ -213,10 +219,13 @@ class UniversalSegmentation(DenseTask):
         stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
     print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
         own="""sizes = [(image.height, image.width)]
-(result,) = image_processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
+threshold = model.options.score_threshold or 0.5
+(result,) = image_processor.post_process_panoptic_segmentation(outputs, threshold, target_sizes=sizes)
 print(result["segmentation"].shape, result["segments_info"])""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    chooses_threshold = True
+    defaults = UNIVERSAL
 
     data: UniversalDataArguments
     args: UniversalTrainingArguments
@@ -228,12 +237,11 @@ print(result["segmentation"].shape, result["segments_info"])""",
             2 if len(self.loaded.names) > 1 and "mask" in next(iter(self.loaded.splits.values())).column_names else 0
         )
 
-    def load_data(self) -> list[str]:
-        """Opens and checks the data and returns the names of its classes."""
-        names = super().load_data()
+    def make_trainer(self) -> HfViTTrainer:
+        """Returns the trainer, which chooses the best model by the score that there is."""
         if self.args.metric_for_best_model == PQ_OR_MASK_AP:
             self.args.metric_for_best_model = "mask_ap" if self.can_overlap else "pq"
-        return names
+        return super().make_trainer()
 
     def callbacks(self) -> list[TrainerCallback]:
         """Returns the annealing of masked attention."""
@@ -256,7 +264,9 @@ print(result["segmentation"].shape, result["segments_info"])""",
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
         """Returns the evaluator."""
         metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
-        return UniversalEvaluator(processor, metric)
+        evaluator = UniversalEvaluator(processor, metric)
+        evaluator.threshold = model.options.score_threshold
+        return evaluator
 
     @property
     def can_overlap(self) -> bool:

@@ -1,0 +1,36 @@
+"""Options of how a training is planned."""
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class PlanArguments:
+    """Options of how a training is planned; like `resume_from_checkpoint`, the Trainer itself does not use them."""
+
+    minutes: float | None = field(
+        default=None,
+        metadata={
+            "help": "Time for all of it, report included: a few steps are timed, then size of model and images, batch "
+            "and steps chosen to fit. 10 by default without a GPU, where neither steps, epochs nor a size is given."
+        },
+    )
+    choose_defaults: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Choose what is not given by data and device; false takes the defaults listed here. True by "
+            "default, but for a recipe, which stands as it is."
+        },
+    )
+
+    def check_plan(self) -> None:
+        """Raises `ValueError` if the time is none, or is to be planned with nothing to choose."""
+        if self.minutes is None:
+            return
+        if not 0 < self.minutes < math.inf:
+            raise ValueError(f"minutes={self.minutes} must be a positive number of minutes, such as 10.")
+        if self.choose_defaults is False:
+            raise ValueError(
+                f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
+                "nothing. Give one of the two."
+            )

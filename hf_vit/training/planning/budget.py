@@ -1,0 +1,169 @@
+"""A budget in minutes: a few steps are timed, then size, batch, steps and schedule chosen to fit.
+
+A size is preferred to a smaller one if it still gets the steps that its task needs: what a small model learns in many
+steps is more than what a large one does in few. The table of the task has the sizes and the steps.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from accelerate.utils import broadcast_object_list
+from torch.utils.data import Subset
+from transformers import TrainerCallback, TrainerControl
+from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+
+from ..publishing.report import evaluation_split
+from ..tasks.base import Task
+from ..trainer import HfViTTrainer
+from .defaults import EVALUATIONS, Size
+
+
+TIMING_SHARE = 0.08  # of the budget, which timing takes at most
+EVALUATION_SHARE = 0.08  # of the budget, for evaluations before the report
+EVALUATION_SECONDS = 2.0  # for the pictures of an evaluation, and a checkpoint beside it
+REPORT_SECONDS = 8.0  # pictures, curves, card and saving
+REPORTED_TWICE = 1.5  # the model, and what it is compared with
+LEAST_TIMED, MOST_TIMED = 5, 50  # steps
+LEFT_OUT = 2  # of them, the first ones, which prepare memory and find images that were read ahead
+TIMED_IMAGES = 32
+
+
+# Arguments of a trial, which evaluates, saves and reports nothing
+TRIAL = {
+    **{
+        "eval_strategy": IntervalStrategy.NO,
+        "save_strategy": SaveStrategy.NO,
+        "logging_strategy": IntervalStrategy.NO,
+    },
+    **{"load_best_model_at_end": False, "early_stopping_patience": None},
+    **{"report_to": [], "push_to_hub": False, "disable_tqdm": True},
+}
+
+
+class Pace(NamedTuple):
+    """Seconds of a step, and of an image in an evaluation."""
+
+    step: float
+    image: float
+
+
+class Candidate(NamedTuple):
+    """A size, None for one that is given, and how fast it is."""
+
+    size: Size | None
+    pace: Pace
+    steps: int
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a training may take.
+
+    Args:
+        seconds: All of it.
+        num_scored: Images that are evaluated at the end.
+        num_validated: Images of each evaluation before; 0 without.
+        clock: Tells how many seconds have gone by.
+    """
+
+    seconds: float
+    num_scored: int
+    num_validated: int
+    clock: Callable[[], float]
+
+    def plan(self, size: Size | None, pace: Pace) -> Candidate:
+        """Returns the steps and evaluations of a size that fit into what is left."""
+        report = min(REPORT_SECONDS, 0.2 * self.seconds) + REPORTED_TWICE * self.num_scored * pace.image
+        left = self.seconds - self.clock() - report
+        evaluation = EVALUATION_SECONDS + self.num_validated * pace.image
+        evaluations = 0
+        if self.num_validated:
+            evaluations = min(EVALUATIONS, int(EVALUATION_SHARE * self.seconds / evaluation))
+        evaluations *= evaluations > 1  # one alone would be that of the report
+        return Candidate(size, pace, max(1, int((left - evaluations * evaluation) / pace.step)), evaluations)
+
+    def choose(
+        self, sizes: Sequence[Size | None], needed_steps: int, measure: Callable[[Size | None], Pace]
+    ) -> Candidate:
+        """Climbs the sizes, smallest first, as long as the next one still gets the steps that are needed.
+
+        Args:
+            sizes: What there is to choose from, at least one.
+            needed_steps: Steps that a size must get to be preferred to a smaller one.
+            measure: Times a few steps of a size.
+        """
+        deadline = self.clock() + TIMING_SHARE * self.seconds
+        best = self.plan(sizes[0], measure(sizes[0]))
+        for size in sizes[1:]:
+            # A larger one takes at least as long as this one has.
+            if best.steps < needed_steps or self.clock() + LEAST_TIMED * best.pace.step > deadline:
+                break
+            candidate = self.plan(size, measure(size))
+            if candidate.steps < needed_steps:
+                break
+            best = candidate
+        return self.plan(best.size, best.pace)
+
+
+class StepTimes(TrainerCallback):
+    """Notes when each step has ended, and ends the training when they have been timed for long enough.
+
+    Args:
+        seconds: That the steps are to take all together, if these are not `LEAST_TIMED` anyway.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.ends: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        """Notes the time."""
+        self.ends.append(time.perf_counter())
+        is_enough = len(self.ends) > LEAST_TIMED and self.ends[-1] - self.ends[0] >= self.seconds
+        control.should_training_stop = control.should_training_stop or is_enough
+
+    def step(self) -> float:
+        """Returns the mean time from the end of a step to that of the next, but for the first ones."""
+        ends = self.ends[min(LEFT_OUT, len(self.ends) - 2) :]
+        return (ends[-1] - ends[0]) / (len(ends) - 1)
+
+
+def measure_pace(task: Task, seconds: float) -> Pace:
+    """Trains some steps of a task whose data are loaded, as it will be trained, and evaluates a few images.
+
+    Nothing of it stays: what is written goes into a folder that is deleted.
+
+    Args:
+        task: Its arguments are changed.
+        seconds: That the steps may take; they are `LEAST_TIMED` at least.
+    """
+    args = task.args
+    # All processes have to make as many; and the sizes of images that grow come in turn.
+    is_fixed = args.world_size > 1 or args.progressive_sizes
+    with tempfile.TemporaryDirectory() as folder:
+        vars(args).update(TRIAL, output_dir=folder, max_steps=LEAST_TIMED + 1 if is_fixed else MOST_TIMED)
+        trainer = task.make_trainer()
+        trainer.pop_callback(PrinterCallback)
+        times = StepTimes(seconds)
+        trainer.add_callback(times)
+        trainer.train()
+        pace = Pace(times.step(), time_evaluation(task, trainer))
+    (pace,) = broadcast_object_list([pace])  # that of the first process
+    return pace
+
+
+def time_evaluation(task: Task, trainer: HfViTTrainer) -> float:
+    """Returns the seconds of an image in an evaluation."""
+    examples = task.loaded.examples(evaluation_split(task.loaded.splits))
+    count = min(TIMED_IMAGES, len(examples))
+    loader = trainer.get_test_dataloader(Subset(examples, range(count)))
+    trainer.model.eval()
+    start = time.perf_counter()
+    for batch in loader:
+        trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
+    return (time.perf_counter() - start) / count

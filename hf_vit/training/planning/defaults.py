@@ -1,0 +1,404 @@
+"""What is chosen where no option says otherwise: a table for each task, with what its recipes have found.
+
+The figures behind the numbers stand in model_cards/; the ladders of sizes are climbed by `budget`.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from .facts import Facts
+
+
+Options = dict[str, Any]
+
+
+class Size(NamedTuple):
+    """A size of model and images that start from scratch: width, depth, and sides of image and patch in pixels."""
+
+    hidden_size: int
+    num_layers: int
+    image_size: int
+    patch_size: int
+
+    def bounded(self, native_size: int) -> "Size":
+        """Returns the same for smaller images, in about as many patches: enlarged, they would show no more."""
+        if native_size >= self.image_size:
+            return self
+        patch = max(1, -(-native_size * self.patch_size // self.image_size))
+        return self._replace(image_size=max(native_size // patch, 1) * patch, patch_size=patch)
+
+    def config(self) -> Options:
+        """Returns the fields of `HfViTConfig`, but for the size of images."""
+        return {
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": max(4, self.hidden_size // 64),
+            "intermediate_size": 4 * self.hidden_size,
+            "patch_size": self.patch_size,
+        }
+
+
+def no_options(facts: Facts, size: Size | None) -> Options:
+    """Returns that a head is as it is by default."""
+    return {}
+
+
+@dataclass(frozen=True)
+class TaskDefaults:
+    """What a task chooses.
+
+    Args:
+        ladder: Sizes from scratch, the smallest first.
+        steps: How many steps of `batch` images a size must get from scratch to be preferred to a smaller one.
+        batch: Images of a step on all processes.
+        scratch: Options of trainings from scratch.
+        config: Fields of `HfViTConfig` from scratch.
+        head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the size if it is chosen.
+        tuned: Options of trainings that start from a saved or published model, where they differ from those of all.
+        few: Those beside, where a large backbone meets few images, which would undo what it has learned.
+        augmentation: Options by the least number of epochs that they are for.
+    """
+
+    ladder: tuple[Size, ...]
+    steps: int
+    batch: int
+    scratch: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    head: Callable[[Facts, Size | None], Options] = no_options
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    few: Mapping[str, Any] = field(default_factory=lambda: {"trainable_blocks": LAST_BLOCKS})
+    augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
+
+    def differ(self, facts: Facts, batch: int, steps: int, other_steps: int) -> bool:
+        """Returns whether images are changed otherwise in other steps of `batch` images."""
+        one, other = (self.augmentation(facts, facts.epochs_of(count, batch)) for count in (steps, other_steps))
+        return one != other
+
+
+# Shared numbers
+
+# The usual deviation of 0.02 is for tokens 768 wide.
+SCRATCH_CONFIG = {"position_embedding_type": "sincos2d", "pooling": "mean", "initializer_range": 0.05}
+WIDEST_START = 384  # with the larger one
+MUON = {"use_muon": True, "learning_rate": 4e-3, "warmup_steps": 0.1}
+TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # of AdamW; narrower models take larger rates
+TUNED_LAYER_DECAY = 0.75
+FRESH_HEAD_RATE = 5.0  # times that of the rest
+FEW_IMAGES = 200  # with which a large backbone stays frozen but for its last blocks
+LAST_BLOCKS = 4
+LARGE_WIDTH = 384  # of backbones that have learned enough to be frozen
+TUNED_STEPS = 1000
+MOST_EPOCHS, LEAST_EPOCHS = 300, 10
+TOO_FEW_STEPS = 300  # to learn anything from scratch
+EVALUATIONS, CHECKPOINTS = 10, 4
+SMALL_NATIVE = 40  # pixels of pictures that are thumbnails or symbols, not photos
+
+
+def augment_classes(facts: Facts, epochs: float) -> Options:
+    """Returns how images of a classifier are changed: the more the more often they are seen."""
+    if facts.is_gray and facts.native_size <= SMALL_NATIVE:  # symbols, which a mirror changes
+        return {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
+    crop: Options = {"min_crop_scale": 0.4}
+    if facts.native_size <= SMALL_NATIVE:
+        crop = {"min_crop_scale": 1.0, "crop_padding": 4}
+    if epochs < 40:
+        return {**crop, "auto_augment": "none", "random_erasing": 0.0}
+    return {**crop, "auto_augment": "trivialaugment", "random_erasing": 0.1, "label_smoothing_factor": 0.1}
+
+
+def detection_head(facts: Facts, size: Size | None) -> Options:
+    """Returns fewer queries and groups without a GPU, where they take most of a step; more where there are objects."""
+    queries = min(300, max(30, -(-facts.max_objects * 3 // 20) * 10))  # half as many again, in tens
+    if facts.has_gpu:
+        return {"detection_config": {"num_queries": max(100, queries)}}
+    small = {"hidden_size": 128, "num_attention_heads": 4, "num_groups": 4, "scale_factors": [2, 1]}
+    return {"detection_config": {"num_queries": queries, **small}}
+
+
+def universal_head(facts: Facts, size: Size | None) -> Options:
+    """Returns fewer queries and points without a GPU."""
+    if facts.has_gpu:
+        return {}
+    queries = min(100, max(20, -(-facts.max_objects * 3 // 20) * 10))
+    return {"universal_segmentation_config": {"num_queries": queries, "num_blocks": 3, "train_num_points": 1024}}
+
+
+def segmentation_head(facts: Facts, size: Size | None) -> Options:
+    """Returns a head no wider than the model."""
+    return {"segmentation_config": {"hidden_size": 64}} if size is not None and not facts.has_gpu else {}
+
+
+def depth_head(facts: Facts, size: Size | None) -> Options:
+    """Returns levels no wider than the model."""
+    if size is None or facts.has_gpu:
+        return {}
+    widths = [size.hidden_size // part for part in (8, 4, 2, 1)]
+    return {"depth_config": {"neck_hidden_sizes": widths, "fusion_hidden_size": 32}}
+
+
+def masked_head(facts: Facts, size: Size | None) -> Options:
+    """Returns a decoder half as wide as a small model."""
+    if size is None or facts.has_gpu:
+        return {}
+    width = size.hidden_size // 2
+    decoder = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
+    return {"masked_image_modeling_config": {f"decoder_{name}": value for name, value in decoder.items()}}
+
+
+def text_tower(facts: Facts, size: Size | None) -> Options:
+    """Returns a text tower as wide as a small model."""
+    if size is None or facts.has_gpu:
+        return {}
+    width = size.hidden_size
+    tower = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 4 * width}
+    return {"text_config": tower, "contrastive_config": {"projection_dim": width}}
+
+
+# The tables
+
+PHOTOS = (
+    Size(128, 6, 64, 8),
+    Size(192, 6, 64, 8),
+    Size(192, 8, 96, 8),
+    Size(256, 8, 112, 8),
+    Size(384, 12, 112, 8),
+    Size(384, 12, 224, 16),
+)
+REGULARIZED = {**SCRATCH_CONFIG, "drop_path_rate": 0.1}
+
+CLASSIFICATION = TaskDefaults(
+    ladder=PHOTOS,
+    steps=1500,
+    batch=64,
+    scratch=MUON,
+    config=SCRATCH_CONFIG,
+    few={"trainable_blocks": 0, "learning_rate": 1e-3, "weight_decay": 0.0},  # a linear probe
+    augmentation=augment_classes,
+)
+SEGMENTATION = TaskDefaults(
+    ladder=(
+        Size(128, 6, 96, 12),
+        Size(192, 6, 128, 16),
+        Size(192, 6, 160, 16),
+        Size(256, 8, 192, 16),
+        Size(384, 12, 224, 16),
+    ),
+    steps=1000,
+    batch=16,
+    scratch=MUON,
+    config=REGULARIZED,
+    head=segmentation_head,
+)
+UNIVERSAL = TaskDefaults(
+    ladder=SEGMENTATION.ladder,
+    steps=1000,
+    batch=16,
+    scratch=MUON,
+    config=REGULARIZED,
+    head=universal_head,
+)
+DEPTH = TaskDefaults(
+    ladder=(
+        Size(128, 6, 128, 16),
+        Size(192, 6, 160, 16),
+        Size(192, 8, 224, 16),
+        Size(384, 12, 224, 16),
+    ),
+    steps=1000,
+    batch=8,
+    scratch={**MUON, "learning_rate": 2e-3},
+    config=REGULARIZED,
+    head=depth_head,
+    augmentation=lambda facts, epochs: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.5},
+)
+DETECTION = TaskDefaults(
+    ladder=(
+        Size(128, 6, 128, 16),
+        Size(192, 6, 192, 16),
+        Size(192, 6, 256, 16),
+        Size(384, 12, 320, 16),
+        Size(384, 12, 448, 16),
+    ),
+    steps=1000,
+    batch=8,
+    scratch={**MUON, "learning_rate": 1e-3},
+    config={
+        **SCRATCH_CONFIG,
+        "use_cls_token": False,
+        "norm_after_pooling": True,
+        "layerscale_value": 0.1,
+    },
+    head=detection_head,
+)
+KEYPOINTS = TaskDefaults(
+    ladder=(
+        Size(128, 6, 96, 12),
+        Size(192, 6, 128, 16),
+        Size(256, 8, 192, 16),
+        Size(384, 12, 224, 16),
+    ),
+    steps=1000,
+    batch=16,
+    scratch={**MUON, "learning_rate": 2e-3},
+    config=REGULARIZED,
+)
+MASKED_IMAGES = TaskDefaults(
+    ladder=PHOTOS,
+    steps=1000,
+    batch=128,
+    scratch={},  # the rate of MAE follows the batch
+    tuned={"learning_rate": 0.0, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
+    few={},
+    config=SCRATCH_CONFIG,
+    head=masked_head,
+)
+IMAGE_TEXT = TaskDefaults(
+    ladder=PHOTOS,
+    steps=1000,
+    batch=64,
+    scratch={},
+    config=SCRATCH_CONFIG,
+    head=text_tower,
+)
+
+
+# The rules
+
+# Options of which one that is given settles all: a rate belongs to its optimizer, an evaluation to its checkpoints.
+GROUPS = (
+    {
+        "use_muon",
+        "learning_rate",
+        "optim",
+        "optim_args",
+        "lora_rank",
+        "deepspeed",
+        "fsdp",
+        "trainable_blocks",
+        "freeze",
+    },
+    {"weight_decay", "optim"},
+    {"layer_decay", "optim", "lora_rank", "trainable_blocks", "freeze"},
+    {"head_lr_multiplier", "optim", "lora_rank", "learning_rate"},
+    {"eval_strategy", "eval_steps", "save_strategy", "save_steps"},
+    {"max_steps", "num_train_epochs"},
+    {"bf16", "fp16", "bf16_full_eval", "fp16_full_eval"},
+    {"label_smoothing_factor", "mixup_alpha", "cutmix_alpha", "classification_loss"},
+    {"crop_padding", "min_crop_scale"},
+)
+HEAD_OPTIONS = {"head", "decoder", "text_model_name_or_path", "text_preset"}  # which have others beside them
+SIZE_FIELDS = {
+    *("preset", "model_name_or_path", "image_size", "patch_size"),
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+}
+
+
+def choose(
+    table: TaskDefaults,
+    facts: Facts,
+    given: Collection[str],
+    overrides: Mapping[str, Any],
+    *,
+    size: Size | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    evaluations: int = EVALUATIONS,
+) -> Options:
+    """Chooses what is not given.
+
+    Args:
+        table: That of the task.
+        facts: What is known of data, model and device.
+        given: Names of the options that are given.
+        overrides: Fields of `HfViTConfig` that are given.
+        size: That of model and images, where it is to be chosen.
+        steps: Those of the training, where they are to be chosen or are known.
+        batch: Images of a step on all processes, if that is known.
+        evaluations: How many there are to be, that of the last step among them; 0 or 2 at least.
+
+    Returns:
+        Values by the names of options; `config_overrides` as a mapping, with what is given.
+    """
+    batch = batch or choose_batch(table, facts)
+    steps = steps or choose_steps(table, facts)
+    chosen: Options = {
+        "per_device_train_batch_size": max(1, batch // facts.num_processes),
+        **choose_optimizer(table, facts),
+        **choose_schedule(facts, steps, evaluations),
+        **table.augmentation(facts, facts.epochs_of(steps, batch)),
+        **({"bf16": True} if facts.has_bf16 else {}),
+        **({"dataloader_num_workers": 1} if facts.spare_cores else {}),
+    }
+    chosen = {name: value for name, value in chosen.items() if not is_settled(name, given)}
+    config = choose_config(table, facts, given, overrides, size)
+    if size is not None:
+        chosen["image_size"] = size.image_size
+    return chosen | ({"config_overrides": config} if config != overrides else {})
+
+
+def is_settled(name: str, given: Collection[str]) -> bool:
+    """Returns whether an option is given, or another one that settles it."""
+    settling = {name}.union(*(group for group in GROUPS if name in group))
+    return not settling.isdisjoint(given)
+
+
+def choose_batch(table: TaskDefaults, facts: Facts) -> int:
+    """Returns the images of a step: fewer where there are few, so that an epoch has some steps."""
+    batch = table.batch
+    while facts.num_images is not None and batch > max(8, facts.num_images // 3):
+        batch //= 2
+    return min(batch, facts.num_images or batch)
+
+
+def choose_steps(table: TaskDefaults, facts: Facts) -> int:
+    """Returns the steps of a training without a budget: enough to learn, in a sensible number of epochs."""
+    steps = table.steps if facts.start == "scratch" else TUNED_STEPS
+    if facts.num_images is None:
+        return steps
+    an_epoch = max(1, facts.num_images // choose_batch(table, facts))
+    return min(max(steps, LEAST_EPOCHS * an_epoch), max(MOST_EPOCHS * an_epoch, TOO_FEW_STEPS))
+
+
+def choose_optimizer(table: TaskDefaults, facts: Facts) -> Options:
+    """Returns optimizer, rates and what stays frozen."""
+    if facts.start == "scratch":
+        return dict(table.scratch)
+    width = facts.hidden_size or TUNED_WIDTH
+    rate = min(1e-3, TUNED_RATE * TUNED_WIDTH / width)
+    options: Options = {"learning_rate": rate, "layer_decay": TUNED_LAYER_DECAY, "warmup_steps": 0.1}
+    if facts.start == "backbone":
+        options["head_lr_multiplier"] = FRESH_HEAD_RATE
+    is_few = facts.num_images is not None and facts.num_images < FEW_IMAGES
+    is_frozen = is_few and width >= LARGE_WIDTH and facts.start == "backbone"
+    return {**options, **table.tuned, **(table.few if is_frozen else {})}
+
+
+def choose_schedule(facts: Facts, steps: int, evaluations: int) -> Options:
+    """Returns the steps, and in which of them the model is evaluated and saved."""
+    saved = {"save_strategy": "steps", "save_steps": round(1 / (evaluations or CHECKPOINTS), 4)}
+    evaluated: Options = {"eval_strategy": "no"}
+    if facts.has_validation and evaluations:
+        evaluated = {"eval_strategy": "steps", "eval_steps": saved["save_steps"]}
+    return {"max_steps": steps, **evaluated, **saved}
+
+
+def choose_config(
+    table: TaskDefaults, facts: Facts, given: Collection[str], overrides: Mapping[str, Any], size: Size | None
+) -> Options:
+    """Returns the fields of `HfViTConfig`: those that are given, and of a fresh model and head the chosen ones."""
+    config: Options = {}
+    if facts.start == "scratch":
+        width = facts.hidden_size if size is None else size.hidden_size
+        config = {**(size.config() if size is not None else {}), **table.config}
+        if width is not None and width > WIDEST_START:
+            del config["initializer_range"]
+        if facts.is_gray:
+            config["num_channels"] = 1
+    if facts.start != "head" and HEAD_OPTIONS.isdisjoint(given):
+        config |= table.head(facts, size)
+    config = {name: value for name, value in config.items() if name not in given}
+    nested = {
+        name: {**value, **(overrides.get(name) or {})} for name, value in config.items() if isinstance(value, dict)
+    }
+    return {**config, **overrides, **nested}

@@ -1,0 +1,48 @@
+"""Facts that defaults are chosen by: where a model starts, what the data are like, what the device can do."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+Start = Literal["scratch", "backbone", "head"]  # from fresh weights, from a backbone, from a model of the same task
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What defaults are chosen by.
+
+    Args:
+        start: What the weights come from.
+        num_images: Number of training images, or of objects that are trained on one by one; None of a stream.
+        num_classes: Number of classes or keypoints, 0 where there are none.
+        native_size: Shorter side of most images in pixels, or of the boxes that are cut out.
+        is_gray: Whether the images have no colors.
+        max_objects: Most objects or segments in an image of the sample, 0 for tasks without.
+        num_scored: Images that are evaluated at the end.
+        has_validation: Whether there are images to evaluate in between.
+        hidden_size: Width of the model to start from, or of the size that is given; None if it is not known.
+        num_layers: Its depth.
+        has_gpu: Whether there is a GPU or another accelerator to train on.
+        has_bf16: Whether the device is faster in bfloat16.
+        num_processes: How many processes train.
+        spare_cores: Cores of a process on a CPU beside the one that trains, for worker processes that read images.
+    """
+
+    start: Start = "scratch"
+    num_images: int | None = 1000
+    num_classes: int = 10
+    native_size: int = 224
+    is_gray: bool = False
+    max_objects: int = 0
+    num_scored: int = 100
+    has_validation: bool = True
+    hidden_size: int | None = None
+    num_layers: int | None = None
+    has_gpu: bool = False
+    has_bf16: bool = False
+    num_processes: int = 1
+    spare_cores: int = 0
+
+    def epochs_of(self, steps: int, batch: int) -> float:
+        """Returns how often each image is trained on in steps of `batch` images on all processes."""
+        return 0.0 if self.num_images is None else steps * batch / self.num_images

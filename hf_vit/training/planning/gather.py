@@ -1,0 +1,85 @@
+"""Gathers the facts that defaults are chosen by from a task whose data are loaded."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..arguments import StreamArguments
+from ..models import plan_config, read_config_of
+from ..publishing.report import evaluation_split
+from ..tasks.base import Task
+from .facts import Facts, Start
+
+
+SAMPLE = 32  # images that are opened
+
+
+def gather_facts(task: Task, may_start_workers: bool) -> Facts:
+    """Returns the facts of a task whose data are loaded; the sample of images is spread evenly over them."""
+    args, splits = task.args, task.loaded.splits
+    sizes, is_gray, max_objects = look_at_images(task)
+    config = known_config(task)
+    is_stream = isinstance(task.data, StreamArguments) and task.data.streaming
+    has_gpu = args.device.type != "cpu"
+    cores = (os.cpu_count() or 1) // args.world_size
+    return Facts(
+        start=start_of(task),
+        num_images=None if is_stream else task.count_training_images(),
+        num_classes=len(list(task.loaded.names)),
+        native_size=int(median(sizes)),
+        is_gray=is_gray,
+        max_objects=max_objects,
+        num_scored=task.count_evaluated_images(evaluation_split(splits)),
+        has_validation="validation" in splits,
+        hidden_size=config.get("hidden_size"),
+        num_layers=config.get("num_hidden_layers"),
+        has_gpu=has_gpu,
+        has_bf16=is_fast_in_bf16(args.device),
+        num_processes=args.world_size,
+        spare_cores=cores - 1 if may_start_workers and not has_gpu else 0,
+    )
+
+
+def look_at_images(task: Task) -> tuple[list[int], bool, int]:
+    """Returns, of a sample of training images, the shorter sides, whether all are gray, and the most objects."""
+    examples = task.loaded.examples("train")
+    indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
+    sizes, are_gray, counts = [], [], [0]
+    for example in (examples[index] for index in indices):
+        image, box = example["image"], example.get("box")
+        sizes.append(min(image.size) if box is None else round(min((box[2:] - box[:2]).tolist())))
+        are_gray.append(image.mode in ("1", "L", "I;16", "LA"))
+        counts.append(len(example.get("class_labels", ())))
+    return sizes, all(are_gray), max(counts)
+
+
+def start_of(task: Task) -> Start:
+    """Returns what the weights of a task's model come from."""
+    name = task.model.model_name_or_path
+    if name is None:
+        return "scratch"
+    own = (task.model_class.__name__.removeprefix("HfViT"), *task.published)
+    architectures = read_config_of(name).get("architectures") or [""]
+    return "head" if any(part in str(architectures[0]) for part in own) else "backbone"
+
+
+def known_config(task: Task) -> Mapping[str, Any]:
+    """Returns width and depth of the model, as far as they are known before it is opened."""
+    name = task.model.model_name_or_path
+    if name is None:
+        return plan_config(task.model)
+    saved = {} if Path(name).is_file() else read_config_of(name)
+    return saved | task.model.overrides()
+
+
+def is_fast_in_bf16(device: torch.device) -> bool:
+    """Returns whether a device has instructions of its own for matrices in bfloat16."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0) or torch.version.hip is not None
+    # Without them bfloat16 is emulated, and slower than float32.
+    return device.type == "cpu" and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())

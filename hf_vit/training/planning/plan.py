@@ -1,0 +1,218 @@
+"""Plans a training: chooses what is not given once its data are known, and tells the user what."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from datetime import datetime, timedelta
+from typing import Any
+
+from transformers.utils import logging
+
+from ...model.configuration_hf_vit import PRESETS
+from ..conditions import read_conditions
+from ..load_data import chooses_step
+from ..recipe import Arguments, given_arguments, has_recipe, parse_arguments
+from ..tasks.base import Task
+from .budget import TIMING_SHARE, Budget, Candidate, Pace, measure_pace
+from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps
+from .facts import Facts
+from .gather import gather_facts
+
+
+logger = logging.get_logger(__name__)
+DEFAULT_MINUTES = 10.0
+IMPORT_SECONDS = 5.0  # before the program gets here
+# What held for all trainings before anything could be chosen, and holds for recipes, which stand as they are.
+UNPLANNED: Options = {"train_val_split": 0.1}
+LENGTHS = {"max_steps", "num_train_epochs"}
+# Launchers that say so by the environment, and what of the defaults does not go with them
+LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "deepspeed", "ACCELERATE_USE_FSDP": "fsdp"}
+
+
+class Planner:
+    """Plans one training.
+
+    Args:
+        task: The task, by the arguments that are given.
+        arguments: These, as a command line without the program's name.
+        report: Tells the user what is chosen.
+        may_start_workers: Whether worker processes may be started: they run the program again on some systems.
+
+    Raises:
+        ValueError: if a budget is given beside what it would choose.
+    """
+
+    def __init__(
+        self, task: Task, arguments: Arguments, report: Callable[[str], None], may_start_workers: bool = True
+    ) -> None:
+        self.start = time.monotonic() - IMPORT_SECONDS
+        self.task, self.arguments, self.report = task, arguments, report
+        self.may_start_workers = may_start_workers
+        options = given_arguments(task.argument_types(), arguments)
+        overrides = task.model.overrides()
+        nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
+        launched = [option for variable, option in LAUNCHED.items() if os.environ.get(variable) == "true"]
+        self.given = {*options, *overrides, *nested, *launched, *PRESETS.get(task.model.preset or "", ())}
+        self.overrides: Options = json.loads(task.model.config_overrides or "{}")
+        if task.args.minutes is not None and (lengths := sorted(LENGTHS & self.given)):
+            raise ValueError(
+                f"--minutes {task.args.minutes:g} chooses the number of steps, and --{lengths[0]} "
+                f"{options[lengths[0]]} gives it. Leave one of the two out."
+            )
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether anything is to be chosen."""
+        args = self.task.args
+        if args.choose_defaults is not None or args.minutes is not None:
+            return bool(args.choose_defaults is not False)
+        return not has_recipe(self.arguments)
+
+    def resumed(self, checkpoint: str) -> tuple[Task, Options]:
+        """Returns the task of a checkpoint and what was chosen for it, which is not chosen again."""
+        chosen: Options = read_conditions(checkpoint).get("chosen", UNPLANNED)
+        return self.task_with(chosen), chosen
+
+    def started(self) -> tuple[Task, Options]:
+        """Returns the task to open the data of, as far as it can be known before."""
+        return (self.task, {}) if self.is_planned else (self.task_with(UNPLANNED), UNPLANNED)
+
+    def planned(self, task: Task) -> tuple[Task, Options]:
+        """Returns a task whose data are loaded with all that is chosen for it, and this."""
+        if not self.is_planned:
+            return task, UNPLANNED
+        facts = gather_facts(task, self.may_start_workers)
+        batch = self.known_batch(task, facts)
+        held_out = {"train_val_split": task.data.train_val_split}
+        minutes = self.minutes(facts)
+        if minutes is None:
+            size = self.sizes(task, facts)[-1 if facts.has_gpu else 1] if self.may_choose_size(facts) else None
+            chosen = self.choose(task, facts, size=size, steps=self.known_steps(task, facts, batch), batch=batch)
+        else:
+            chosen = self.fit(task, facts, minutes, batch)
+        chosen |= {name: value for name, value in held_out.items() if name not in self.given}
+        task = self.task_with(chosen, task)
+        self.report(describe_choice(task, chosen))
+        return task, chosen
+
+    def choose(self, task: Task, facts: Facts, **known: Any) -> Options:
+        """Returns what is chosen where size, steps, batch or evaluations are `known`."""
+        return choose(task.defaults, facts, self.given, self.overrides, **known)
+
+    def minutes(self, facts: Facts) -> float | None:
+        """Returns the budget, None if there is none."""
+        if self.task.args.minutes is not None:
+            return self.task.args.minutes
+        is_open = not (LENGTHS | SIZE_FIELDS) & self.given
+        return DEFAULT_MINUTES if is_open and not facts.has_gpu and facts.num_images is not None else None
+
+    def may_choose_size(self, facts: Facts) -> bool:
+        """Returns whether the sizes of model and images are to be chosen."""
+        return facts.start == "scratch" and not SIZE_FIELDS & self.given
+
+    def sizes(self, task: Task, facts: Facts) -> list[Size]:
+        """Returns the sizes to choose from, none larger than the images."""
+        return list(dict.fromkeys(size.bounded(facts.native_size) for size in task.defaults.ladder))
+
+    def known_batch(self, task: Task, facts: Facts) -> int:
+        """Returns the images of a step on all processes."""
+        accumulated = task.args.gradient_accumulation_steps
+        if "per_device_train_batch_size" in self.given:
+            return task.args.train_batch_size * accumulated * facts.num_processes
+        return choose_batch(task.defaults, facts) * accumulated
+
+    def known_steps(self, task: Task, facts: Facts, batch: int) -> int:
+        """Returns the steps of a training without a budget."""
+        if "max_steps" in self.given and task.args.max_steps > 0:
+            return task.args.max_steps
+        if "num_train_epochs" in self.given and facts.num_images is not None:
+            return max(1, math.ceil(task.args.num_train_epochs * (facts.num_images // batch or 1)))
+        return choose_steps(task.defaults, facts)
+
+    def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
+        """Returns what fits into a budget, and tells what that is."""
+        num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
+        budget = Budget(60 * minutes, facts.num_scored, num_validated, lambda: time.monotonic() - self.start)
+        sizes: list[Size | None] = list(self.sizes(task, facts)) if self.may_choose_size(facts) else [None]
+        needed = task.defaults.steps
+        seconds = TIMING_SHARE * budget.seconds / 4
+
+        def options(choice: Candidate) -> Options:
+            evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
+            known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
+            return self.choose(task, facts, batch=batch, **known)
+
+        def measure(size: Size | None, steps: int = needed) -> Pace:
+            trial = self.choose(task, facts, size=size, steps=steps, batch=batch)
+            return measure_pace(self.task_with(trial, task), seconds)
+
+        choice = budget.choose(sizes, needed, measure)
+        if task.defaults.differ(facts, batch, needed, choice.steps):  # other augmentations take another time
+            choice = budget.plan(choice.size, measure(choice.size, choice.steps))
+        chosen = options(choice)
+        self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
+        return chosen
+
+    def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
+        """Returns the task with what is chosen, and with the data of `loaded`."""
+        chosen = dict(chosen)
+        overrides = chosen.pop("config_overrides", None)
+        arguments = [*self.arguments]
+        if overrides is not None:
+            arguments += ["--config_overrides", json.dumps(overrides)]  # the last one counts
+        kind = type(self.task)
+        task = kind(*parse_arguments(kind.argument_types(), arguments, **chosen))
+        if loaded is not None:
+            vars(task).update({name: value for name, value in vars(loaded).items() if name not in kind.fields()})
+            task.data.holds_out = loaded.data.holds_out
+        return task
+
+    def recipe(self, chosen: Mapping[str, Any]) -> Options:
+        """Returns the recipe that repeats the training: what is given, without the budget, and what is chosen."""
+        given = given_arguments(self.task.argument_types(), self.arguments)
+        return {**{name: value for name, value in given.items() if name != "minutes"}, **chosen}
+
+
+def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
+    """Returns what is chosen, a line for each group of options."""
+    lines = ["Chosen by data and device; any of it can be given, and all stands in recipe.yaml:"]
+    for name, kind in task.fields().items():
+        names = [option.name for option in fields(kind) if option.name in chosen]
+        if names:
+            lines.append(f"  {name}: {', '.join(f'{option} {brief(chosen[option])}' for option in names)}")
+    return "\n".join(lines)
+
+
+def brief(value: Any) -> str:
+    """Returns a value in few letters."""
+    return f"{value:.3g}" if isinstance(value, float) else json.dumps(value).replace('"', "")
+
+
+def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int, left: float) -> str:
+    """Returns three lines: size, steps, and end."""
+    size, pace = choice.size, choice.pace
+    model = "as given"
+    if size is not None:
+        model = (
+            f"width {size.hidden_size}, depth {size.num_layers}; images of {size.image_size} pixels (most have "
+            f"{facts.native_size}) in patches of {size.patch_size}"
+        )
+    epochs = facts.epochs_of(choice.steps, batch)
+    end = datetime.now() + timedelta(seconds=left)
+    return (
+        f"Size: {model}.\n"
+        f"Steps: {choice.steps:,} of {batch} images ({epochs:.3g} epochs), {pace.step:.3g} s each.\n"
+        f"End: about {end:%H:%M:%S}, {minutes:g} minutes after the start, evaluation and report included."
+    )
+
+
+def warn_of_few_steps(task: Task, steps: int) -> None:
+    """Warns of a training from scratch that is too short to learn."""
+    if task.model.model_name_or_path is None and steps < TOO_FEW_STEPS:
+        logger.warning(
+            f"{steps} steps from scratch are too few to learn much. Set --max_steps {task.defaults.steps}, or "
+            "--minutes 10, or start from a trained model with --model_name_or_path."
+        )

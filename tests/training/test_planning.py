@@ -1,0 +1,268 @@
+"""What is chosen where nobody says otherwise: by data and device, within a budget, and once for all."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from hf_vit.training import TASKS, ImageClassification, parse_arguments, run
+from hf_vit.training.models import plan_config
+from hf_vit.training.planning import budget, plan
+from hf_vit.training.planning.budget import Budget, Pace
+from hf_vit.training.planning.defaults import CLASSIFICATION, DETECTION, PHOTOS, Size, TaskDefaults, choose
+from hf_vit.training.planning.facts import Facts
+from hf_vit.training.planning.plan import Planner
+
+
+NAMES = ["cat", "dog", "fox"]
+PHOTOGRAPHS = Facts(num_images=900)
+
+
+def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **known: Any) -> dict[str, Any]:
+    return choose(table, facts, given, {}, **known)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (PHOTOGRAPHS, {"use_muon": True, "horizontal_flip": None, "bf16": None}),
+        (replace(PHOTOGRAPHS, has_bf16=True, spare_cores=1), {"bf16": True, "dataloader_num_workers": 1}),
+        (replace(PHOTOGRAPHS, native_size=28, is_gray=True), {"horizontal_flip": 0.0, "auto_augment": "affine"}),
+        (replace(PHOTOGRAPHS, native_size=32), {"crop_padding": 4, "min_crop_scale": 1.0}),
+        (replace(PHOTOGRAPHS, start="head", hidden_size=768), {"learning_rate": 1e-4, "head_lr_multiplier": None}),
+        (replace(PHOTOGRAPHS, start="backbone", hidden_size=768), {"head_lr_multiplier": 5.0, "use_muon": None}),
+        (replace(PHOTOGRAPHS, start="backbone", hidden_size=128), {"learning_rate": 6e-4, "trainable_blocks": None}),
+        (replace(PHOTOGRAPHS, start="backbone", num_images=100), {"trainable_blocks": 0, "learning_rate": 1e-3}),
+        (replace(PHOTOGRAPHS, has_validation=False), {"eval_strategy": "no", "save_strategy": "steps"}),
+    ],
+)
+def test_facts_choose(facts: Facts, expected: dict[str, Any]) -> None:
+    options = chosen(facts)
+    assert {name: options.get(name) for name in expected} == pytest.approx(expected)
+
+
+def test_images_change_the_more_the_more_often_they_are_seen() -> None:
+    few, many = (chosen(PHOTOGRAPHS, steps=steps) for steps in (100, 10_000))
+    assert (few["auto_augment"], many["auto_augment"]) == ("none", "trivialaugment")
+    assert "label_smoothing_factor" in many
+    assert "label_smoothing_factor" not in few
+
+
+@pytest.mark.parametrize(
+    ("given", "settled"),
+    [
+        (["learning_rate"], {"learning_rate", "use_muon"}),
+        (["lora_rank"], {"learning_rate", "use_muon"}),
+        (["save_strategy"], {"save_strategy", "save_steps", "eval_strategy", "eval_steps"}),
+        (["fp16"], {"bf16"}),
+        (["num_train_epochs"], {"max_steps"}),
+        (["mixup_alpha"], {"label_smoothing_factor"}),
+    ],
+)
+def test_what_is_given_settles_what_belongs_to_it(given: list[str], settled: set[str]) -> None:
+    facts = replace(PHOTOGRAPHS, has_bf16=True)
+    free, rest = chosen(facts, steps=10_000), chosen(facts, *given, steps=10_000)
+    assert free.keys() - rest.keys() == settled
+    assert rest == {name: free[name] for name in rest}
+
+
+def test_fields_that_are_given_stay_and_others_are_added() -> None:
+    given = {"pooling": "cls", "detection_config": {"num_queries": 7}}
+    options = choose(DETECTION, Facts(max_objects=20), ["pooling"], given, size=Size(128, 6, 64, 8))
+    config = options["config_overrides"]
+    assert config["pooling"] == "cls"
+    assert config["hidden_size"] == 128
+    assert config["detection_config"]["num_queries"] == 7
+    assert config["detection_config"]["num_groups"] == 4
+    assert "detection_config" not in chosen(replace(PHOTOGRAPHS, start="head"), table=DETECTION)
+
+
+@pytest.mark.parametrize("kind", TASKS.values(), ids=TASKS)
+def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
+    command = ["--dataset_name", "photos", "--output_dir", str(tmp_path)]
+    for size in kind.defaults.ladder:
+        for native in (28, 32, 50, 500):
+            bounded = size.bounded(native)
+            options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
+            task = Planner(parse_task(kind, command), command, print).task_with(options)
+            config = plan_config(task.model)
+            assert bounded.image_size <= max(native, 1)
+            assert config["image_size"] % config["patch_size"] == 0
+            assert 25 <= (config["image_size"] // config["patch_size"]) ** 2 <= 800
+
+
+def parse_task(kind: Any, command: list[str]) -> Any:
+    return kind(*parse_arguments(kind.argument_types(), command))
+
+
+class Clock:
+    """A clock that goes on by what is measured."""
+
+    def __init__(self) -> None:
+        self.now = 5.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def measure(self, paces: dict[Size | None, Pace]) -> Callable[[Size | None], Pace]:
+        def take(size: Size | None) -> Pace:
+            self.now += 5 * paces[size].step
+            return paces[size]
+
+        return take
+
+
+@pytest.mark.parametrize("minutes", [1, 4, 60])
+@pytest.mark.parametrize("step", [0.01, 0.1, 1.0])
+def test_a_budget_is_kept_by_the_largest_size_that_gets_its_steps(minutes: float, step: float) -> None:
+    clock, sizes = Clock(), list(PHOTOS)
+    paces: dict[Size | None, Pace] = {size: Pace(step * 2**number, 0.01) for number, size in enumerate(sizes)}
+    made = Budget(60 * minutes, num_scored=100, num_validated=90, clock=clock)
+    choice = made.choose(sizes, 1500, clock.measure(paces))
+    spent = clock.now + choice.steps * choice.pace.step + choice.evaluations * 90 * 0.01 + 100 * 0.01
+    assert 0.8 * made.seconds < spent <= made.seconds
+    assert choice.evaluations != 1
+    enough = [size for size in sizes if made.plan(size, paces[size]).steps >= 1500]
+    assert choice.size in (enough or sizes[:1])
+    if minutes == 60 and step > 0.01:  # with time enough to try them all
+        assert choice.size == enough[-1]
+
+
+def write_photos(folder: Path, with_test: bool) -> Path:
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 20), *((("test", 4),) if with_test else ())):
+        for number, name in enumerate(NAMES):
+            (folder / split / name).mkdir(parents=True)
+            for index in range(count):
+                pixels = generator.integers(0, 120, (16, 16, 3), dtype=np.uint8)
+                pixels[..., number] += 120
+                Image.fromarray(pixels).save(folder / split / name / f"{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photos(tmp_path_factory.mktemp("photos"), with_test=True)
+
+
+def command_of(data: Path, output: Path, *options: str) -> list[str]:
+    quiet = ["--use_cpu", "--disable_tqdm", "true", "--report_to", "none", "--dataloader_num_workers", "0"]
+    return ["--dataset_name", str(data), "--output_dir", str(output), *quiet, *options]
+
+
+def train(command: list[str]) -> list[str]:
+    told: list[str] = []
+    run(ImageClassification, command, None, report=told.append)
+    return told
+
+
+def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "LEAST_TIMED", 3)
+    command = command_of(photos, tmp_path / "out", "--minutes", "0.2", "--config_overrides", '{"hidden_act": "silu"}')
+    told = "\n".join(train(command))
+    size, steps, _ = re.search(r"(Size: .*)\n(Steps: .*)\n(End: .*)", told).groups()  # type: ignore[union-attr]
+    assert "images of 16 pixels (most have 16)" in size
+    assert "no training image is held out" in told
+    file = tmp_path / "out" / "recipe.yaml"
+    recipe = yaml.safe_load(file.read_text())
+    assert f"Steps: {recipe['max_steps']:,} of " in steps
+    assert "minutes" not in recipe
+    assert recipe["config_overrides"]["hidden_act"] == "silu"
+    assert recipe["config_overrides"]["position_embedding_type"] == "sincos2d"
+    assert recipe["train_val_split"] == 0.0
+
+    monkeypatch.setattr(plan, "measure_pace", pytest.fail)
+    train([*command, "--resume_from_checkpoint", "last"])
+    assert yaml.safe_load(file.read_text()) == recipe
+    values = [parse_task(ImageClassification, [str(file), "--use_cpu"])]
+    values.append(Planner(values[0], [str(file), "--use_cpu"], print).started()[0])
+    first, again = (task.args for task in values)
+    assert (first.max_steps, first.learning_rate, first.use_muon) == (
+        recipe["max_steps"],
+        recipe["learning_rate"],
+        True,
+    )
+    assert again.to_dict() == first.to_dict()
+
+
+@pytest.mark.parametrize("length", ["--max_steps", "--num_train_epochs"])
+def test_a_budget_beside_a_length_is_refused(
+    length: str, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=rf"--minutes 4 chooses the number of steps, and {length} 5"):
+        train(command_of(photos, tmp_path / "out", "--minutes", "4", length, "5"))
+    assert not (tmp_path / "out").exists()
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"max_steps": 5}))
+    with pytest.raises(SystemExit, match=r"--minutes 4 chooses the number of steps, and --max_steps 5"):
+        train([str(recipe), *command_of(photos, tmp_path / "out", "--minutes", "4")])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--minutes", "0"], r"minutes=0\.0 must be a positive number"),
+        (["--minutes", "4", "--choose_defaults", "false"], "minutes=4 leaves the number of steps to be chosen"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(options: list[str], message: str, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=message):
+        train(command_of(photos, tmp_path / "out", *options))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_budgeted"),
+    [
+        ([], True),
+        (["--learning_rate", "1e-3"], True),
+        (["--max_steps", "5"], False),
+        (["--num_train_epochs", "5"], False),
+        (["--image_size", "32"], False),
+        (["--preset", "tiny"], False),
+        (["--config_overrides", '{"hidden_size": 64}'], False),
+        (["--config_overrides", '{"pooling": "cls"}'], True),
+    ],
+)
+def test_ten_minutes_are_the_default_where_neither_length_nor_size_is_given(
+    options: list[str], is_budgeted: bool, tmp_path: Path
+) -> None:
+    command = command_of(tmp_path / "photos", tmp_path / "out", *options)
+    planner = Planner(parse_task(ImageClassification, command), command, print)
+    assert planner.minutes(PHOTOGRAPHS) == (10 if is_budgeted else None)
+    assert planner.minutes(replace(PHOTOGRAPHS, has_gpu=True)) is None
+    assert planner.is_planned
+
+
+HELD_OUT = "those for validation are held out, and"
+
+
+@pytest.mark.parametrize(
+    ("with_test", "options", "told"),
+    [
+        (True, [], "60 for train, 12 for test; no training image is held out"),
+        (
+            True,
+            ["--load_best_model_at_end", "true"],
+            f"6 for validation, 12 for test; {HELD_OUT} choose the best step",
+        ),
+        (False, [], f"54 for train, 6 for validation; {HELD_OUT} are evaluated at the end"),
+        (True, ["--choose_defaults", "false"], f"6 for validation, 12 for test; {HELD_OUT} follow the training"),
+    ],
+)
+def test_nothing_is_held_out_that_chooses_nothing(
+    with_test: bool, options: list[str], told: str, tmp_path: Path
+) -> None:
+    data = write_photos(tmp_path / "photos", with_test)
+    config = json.dumps({"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "patch_size": 8})
+    command = command_of(data, tmp_path / "out", "--max_steps", "2", "--image_size", "16", *options)
+    command += ["--per_device_train_batch_size", "8", "--config_overrides", config]
+    assert any(line.endswith(f"{told}.") for line in train(command))
