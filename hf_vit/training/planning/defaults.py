@@ -57,7 +57,8 @@ class TaskDefaults:
         head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the size if it is chosen.
         tuned: Options of trainings that start from a saved or published model, where they differ from those of all.
         few: Those beside, where a large backbone meets few images, which would undo what it has learned.
-        augmentation: Options by the least number of epochs that they are for.
+        augmentation: Options of the augmentation, given how often each image is seen.
+        enlarges: Whether images smaller than a size are enlarged to it, as heatmaps are only so fine.
     """
 
     ladder: tuple[Size, ...]
@@ -69,6 +70,11 @@ class TaskDefaults:
     tuned: Mapping[str, Any] = field(default_factory=dict)
     few: Mapping[str, Any] = field(default_factory=lambda: {"trainable_blocks": LAST_BLOCKS})
     augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
+    enlarges: bool = False
+
+    def sizes(self, native_size: int) -> list[Size]:
+        """Returns the sizes to choose from for images with shorter sides of so many pixels, the smallest first."""
+        return list(dict.fromkeys(size if self.enlarges else size.bounded(native_size) for size in self.ladder))
 
     def differ(self, facts: Facts, batch: int, steps: int, other_steps: int) -> bool:
         """Returns whether images are changed otherwise in other steps of `batch` images."""
@@ -158,6 +164,7 @@ def text_tower(facts: Facts, size: Size | None) -> Options:
 # The tables
 
 PHOTOS = (
+    Size(128, 4, 64, 8),
     Size(128, 6, 64, 8),
     Size(192, 6, 64, 8),
     Size(192, 8, 96, 8),
@@ -170,7 +177,7 @@ REGULARIZED = {**SCRATCH_CONFIG, "drop_path_rate": 0.1}
 CLASSIFICATION = TaskDefaults(
     ladder=PHOTOS,
     steps=1500,
-    batch=64,
+    batch=32,
     scratch=MUON,
     config=SCRATCH_CONFIG,
     few={"trainable_blocks": 0, "learning_rate": 1e-3, "weight_decay": 0.0},  # a linear probe
@@ -193,8 +200,8 @@ SEGMENTATION = TaskDefaults(
 UNIVERSAL = TaskDefaults(
     ladder=SEGMENTATION.ladder,
     steps=1000,
-    batch=16,
-    scratch=MUON,
+    batch=8,
+    scratch={**MUON, "learning_rate": 2e-3},
     config=REGULARIZED,
     head=universal_head,
 )
@@ -242,6 +249,7 @@ KEYPOINTS = TaskDefaults(
     batch=16,
     scratch={**MUON, "learning_rate": 2e-3},
     config=REGULARIZED,
+    enlarges=True,
 )
 MASKED_IMAGES = TaskDefaults(
     ladder=PHOTOS,

@@ -90,7 +90,11 @@ class Planner:
         held_out = {"train_val_split": task.data.train_val_split}
         minutes = self.minutes(facts)
         if minutes is None:
-            size = self.sizes(task, facts)[-1 if facts.has_gpu else 1] if self.may_choose_size(facts) else None
+            size = (
+                task.defaults.sizes(facts.native_size)[-1 if facts.has_gpu else 1]
+                if self.may_choose_size(facts)
+                else None
+            )
             chosen = self.choose(task, facts, size=size, steps=self.known_steps(task, facts, batch), batch=batch)
         else:
             chosen = self.fit(task, facts, minutes, batch)
@@ -114,10 +118,6 @@ class Planner:
         """Returns whether the sizes of model and images are to be chosen."""
         return facts.start == "scratch" and not SIZE_FIELDS & self.given
 
-    def sizes(self, task: Task, facts: Facts) -> list[Size]:
-        """Returns the sizes to choose from, none larger than the images."""
-        return list(dict.fromkeys(size.bounded(facts.native_size) for size in task.defaults.ladder))
-
     def known_batch(self, task: Task, facts: Facts) -> int:
         """Returns the images of a step on all processes."""
         accumulated = task.args.gradient_accumulation_steps
@@ -137,7 +137,9 @@ class Planner:
         """Returns what fits into a budget, and tells what that is."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
         budget = Budget(60 * minutes, facts.num_scored, num_validated, lambda: time.monotonic() - self.start)
-        sizes: list[Size | None] = list(self.sizes(task, facts)) if self.may_choose_size(facts) else [None]
+        sizes: list[Size | None] = (
+            list(task.defaults.sizes(facts.native_size)) if self.may_choose_size(facts) else [None]
+        )
         needed = task.defaults.steps
         seconds = TIMING_SHARE * budget.seconds / 4
 
