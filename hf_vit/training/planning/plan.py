@@ -17,8 +17,9 @@ from ..conditions import read_conditions
 from ..load_data import chooses_step
 from ..recipe import SUFFIXES, given_arguments, parse_arguments
 from ..tasks.base import Task
-from .budget import TIMING_SHARE, Budget, Candidate, Pace, measure_pace
-from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps
+from .arguments import PlanArguments
+from .budget import TIMING_SHARE, Budget, Candidate, Pace, measure_pace, of_first_process
+from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, needed_steps
 from .facts import Facts
 from .gather import gather_facts
 
@@ -63,6 +64,11 @@ class Planner:
                 f"--minutes {task.args.minutes:g} chooses the number of steps, and --{lengths[0]} "
                 f"{options[lengths[0]]} gives it. Leave one of the two out."
             )
+        if task.args.minutes is not None and isinstance(task.data, StreamArguments) and task.data.streaming:
+            raise ValueError(
+                f"--minutes {task.args.minutes:g} plans epochs of images, of which a stream does not tell the number. "
+                "Give --max_steps in its place."
+            )
 
     @property
     def is_planned(self) -> bool:
@@ -85,7 +91,7 @@ class Planner:
         """Returns a task whose data are loaded with all that is chosen for it, and this."""
         if not self.is_planned:
             return task, UNPLANNED
-        facts = gather_facts(task, self.may_start_workers)
+        facts = of_first_process(gather_facts(task, self.may_start_workers))
         batch = self.known_batch(task, facts)
         held_out = {"train_val_split": task.data.train_val_split}
         minutes = self.minutes(facts)
@@ -133,14 +139,18 @@ class Planner:
             return max(1, math.ceil(task.args.num_train_epochs * (facts.num_images // batch or 1)))
         return choose_steps(task.defaults, facts)
 
+    def seconds(self) -> float:
+        """Returns how long the first process has run."""
+        return of_first_process(time.monotonic() - self.start)
+
     def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
         """Returns what fits into a budget, and tells what that is."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
-        budget = Budget(60 * minutes, facts.num_scored, num_validated, lambda: time.monotonic() - self.start)
+        budget = Budget(60 * minutes, facts.num_scored, num_validated, self.seconds)
         sizes: list[Size | None] = (
             list(task.defaults.sizes(facts.native_size)) if self.may_choose_size(facts) else [None]
         )
-        needed = task.defaults.steps
+        needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4
 
         def options(choice: Candidate) -> Options:
@@ -174,9 +184,9 @@ class Planner:
         return task
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
-        """Returns the recipe that repeats the training: what is given, without the budget, and what is chosen."""
+        """Returns the recipe that repeats the training: what is given and, in place of the budget, what is chosen."""
         given = given_arguments(self.task.argument_types(), self.arguments)
-        return {**{name: value for name, value in given.items() if name != "minutes"}, **chosen}
+        return {**{name: value for name, value in given.items() if name not in vars(PlanArguments())}, **chosen}
 
 
 def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
@@ -208,7 +218,7 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
     return (
         f"Size: {model}.\n"
         f"Steps: {choice.steps:,} of {batch} images ({epochs:.3g} epochs), {pace.step:.3g} s each.\n"
-        f"End: about {end:%H:%M:%S}, {minutes:g} minutes after the start, evaluation and report included."
+        f"End: about {end:%H:%M:%S}, {minutes:g} min after the start, evaluation and report included."
     )
 
 
