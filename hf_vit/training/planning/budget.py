@@ -155,7 +155,9 @@ def measure_pace(task: Task, seconds: float) -> Pace:
     # All processes have to make as many; and the sizes of images that grow come in turn.
     is_fixed = args.world_size > 1 or args.progressive_sizes
     with tempfile.TemporaryDirectory() as folder:
-        vars(args).update(TRIAL, output_dir=folder, max_steps=LEAST_TIMED + 1 if is_fixed else MOST_TIMED)
+        trial = {**TRIAL, "output_dir": folder, "max_steps": LEAST_TIMED + 1 if is_fixed else MOST_TIMED}
+        for name, value in trial.items():
+            setattr(args, name, value)
         trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)

@@ -13,6 +13,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
+from ..arguments import StreamArguments
 from ..conditions import read_conditions
 from ..load_data import chooses_step
 from ..recipe import SUFFIXES, given_arguments, parse_arguments
