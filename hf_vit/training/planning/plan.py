@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
@@ -27,7 +28,7 @@ from .gather import gather_facts
 
 logger = logging.get_logger(__name__)
 DEFAULT_MINUTES = 10.0
-IMPORT_SECONDS = 5.0  # before the program gets here
+FRESH_SECONDS = 60.0  # a process that is no older has been started for this training
 # What held for all trainings before anything could be chosen, and holds for recipes, which stand as they are.
 UNPLANNED: Options = {"train_val_split": 0.1}
 LENGTHS = {"max_steps", "num_train_epochs"}
@@ -51,7 +52,7 @@ class Planner:
     def __init__(
         self, task: Task, arguments: Sequence[str], report: Callable[[str], None], may_start_workers: bool = True
     ) -> None:
-        self.start = time.monotonic() - IMPORT_SECONDS
+        self.start = time.monotonic() - import_seconds()
         self.task, self.arguments, self.report = task, arguments, report
         self.may_start_workers = may_start_workers
         options = given_arguments(task.argument_types(), arguments)
@@ -188,6 +189,12 @@ class Planner:
         """Returns the recipe that repeats the training: what is given and, in place of the budget, what is chosen."""
         given = given_arguments(self.task.argument_types(), self.arguments)
         return {**{name: value for name, value in given.items() if name not in vars(PlanArguments())}, **chosen}
+
+
+def import_seconds() -> float:
+    """Returns what the start of the program has taken, 0 where it has done other things before."""
+    age = time.time() - psutil.Process().create_time()
+    return age if age <= FRESH_SECONDS else 0.0
 
 
 def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
