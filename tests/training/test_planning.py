@@ -87,13 +87,12 @@ def test_fields_that_are_given_stay_and_others_are_added() -> None:
 @pytest.mark.parametrize("kind", TASKS.values(), ids=TASKS)
 def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
     command = ["--dataset_name", "photos", "--output_dir", str(tmp_path)]
-    for size in kind.defaults.ladder:
-        for native in (28, 32, 50, 500):
-            bounded = size.bounded(native)
+    for native in (28, 32, 50, 500):
+        for bounded in kind.defaults.sizes(native):
             options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
             task = Planner(parse_task(kind, command), command, print).task_with(options)
             config = plan_config(task.model)
-            assert bounded.image_size <= max(native, 1)
+            assert bounded.image_size <= native or kind.defaults.enlarges
             assert config["image_size"] % config["patch_size"] == 0
             assert 25 <= (config["image_size"] // config["patch_size"]) ** 2 <= 800
 
@@ -167,6 +166,7 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "LEAST_TIMED", 3)
+    monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # of this session, which has others
     command = command_of(photos, tmp_path / "out", "--minutes", "0.2", "--config_overrides", '{"hidden_act": "silu"}')
     told = "\n".join(train(command))
     size, steps, _ = re.search(r"(Size: .*)\n(Steps: .*)\n(End: .*)", told).groups()  # type: ignore[union-attr]
@@ -242,20 +242,13 @@ def test_ten_minutes_are_the_default_where_neither_length_nor_size_is_given(
     assert planner.is_planned
 
 
-HELD_OUT = "those for validation are held out, and"
-
-
 @pytest.mark.parametrize(
     ("with_test", "options", "told"),
     [
         (True, [], "60 for train, 12 for test; no training image is held out"),
-        (
-            True,
-            ["--load_best_model_at_end", "true"],
-            f"6 for validation, 12 for test; {HELD_OUT} choose the best step",
-        ),
-        (False, [], f"54 for train, 6 for validation; {HELD_OUT} are evaluated at the end"),
-        (True, ["--choose_defaults", "false"], f"6 for validation, 12 for test; {HELD_OUT} follow the training"),
+        (True, ["--load_best_model_at_end", "true"], "54 for train, 6 for validation.* held out, and choose the best"),
+        (False, [], "54 for train, 6 for validation.* held out, and are evaluated at the end"),
+        (True, ["--choose_defaults", "false"], "54 for train, 6 for validation.* held out, and follow the training"),
     ],
 )
 def test_nothing_is_held_out_that_chooses_nothing(
@@ -265,4 +258,4 @@ def test_nothing_is_held_out_that_chooses_nothing(
     config = json.dumps({"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "patch_size": 8})
     command = command_of(data, tmp_path / "out", "--max_steps", "2", "--image_size", "16", *options)
     command += ["--per_device_train_batch_size", "8", "--config_overrides", config]
-    assert any(line.endswith(f"{told}.") for line in train(command))
+    assert any(re.search(told, line) for line in train(command))

@@ -47,7 +47,9 @@ def gather_facts(task: Task, may_start_workers: bool) -> Facts:
 
 def look_at_images(task: Task) -> tuple[list[int], bool, int]:
     """Returns, of a sample of training images, the shorter sides, whether all are gray, and the most objects."""
-    examples = task.loaded.examples("train")
+    splits = task.loaded.splits
+    # Of a stream there may be none to train on.
+    examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
     sizes, are_gray, counts = [], [], [0]
     for example in (examples[index] for index in indices):
