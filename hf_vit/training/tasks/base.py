@@ -311,7 +311,7 @@ class Task(ABC):
             return "none chosen, as there are no validation images: that of who calls the model"
         chosen = trainer.thresholds.get(False)
         if chosen is None:
-            return "none: no score divides right from wrong answers to the validation images"
+            return "none, as no score divides right answers from wrong ones on the validation images"
         same = ", the ones above" if evaluation_split(self.loaded.splits) == "validation" else ""
         return f"{chosen.value:g}, that of the best F1 ({chosen.f1:.3f}) on the validation images{same}"
 
