@@ -73,7 +73,7 @@ class DetectionMetric(CocoMetric):
         best = super().best_threshold()
         for overlap in NMS_THRESHOLDS:
             found = self._threshold_after(nms=overlap)
-            if best is not None and found is not None and found.f1 > best.f1 * (1 + NMS_GAIN):
+            if best is not None and found is not None and found.quality > best.quality * (1 + NMS_GAIN):
                 best = found._replace(nms=overlap)
         return best
 

@@ -136,7 +136,7 @@ class KeypointMetric(CocoMetric):
         count = sum(record["num_truths"] for record in self._records)
         scores, is_right = zip(*answers, strict=True) if answers else ((), ())
         best = best_threshold(scores, is_right, count)
-        if best is None or 2 * sum(is_right) / (len(answers) + count) >= best.f1 * (1 - TOLERANCE):
+        if best is None or 2 * sum(is_right) / (len(answers) + count) >= best.quality * (1 - TOLERANCE):
             return None
         return best
 
