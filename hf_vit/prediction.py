@@ -92,8 +92,8 @@ def predict_files(
     """
     files = find_images(inputs)
     names, tiles = name_outputs(files), list[Image.Image]()
-    options = {"threshold": threshold, "nms_threshold": nms_threshold, "trust_remote_code": trust_remote_code}
-    predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, **options)
+    options = {"threshold": threshold, "nms_threshold": nms_threshold}
+    predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, trust_remote_code, **options)
     best_scores: list[float] = []
     num_answered = 0
     for folder in filter(None, [output_dir, picture and picture.parent]):
@@ -157,10 +157,10 @@ def _open_predictor(
     top_k: int,
     batch_size: int,
     subtask: str | None,
+    trust_remote_code: bool,
     *,
     threshold: float | None,
     nms_threshold: float | None,
-    trust_remote_code: bool,
 ) -> "Predictor":
     """Opens a model with the pipeline of the class that it was saved as."""
     config, _ = PreTrainedConfig.get_config_dict(model)
