@@ -14,6 +14,8 @@ AUTO_MAP = {
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
     "AutoModelForImageClassification": "task_classification.HfViTForImageClassification",
+    # The stock pipeline asks for this class first; `HfViTConfig.save_pretrained` says where it is a universal one.
+    "AutoModelForImageSegmentation": "task_segmentation.HfViTForSemanticSegmentation",
     "AutoModelForSemanticSegmentation": "task_segmentation.HfViTForSemanticSegmentation",
     "AutoModelForUniversalSegmentation": "task_universal_segmentation.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "task_depth.HfViTForDepthEstimation",
