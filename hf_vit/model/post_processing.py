@@ -5,6 +5,7 @@ result, r rows of a band.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from .image_targets import NO_SEGMENT, Box, decode_boxes, visible_window
 from .task_keypoints import decode_heatmaps
 
 
+CLASS_SCORES = ("softmax", "sigmoid", None)  # how logits of detection become probabilities; None is unknown
 Sizes = Any  # list of (height, width), or a tensor (B, 2)
 # Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
 BAND_NUMEL = 2**20
@@ -35,6 +37,8 @@ MODELS = {
 
 def named_outputs(outputs: Any) -> Mapping[str, Any]:
     """Returns the outputs of a model if they have names."""
+    if is_dataclass(outputs) and not isinstance(outputs, Mapping):
+        outputs = vars(outputs)  # in which scripts of the library collect what they need
     if not isinstance(outputs, Mapping):
         raise ValueError(
             f"The outputs are a {type(outputs).__name__}, in which nothing has a name. Call the model without "
@@ -52,6 +56,23 @@ def check_fields(outputs: Mapping[str, Any], fields: dict[str, int], model: str)
                 f"The outputs have no {name} with {dimensions} dimensions, but {found or 'no tensors'}. This takes "
                 f"the outputs of {model}."
             )
+
+
+def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> Mapping[str, Any]:
+    """Returns outputs of detection with `probabilities`, made of `logits` (B, Q, ·) where they have none."""
+    if "probabilities" in outputs or "logits" not in outputs:
+        return outputs
+    if class_scores is None:
+        raise ValueError(
+            "The outputs have logits without probabilities, and class_scores of the image processor does not say how "
+            "they are read. Pass all that the model returns, or set class_scores: 'softmax' for models with "
+            "class_loss='cross_entropy', 'sigmoid' for others."
+        )
+    logits = outputs["logits"].float()
+    return {
+        **outputs,
+        "probabilities": logits.softmax(-1)[..., :-1] if class_scores == "softmax" else logits.sigmoid(),
+    }
 
 
 def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
@@ -90,6 +111,7 @@ class HfViTPostProcessing:
     """The `post_process_*` methods of the image processors of both backends."""
 
     label_ids_to_fuse: Collection[int] | None = None
+    class_scores: str | None = None
     # The options that tell which part of an image a model sees, and where the image is in a padded one
     do_resize: bool | None = True
     size: ClassVar[dict[str, int]]
@@ -130,7 +152,8 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in named_outputs(outputs)
+        outputs = named_outputs(outputs)
+        is_universal = "masks_queries_logits" in outputs
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         results: list[Any] = []
         for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
@@ -187,6 +210,7 @@ class HfViTPostProcessing:
         """
         if return_coco_annotation and return_binary_maps:
             raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
+        outputs = named_outputs(outputs)
         maps = self._own_maps(outputs, UNIVERSAL, patch_attention_mask, target_sizes)
         results = []
         for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
@@ -237,7 +261,8 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in named_outputs(outputs)
+        outputs = named_outputs(outputs)
+        is_universal = "masks_queries_logits" in outputs
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
         results = []
@@ -289,7 +314,8 @@ class HfViTPostProcessing:
         Of all pairs of a query and a class, as many as there are queries count, those of the highest probability.
 
         Args:
-            outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4).
+            outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4); or its `logits` in
+                place of the former, where `class_scores` is set.
             threshold: Probability above which a pair is an object.
             target_sizes: Height and width of each image in pixels, as it was before the image processor.
 
@@ -300,7 +326,7 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes do not fit them.
         """
-        outputs = named_outputs(outputs)
+        outputs = with_probabilities(named_outputs(outputs), self.class_scores)
         check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
         probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
         queries, classes = probabilities.shape[1:]
