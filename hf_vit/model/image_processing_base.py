@@ -45,7 +45,7 @@ from .image_targets import (
     target_kind,
 )
 from .post_processing import CLASS_SCORES, HfViTPostProcessing
-from .remote_code import copy_code
+from .remote_code import check_reachable, copy_code
 from .task_detection import class_scores_of
 
 
@@ -321,6 +321,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         try:
             options, unused = read(name, **kwargs)
         except OSError as error:
+            check_reachable(name, **hub_arguments(kwargs))
             # timm has no file of its own for them
             options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
             if not options.get("pretrained_cfg"):
@@ -463,12 +464,12 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         objects = read_objects(targets, sizes)
         features = self._preprocess(tensors, **kwargs)
         if "annotations" in targets:
-            rows, columns = (0, 1) if kwargs["data_format"] == "channels_last" else (-2, -1)
-            inputs = [(image.shape[rows], image.shape[columns]) for image in features["pixel_values"]]
+            start = 0 if kwargs["data_format"] == "channels_last" else 1
+            inputs = [tuple(image.shape[start : start + 2]) for image in features["pixel_values"]]
             labels = describe_annotations(targets["annotations"], objects, sizes, inputs, **kwargs)
         else:
             labels = encode_objects(objects, sizes, **kwargs)
-        columns = {
+        columns: dict[str, Any] = {
             name: self._collect(name, [own[name].to(tensors[0].device) for own in labels], kwargs["return_tensors"])
             for name in labels[0]
         }
@@ -617,12 +618,16 @@ def _is_ours(options: dict[str, Any]) -> bool:
     return kind.startswith("HfViTImageProcessor") or options.get("auto_map") == IMAGE_PROCESSOR_AUTO_MAP
 
 
+def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns those arguments that say where on the Hub something is."""
+    names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+    return {name: kwargs[name] for name in names if name in kwargs}
+
+
 def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
     """Returns the `model_type` in the config.json of a folder or repository, or beside a file; "vit" without one."""
-    names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
     place = Path(name_or_path).parent if os.path.isfile(name_or_path) else name_or_path
-    hub = {name: kwargs[name] for name in names if name in kwargs}
-    file = cached_file(str(place), CONFIG_NAME, **hub, _raise_exceptions_for_missing_entries=False)
+    file = cached_file(str(place), CONFIG_NAME, **hub_arguments(kwargs), _raise_exceptions_for_missing_entries=False)
     config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
     return str(config.get("model_type", "vit"))
 

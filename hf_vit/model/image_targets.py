@@ -395,7 +395,7 @@ def describe_annotations(
     annotations: Any,
     objects: Iterable[tuple[Tensor, Tensor]],
     sizes: list[tuple[int, int]],
-    inputs: list[tuple[int, int]],
+    inputs: list[tuple[int, ...]],
     **options: Any,
 ) -> list[dict[str, Tensor]]:
     """Returns the labels of each image with what those of transformers' DETR have, and `window`.
@@ -408,7 +408,6 @@ def describe_annotations(
     """
     # `sizes` and `inputs` are height and width of images and inputs, `objects` and `options` as for `encode_objects`.
     images = [annotations] if isinstance(annotations, Mapping) else annotations
-    numbers = [image.get("image_id") for image in images]
     labels = []
     for image, (boxes, classes), size, own in zip(images, objects, sizes, inputs, strict=True):
         window = visible_window(*size, **options)
@@ -431,7 +430,7 @@ def describe_annotations(
                 "window": torch.tensor(window, dtype=torch.float32),
             }
         )
-    if all(isinstance(number, int | np.integer) for number in numbers):
-        for own_labels, number in zip(labels, numbers, strict=True):
-            own_labels["image_id"] = torch.tensor([int(number)])
+    if all(isinstance(image.get("image_id"), int | np.integer) for image in images):
+        for own_labels, image in zip(labels, images, strict=True):
+            own_labels["image_id"] = torch.tensor([int(image["image_id"])])
     return labels

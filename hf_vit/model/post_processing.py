@@ -60,7 +60,7 @@ def check_fields(outputs: Mapping[str, Any], fields: dict[str, int], model: str)
 
 def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> Mapping[str, Any]:
     """Returns outputs of detection with `probabilities`, made of `logits` (B, Q, ·) where they have none."""
-    if "probabilities" in outputs or "logits" not in outputs:
+    if "probabilities" in outputs or not {"logits", "pred_boxes"} <= outputs.keys():
         return outputs
     if class_scores is None:
         raise ValueError(
@@ -278,7 +278,11 @@ class HfViTPostProcessing:
         return results
 
     def post_process_depth_estimation(
-        self, outputs: Any, target_sizes: Sizes = None, patch_attention_mask: Tensor | None = None
+        self,
+        outputs: Any,
+        target_sizes: Sizes = None,
+        patch_attention_mask: Tensor | None = None,
+        source_sizes: Sizes = None,
     ) -> list[dict[str, Tensor]]:
         """Returns the depth of every pixel.
 
@@ -290,6 +294,7 @@ class HfViTPostProcessing:
             target_sizes: Height and width of each image in pixels; by default those of the outputs.
             patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
                 it, `target_sizes` say where that is, which must then be the sizes that the images had.
+            source_sizes: The name of `target_sizes` in transformers' ZoeDepth, by which its guide calls all models.
 
         Returns:
             For each image `{"predicted_depth": (H, W) float32}` in the unit of the model, meters for metric depth.
@@ -297,6 +302,7 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
+        target_sizes = source_sizes if target_sizes is None else target_sizes
         maps = self._own_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
         results = []
         for depth, size in zip(maps, map_sizes(target_sizes, maps), strict=True):

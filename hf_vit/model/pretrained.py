@@ -292,6 +292,24 @@ class HfViTPreTrainedModel(PreTrainedModel):
         arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, cls, **kwargs)
         return arguments
 
+    def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
+        """Adds an adapter of peft as the library does.
+
+        Raises:
+            ValueError: if its `target_modules` are of another model, naming those of this one.
+        """
+        was_adapted: bool = self._hf_peft_config_loaded  # type: ignore[has-type]
+        try:
+            super().add_adapter(adapter_config, adapter_name)
+        except ValueError as error:
+            self._hf_peft_config_loaded = was_adapted
+            layers = [name for name, layer in self.named_modules() if isinstance(layer, nn.Linear)]
+            ends = sorted({".".join(name.split(".")[-2:]) for name in layers if ".layers." in name})
+            raise ValueError(
+                f"{error} The linear layers of attention and MLP are here {', '.join(ends)}: query, key and value are "
+                "one, attention.qkv."
+            ) from error
+
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
         """Whether attention weights are asked for, by argument or else by the configuration."""
         wanted = self.config.output_attentions if output_attentions is None else output_attentions
