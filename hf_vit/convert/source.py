@@ -10,6 +10,7 @@ from typing import Any
 from transformers.utils import cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
+from ..model.remote_code import check_reachable
 from .weights import Weights
 
 
@@ -70,6 +71,7 @@ def open_source(
         if config_file is not None:
             content = {**told, **read_json(config_file)}
             return Source(place, content, Weights(find_weights(place, weights, **hub)), hub)
+    check_reachable(place, **hub)
     raise OSError(f"There is no {' or '.join(NAMES)} in {place!r}. Give the folder or repository of a model.")
 
 

@@ -19,7 +19,7 @@ from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskConfig, H
 # Fields that are a height and a width, and what these are counted in
 SIZES = {"image_size": "pixel", "patch_size": "pixel", "rope_grid_size": "patch", "window_size": "patch"}
 # What the constructor takes beside fields, and gives back as properties
-PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions")
+PROPERTIES = ("num_labels", "out_features", "out_indices", "output_attentions", "encoder_stride")
 
 
 def to_pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
@@ -166,6 +166,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in TASK_CONFIGS and isinstance(value, dict):
             value = TASK_CONFIGS[name].make(value)
+        if name in ("id2label", "label2id") and isinstance(value, dict):
+            value = number_labels(name, value)
         super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -265,7 +267,6 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         self.check()
         self.auto_map = dict(AUTO_MAP)
         if self.architectures == ["HfViTForUniversalSegmentation"]:
-            # The stock pipeline asks for this class first, and then opens all others as semantic ones.
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
         self.__dict__.pop("custom_pipelines", None)  # of the class that it was opened as
         for architecture in CUSTOM_PIPELINES.keys() & set(self.architectures or ()):
@@ -333,6 +334,19 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
     @output_attentions.setter
     def output_attentions(self, value: bool) -> None:
         self._output_attentions = value
+
+    @property
+    def encoder_stride(self) -> int | list[int] | tuple[int, int]:
+        """What transformers' ViT calls the size of the patches that a decoder of masked images makes."""
+        return self.patch_size
+
+    @encoder_stride.setter
+    def encoder_stride(self, value: int | list[int] | tuple[int, int]) -> None:
+        if to_pair(value) != to_pair(self.patch_size):
+            raise ValueError(
+                f"encoder_stride={value} is not patch_size={self.patch_size}, the size of the patches that masked "
+                "image modeling predicts. Leave it out, or set both alike."
+            )
 
     def validate_output_attentions(self) -> None:
         """Replaces the library's refusal under other implementations than eager: our models fall back to it."""
@@ -444,6 +458,17 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
         names = self.id2label or {}
         if sorted(names) != list(range(len(names))):
             raise ValueError(f"id2label={names} must name the labels 0 to {len(names) - 1}, one each.")
+
+
+def number_labels(name: str, labels: dict[Any, Any]) -> dict[Any, Any]:
+    """Returns `id2label` or `label2id` with whole numbers, which JSON and the library's tutorials write as text."""
+    try:
+        if name == "id2label":
+            return {int(number): label for number, label in labels.items()}
+        return {label: int(number) for label, number in labels.items()}
+    except (TypeError, ValueError) as error:
+        form = "{0: 'cat', 1: 'dog'}" if name == "id2label" else "{'cat': 0, 'dog': 1}"
+        raise ValueError(f"{name}={labels} must number the labels, as {form} does.") from error
 
 
 def check_fields(names: Iterable[str]) -> None:

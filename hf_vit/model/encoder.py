@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import Grid, Rotary
-from .layers import HfViTInitialized
+from .layers import HfViTInitialized, HfViTRecorded
 
 
 class Windows(NamedTuple):
@@ -150,7 +150,7 @@ def eager_attention_forward(
     return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
 
 
-class HfViTAttention(HfViTInitialized):
+class HfViTAttention(HfViTRecorded, HfViTInitialized):
     """Multi-head self-attention with one projection for query, key and value."""
 
     def __init__(self, config: HfViTConfig) -> None:
@@ -307,7 +307,7 @@ class HfViTDropPath(nn.Module):
         return f"rate={self.rate:.3f}"
 
 
-class HfViTLayer(GradientCheckpointingLayer):
+class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
     """A pre-norm transformer block."""
 
     def __init__(self, config: HfViTConfig, layer_index: int) -> None:

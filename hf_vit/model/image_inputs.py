@@ -68,10 +68,10 @@ def read_image(
 ) -> torch.Tensor:
     """Returns one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
 
-    An image is a path, http(s) URL, base64 data URL, PIL image, NumPy array or tensor: (H, W), (C, H, W) or (H, W, C).
-    Of animations, the first frame counts, and alpha does not. float32 come from arrays of floats, which hold 0..255
-    (or up to 1 / `rescale_factor`) if `do_rescale`, else 0..1 if `do_normalize`. Without `input_data_format` the axis
-    of channels is inferred. For the other options see `HfViTImageProcessorBase`.
+    An image is a path, http(s) URL, base64 (also in a data URL), PIL image, NumPy array or tensor: (H, W), (C, H, W)
+    or (H, W, C). Of animations, the first frame counts, and alpha does not. float32 come from arrays of floats, which
+    hold 0..255 (or up to 1 / `rescale_factor`) if `do_rescale`, else 0..1 if `do_normalize`. Without
+    `input_data_format` the axis of channels is inferred. For the other options see `HfViTImageProcessorBase`.
 
     Raises `OSError` if it cannot be opened or decoded, `TypeError` if it is no image or of a type of number that no
     image has, `ValueError` if its shape, size, channels or values make no image, or 8 bits do not hold the values of a
@@ -100,11 +100,12 @@ def read_image(
     return _match_channels(pixels, name, num_channels, do_convert_rgb is not False)
 
 
-def open_image(source: str | os.PathLike[str], name: str = "image") -> "PIL.Image.Image":
-    """Returns the decoded, upright PIL image of a path, an http(s) URL or a base64 data URL."""
-    # `OSError` if it cannot be opened or is damaged, `ValueError` for too many pixels or a malformed data URL.
+def open_image(source: str | os.PathLike[str], name: str = "image", timeout: float | None = None) -> "PIL.Image.Image":
+    """Returns the decoded, upright PIL image of a path, an http(s) URL, a base64 data URL or base64 alone."""
+    # `OSError` if it cannot be opened or is damaged, `ValueError` for too many pixels or a malformed data URL. For the
+    # timeout see `download`.
     name = with_source(name, source)
-    with _open_stream(os.fspath(source), name) as stream:
+    with _open_stream(os.fspath(source), name, timeout) as stream:
         return decode_image(stream, name)
 
 
@@ -175,27 +176,33 @@ class _WebRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(request, file, code, text, headers, url)
 
 
-def download(url: str) -> bytes:
+def download(url: str, timeout: float | None = None) -> bytes:
     """Returns what is at an http(s) URL; raises `ValueError` if it is too large or slow, or errors of urllib."""
-    end, parts, size = time.monotonic() + DOWNLOAD_TIMEOUT, list[bytes](), 0
-    cure = "Save the image and give its file, or raise image_inputs."
+    # It may take `timeout` seconds in all, by default `DOWNLOAD_TIMEOUT`.
+    timeout = DOWNLOAD_TIMEOUT if timeout is None else timeout
+    end, parts, size = time.monotonic() + timeout, list[bytes](), 0
+    cure = "Save the image and give its file, or raise"
     # some servers refuse clients without a name
     request = urllib.request.Request(url, headers={"User-Agent": "hf_vit"})
-    with urllib.request.build_opener(_WebRedirects).open(request, timeout=DOWNLOAD_TIMEOUT) as response:
+    with urllib.request.build_opener(_WebRedirects).open(request, timeout=timeout) as response:
         while part := response.read1(2**16):  # what has come, while `read` waits for all of it
             parts.append(part)
             size += len(part)
             if size > MAX_DOWNLOAD_BYTES:
-                raise ValueError(f"it has more than {MAX_DOWNLOAD_BYTES} bytes. {cure}MAX_DOWNLOAD_BYTES")
+                raise ValueError(
+                    f"it has more than {MAX_DOWNLOAD_BYTES} bytes. {cure} image_inputs.MAX_DOWNLOAD_BYTES"
+                )
             if time.monotonic() > end:
-                raise ValueError(f"it takes more than {DOWNLOAD_TIMEOUT:g} seconds. {cure}DOWNLOAD_TIMEOUT")
+                raise ValueError(
+                    f"it takes more than {timeout:g} seconds. {cure} the timeout (image_inputs.DOWNLOAD_TIMEOUT)"
+                )
     return b"".join(parts)
 
 
-def _open_stream(source: str, name: str) -> BinaryIO:
+def _open_stream(source: str, name: str, timeout: float | None) -> BinaryIO:
     if source.startswith(("http://", "https://")):
         try:
-            return BytesIO(download(source))
+            return BytesIO(download(source, timeout))
         except (OSError, HTTPException, ValueError) as error:
             raise OSError(f"{name} cannot be downloaded: {error}. Check the URL and the network.") from error
     if source.startswith("data:"):
@@ -210,13 +217,25 @@ def _open_stream(source: str, name: str) -> BinaryIO:
             ) from error
     try:
         return open(source, "rb")
-    except FileNotFoundError as error:
+    except (OSError, ValueError) as error:  # a long text is no name of a file at all
+        if (image := _image_in_base64(source)) is not None:
+            return BytesIO(image)
+        if not isinstance(error, FileNotFoundError):
+            raise OSError(f"{name} cannot be opened: {error}.") from error
         raise FileNotFoundError(
-            f"{name}: there is no such file. Check the path; relative ones start at {os.getcwd()!r}, and a base64 "
-            "string needs 'data:image/png;base64,' in front."
+            f"{name}: there is no such file, nor an image in base64. Check the path; relative ones start at "
+            f"{os.getcwd()!r}."
         ) from error
-    except (OSError, ValueError) as error:
-        raise OSError(f"{name} cannot be opened: {error}.") from error
+
+
+def _image_in_base64(text: str) -> bytes | None:
+    """Returns the image that a text is in base64, None if it is none."""
+    try:
+        data = base64.b64decode("".join(text.split()), validate=True)
+        PIL.Image.open(BytesIO(data)).close()
+    except (OSError, ValueError):  # also that PIL does not know it
+        return None
+    return data
 
 
 def is_transparent(image: "PIL.Image.Image") -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 from transformers.image_utils import ChannelDimension, PILImageResampling, SizeDict, torch_pil_interpolation_mapping
@@ -35,9 +35,18 @@ from .image_geometry import (
     to_size_dict,
 )
 from .image_inputs import named_images, open_image, read_image
-from .image_targets import encode_objects, encode_targets, place_target, read_objects, read_targets, target_kind
-from .post_processing import HfViTPostProcessing
-from .remote_code import copy_code
+from .image_targets import (
+    describe_annotations,
+    encode_objects,
+    encode_targets,
+    place_target,
+    read_objects,
+    read_targets,
+    target_kind,
+)
+from .post_processing import CLASS_SCORES, HfViTPostProcessing
+from .remote_code import check_reachable, copy_code
+from .task_detection import class_scores_of
 
 
 OBJECTS = ("boxes", "annotations")  # targets of detection
@@ -64,6 +73,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
     nms_threshold: float | int | None
     do_affine_crop: bool | None
     box_padding: float | int | None
+    class_scores: str | None
 
 
 def standard_options(
@@ -86,6 +96,8 @@ def standard_options(
         "image_mean": _per_channel(image_mean, "image_mean", kwargs["num_channels"]),
         "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
     }
+    if options["do_pad"] and options["pad_size"] is not None and options["ensure_multiple_of"] is None:
+        options["hide_padding"] = False  # there are no patches to hide
     for name in ("ensure_multiple_of", "label_ids_to_fuse"):
         if isinstance(options[name], list):
             options[name] = tuple(options[name])
@@ -97,6 +109,10 @@ def standard_options(
         options["data_format"] = _one_of(ChannelDimension, options["data_format"], "data_format").value
     if isinstance(options["device"], torch.device):
         options["device"] = str(options["device"])
+    if options["class_scores"] not in CLASS_SCORES:
+        raise ValueError(
+            f"class_scores={options['class_scores']!r} must be one of {', '.join(map(str, CLASS_SCORES))}."
+        )
     _check_together(options)
     return options
 
@@ -166,7 +182,7 @@ def _check_together(options: dict[str, Any]) -> None:
     elif options["do_pad"] and options["hide_padding"]:
         raise ValueError(
             "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
-            "model, config.patch_size."
+            "model, config.patch_size, or give a pad_size that all images are padded to."
         )
     if options["do_pad"] and not options["hide_padding"] and pad_size is None:
         raise ValueError("hide_padding=False pads every image to one size. Give it as pad_size={'height', 'width'}.")
@@ -224,7 +240,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             the batch or `pad_size`. Height and width become multiples of `ensure_multiple_of`, which must be the patch
             size, and `patch_attention_mask` is returned.
         hide_padding: `False` pads with black to `pad_size` before normalization, as transformers' EoMT, without a
-            `patch_attention_mask`: for models that were trained to see the padding.
+            `patch_attention_mask`: for models that were trained to see the padding. So it is, too, where `pad_size` is
+            given without `ensure_multiple_of`.
         pad_size: {"height", "width"} to pad to.
         do_reduce_labels: Whether 0 in segmentation maps is the background, which becomes 255 and is ignored, and the
             other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.
@@ -235,6 +252,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         do_affine_crop: Whether every box of an object becomes an image of its own, of the height and width `size`, for
             models of keypoints; the whole image where no boxes are given. In place of resizing, cropping and padding.
         box_padding: How many times as large as the box that image is, before its aspect ratio is made that of `size`.
+        class_scores: How `post_process_object_detection` reads `logits` without `probabilities`, as scripts for the
+            library's models pass them: "softmax", where the last class stands for no object, or "sigmoid".
 
     Raises:
         ValueError: if options contradict each other.
@@ -264,10 +283,22 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
     _converter: ClassVar[Callable[[dict[str, Any], str], dict[str, Any]] | None] = None
 
     @classmethod
-    def for_model(cls, config: PreTrainedConfig, **overrides: Any) -> Self:
-        """Returns a processor with the image size and number of channels of a model's configuration."""
+    def for_model(cls, model: PreTrainedModel | PreTrainedConfig, **overrides: Any) -> Self:
+        """Returns a processor with the image size, number of channels and task of a model.
+
+        Args:
+            model: The model, or its configuration, which knows the task once it has been saved.
+            **overrides: Options that are to be others.
+        """
+        is_config = isinstance(model, PreTrainedConfig)
+        config: Any = model if is_config else model.config
+        architecture = (config.architectures or [""])[0] if is_config else type(model).__name__
         height, width = to_pair(config.image_size)
         options = {"size": {"height": height, "width": width}, "num_channels": config.num_channels}
+        if architecture == "HfViTForKeypointDetection":
+            options["do_affine_crop"] = True
+        if architecture == "HfViTForObjectDetection":
+            options["class_scores"] = class_scores_of(config)
         return cls(**{**options, **overrides})
 
     @classmethod
@@ -293,6 +324,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         try:
             options, unused = read(name, **kwargs)
         except OSError as error:
+            check_reachable(name, **hub_arguments(kwargs))
             # timm has no file of its own for them
             options, unused = read(name, **{**kwargs, "image_processor_filename": CONFIG_NAME})
             if not options.get("pretrained_cfg"):
@@ -350,6 +382,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 where these number segments. They become `mask_labels` and `class_labels`.
             annotations: Of each image `{"annotations": [{"bbox": [left, top, width, height], "category_id": ...}]}` in
                 pixels, as in COCO and for transformers' DETR; `category_id` is the class number. Crowds are left out.
+                `image_id` of the image and `area` of an object may be given.
             boxes: Boxes (N, 4) left, top, right and bottom in pixels of each image's objects, with `class_labels`.
             object_boxes: With `do_affine_crop`, the boxes (N, 4) of each image of which crops are made, `None` for the
                 whole image.
@@ -365,9 +398,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             outside; for masks of each image `mask_labels` (M, h, w) float32 and `class_labels` (M,) int64, without
             masks of which no pixel is left; for boxes `labels`, of each image `{"class_labels" (N,) int64, "boxes"
             (N, 4) float32}`, center x, center y, width and height relative to the image without its padding, without
-            objects that a crop cuts away. With `do_affine_crop`, `pixel_values` (sum of N, C, h, w) and for keypoints
-            `labels` (sum of N, K, 3) in pixels of the crops, all zeros for those not labeled or outside. Without
-            `return_tensors`, lists.
+            objects that a crop cuts away, and for annotations what `describe_annotations` adds. With
+            `do_affine_crop`, `pixel_values` (sum of N, C, h, w) and for keypoints `labels` (sum of N, K, 3) in pixels
+            of the crops, all zeros for those not labeled or outside. Without `return_tensors`, lists.
 
         Raises:
             OSError: if a file cannot be opened or decoded.
@@ -431,12 +464,20 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
 
     def _with_objects(self, tensors: list[torch.Tensor], targets: dict[str, Any], **kwargs: Any) -> BatchFeature:
         sizes = _sizes(tensors)
-        labels = encode_objects(read_objects(targets, sizes), sizes, **kwargs)
+        objects = read_objects(targets, sizes)
         features = self._preprocess(tensors, **kwargs)
-        columns = {
-            name: self._collect(name, [value.to(tensors[0].device) for value in values], kwargs["return_tensors"])
-            for name, values in zip(("class_labels", "boxes"), zip(*labels, strict=True), strict=True)
+        if "annotations" in targets:
+            start = 0 if kwargs["data_format"] == "channels_last" else 1
+            inputs = [tuple(image.shape[start : start + 2]) for image in features["pixel_values"]]
+            labels = describe_annotations(targets["annotations"], objects, sizes, inputs, **kwargs)
+        else:
+            labels = encode_objects(objects, sizes, **kwargs)
+        columns: dict[str, Any] = {
+            name: self._collect(name, [own[name].to(tensors[0].device) for own in labels], kwargs["return_tensors"])
+            for name in labels[0]
         }
+        if "annotations" in targets and "patch_attention_mask" in features:
+            columns["patch_attention_mask"] = features["patch_attention_mask"]
         features["labels"] = [
             dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
         ]
@@ -580,12 +621,16 @@ def _is_ours(options: dict[str, Any]) -> bool:
     return kind.startswith("HfViTImageProcessor") or options.get("auto_map") == IMAGE_PROCESSOR_AUTO_MAP
 
 
+def hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns those arguments that say where on the Hub something is."""
+    names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
+    return {name: kwargs[name] for name in names if name in kwargs}
+
+
 def _model_type(name_or_path: str | os.PathLike[str], kwargs: dict[str, Any]) -> str:
     """Returns the `model_type` in the config.json of a folder or repository, or beside a file; "vit" without one."""
-    names = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
     place = Path(name_or_path).parent if os.path.isfile(name_or_path) else name_or_path
-    hub = {name: kwargs[name] for name in names if name in kwargs}
-    file = cached_file(str(place), CONFIG_NAME, **hub, _raise_exceptions_for_missing_entries=False)
+    file = cached_file(str(place), CONFIG_NAME, **hub_arguments(kwargs), _raise_exceptions_for_missing_entries=False)
     config = {} if file is None else json.loads(Path(file).read_text(encoding="utf-8"))
     return str(config.get("model_type", "vit"))
 

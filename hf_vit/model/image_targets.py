@@ -323,7 +323,8 @@ def _read_annotations(image: Any, name: str) -> tuple[Tensor, Tensor]:
             )
         boxes.append([left, top, left + width, top + height])
         try:
-            classes.append(index_of(entry["category_id"]))
+            number = entry["category_id"]  # a whole float comes from augmentations that hold it beside the box
+            classes.append(int(number) if isinstance(number, float) and number.is_integer() else index_of(number))
         except TypeError as error:
             raise TypeError(
                 f"{place} has the category_id {entry['category_id']!r}, but class numbers are whole. Give an integer."
@@ -354,7 +355,7 @@ def visible_window(height: int, width: int, **options: Any) -> Box:
     return left / width, top / height, right / width, bottom / height
 
 
-def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> tuple[Tensor, Tensor]:
+def encode_boxes(boxes: Tensor, size: tuple[int, int], window: Box | Tensor) -> tuple[Tensor, Tensor]:
     """Returns what is left of boxes (N, 4) in the window that a model sees, (M, 4), and of which (N,) anything is."""
     # From left, top, right, bottom in pixels to center x and y, width and height in units of the window.
     relative = boxes / boxes.new_tensor([size[1], size[0]]).repeat(2)  # (N, 4)
@@ -373,18 +374,63 @@ def decode_boxes(boxes: Tensor, size: tuple[int, int], window: Box) -> Tensor:
     return relative * boxes.new_tensor([size[1], size[0]]).repeat(2)
 
 
-def _origin_and_extent(window: Box, like: Tensor) -> tuple[Tensor, Tensor]:
-    left, top, right, bottom = window
-    return like.new_tensor([left, top]).repeat(2), like.new_tensor([right - left, bottom - top]).repeat(2)
+def _origin_and_extent(window: Box | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    corners = torch.as_tensor(window, dtype=like.dtype, device=like.device)
+    return corners[:2].repeat(2), (corners[2:] - corners[:2]).repeat(2)
 
 
 def encode_objects(
     objects: Iterable[tuple[Tensor, Tensor]], sizes: list[tuple[int, int]], **options: Any
-) -> list[tuple[Tensor, Tensor]]:
-    """Returns the labels of each image: classes (M,) and boxes (M, 4), without objects of which nothing is left."""
+) -> list[dict[str, Tensor]]:
+    """Returns `class_labels` (M,) and `boxes` (M, 4) of each image, without objects of which nothing is left."""
     # `objects` are those of `read_objects`, `options` those of the image processor.
     labels = []
     for (boxes, classes), size in zip(objects, sizes, strict=True):
         encoded, is_left = encode_boxes(boxes, size, visible_window(*size, **options))
-        labels.append((classes.to(boxes.device)[is_left], encoded))
+        labels.append({"class_labels": classes.to(boxes.device)[is_left], "boxes": encoded})
+    return labels
+
+
+def describe_annotations(
+    annotations: Any,
+    objects: Iterable[tuple[Tensor, Tensor]],
+    sizes: list[tuple[int, int]],
+    inputs: list[tuple[int, ...]],
+    **options: Any,
+) -> list[dict[str, Tensor]]:
+    """Returns the labels of each image with what those of transformers' DETR have, and `window`.
+
+    Boxes are relative to the whole image, also where a model sees a part of it or padding around it, so that `boxes`
+    times `orig_size` are pixels. `window` (4,), left, top, right and bottom of what it sees in units of the image,
+    tells `HfViTForObjectDetection` to make them its own. Beside them stand `area` (M,) in pixels of the resized image,
+    `iscrowd` (M,), of zeros, `orig_size` and `size` (2,), height and width of image and input, and, if all images
+    have a number, `image_id` (1,).
+    """
+    # `sizes` and `inputs` are height and width of images and inputs, `objects` and `options` as for `encode_objects`.
+    images = [annotations] if isinstance(annotations, Mapping) else annotations
+    labels = []
+    for image, (boxes, classes), size, own in zip(images, objects, sizes, inputs, strict=True):
+        window = visible_window(*size, **options)
+        encoded, is_left = encode_boxes(boxes, size, window)
+        corners = decode_boxes(encoded, (1, 1), window)  # (M, 4)
+        low, high = corners[:, :2], corners[:, 2:]
+        sides = (boxes[:, 2:] - boxes[:, :2]).prod(dim=1).tolist()
+        entries = [entry for entry in image["annotations"] if not entry.get("iscrowd")]
+        areas = [entry.get("area", side) for entry, side in zip(entries, sides, strict=True)]
+        height, width = resized_size(*size, **options) if options["do_resize"] else size
+        scale = height * width / (size[0] * size[1])
+        labels.append(
+            {
+                "class_labels": classes[is_left],
+                "boxes": torch.cat(((low + high) / 2, high - low), dim=1),
+                "area": torch.tensor(areas, dtype=torch.float32)[is_left] * scale,
+                "iscrowd": torch.zeros_like(classes[is_left]),
+                "orig_size": torch.tensor(size),
+                "size": torch.tensor(own),
+                "window": torch.tensor(window, dtype=torch.float32),
+            }
+        )
+    if all(isinstance(image.get("image_id"), int | np.integer) for image in images):
+        for own_labels, image in zip(labels, images, strict=True):
+            own_labels["image_id"] = torch.tensor([int(image["image_id"])])
     return labels

@@ -5,9 +5,10 @@ classes, s how much finer the output of a head is than the grid.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from transformers import initialization as init
+from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
 from .configuration_hf_vit import HfViTConfig
 
@@ -39,6 +41,18 @@ class HfViTInitialized(nn.Module):
             std: `config.initializer_range`.
         """
         raise NotImplementedError
+
+
+class HfViTRecorded(nn.Module):
+    """A module whose outputs the library records, by hooks that are functions within a function.
+
+    Such cannot be pickled, so they stay behind; `HfViTPreTrainedModel` installs them again.
+    """
+
+    def __getstate__(self) -> dict[str, Any]:
+        recording = maybe_install_capturing_hooks.__module__
+        hooks = [item for item in self._forward_hooks.items() if item[1].__module__ != recording]
+        return {**vars(self), "_forward_hooks": OrderedDict(hooks)}
 
 
 def without_autocast(loss: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:

@@ -1,5 +1,6 @@
 """The pipeline of keypoints, for which transformers has none, and stock ones that know the threshold of a model."""
 
+import os
 from collections.abc import Iterator, Mapping
 from types import GeneratorType
 from typing import Any
@@ -11,6 +12,7 @@ from transformers import ImageSegmentationPipeline, ObjectDetectionPipeline, Pre
 from transformers.pipelines.base import ChunkPipeline
 
 from .image_crops import read_object_boxes
+from .image_inputs import open_image
 from .task_configurations import TASK_CONFIGS
 
 
@@ -88,14 +90,15 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
         """Finds keypoints.
 
         Args:
-            inputs: An image (PIL, path, http(s) URL, base64 data URL, array or tensor), or many: a list, a dataset
+            inputs: An image (PIL, path, http(s) URL, base64, array or tensor), or many: a list, a dataset
                 such as transformers' `KeyDataset`, or a generator. In their place `{"image": ..., "boxes": ...}`.
             boxes: The boxes of an image's objects, each left, top, right and bottom in pixels or `{"xmin", "ymin",
                 "xmax", "ymax"}` as the pipeline of object detection returns them; of many images a list of these.
                 `None` means the whole image.
             **kwargs: `threshold`, the score above which a keypoint is returned, by default that which the training of
                 the model has chosen, or else all are; `flip_test=True` averages over the mirror image, which takes
-                twice as long; `batch_size` and `num_workers`.
+                twice as long; `timeout`, the seconds that the download of an image may take; `batch_size` and
+                `num_workers`.
 
         Returns:
             For each image a list with an entry a box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
@@ -109,19 +112,23 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
         return super().__call__(inputs if boxes is None else _with_boxes(inputs, boxes), **kwargs)
 
     def _sanitize_parameters(
-        self, threshold: float | None = None, flip_test: bool | None = None
+        self, threshold: float | None = None, flip_test: bool | None = None, timeout: float | None = None
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        preprocess = {} if timeout is None else {"timeout": timeout}
         forward = {} if flip_test is None else {"flip_test": flip_test}
-        return {}, forward, {} if threshold is None else {"threshold": threshold}
+        return preprocess, forward, {} if threshold is None else {"threshold": threshold}
 
-    def preprocess(self, inputs: Any) -> Iterator[dict[str, Any]]:
+    def preprocess(self, inputs: Any, timeout: float | None = None) -> Iterator[dict[str, Any]]:
         """Yields a crop of each box, or a stand-in where an image has none."""
         given = inputs if isinstance(inputs, Mapping) else {"image": inputs}
         if "image" not in given:
             raise ValueError(
                 f"An input is {dict(given)!r}, but a dictionary must have an 'image' and may have 'boxes'."
             )
-        image = self.image_processor.process_image(given["image"])
+        image = given["image"]
+        if isinstance(image, str | os.PathLike):
+            image = open_image(image, timeout=timeout)
+        image = self.image_processor.process_image(image)
         size = (image.shape[-2], image.shape[-1])
         (boxes,) = read_object_boxes([_corners(given.get("boxes"))], [size])  # (N, 4)
         (shown,) = (boxes,) if len(boxes) else read_object_boxes(None, [size])

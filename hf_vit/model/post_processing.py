@@ -5,6 +5,7 @@ result, r rows of a band.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from .task_detection import box_overlaps
 from .task_keypoints import decode_heatmaps
 
 
+CLASS_SCORES = ("softmax", "sigmoid", None)  # how logits of detection become probabilities; None is unknown
 Sizes = Any  # list of (height, width), or a tensor (B, 2)
 # Numbers in a band of rows: 4 MB of float32, which stay in the cache of a CPU
 BAND_NUMEL = 2**20
@@ -36,6 +38,8 @@ MODELS = {
 
 def named_outputs(outputs: Any) -> Mapping[str, Any]:
     """Returns the outputs of a model if they have names."""
+    if is_dataclass(outputs) and not isinstance(outputs, Mapping):
+        outputs = vars(outputs)  # in which scripts of the library collect what they need
     if not isinstance(outputs, Mapping):
         raise ValueError(
             f"The outputs are a {type(outputs).__name__}, in which nothing has a name. Call the model without "
@@ -53,6 +57,23 @@ def check_fields(outputs: Mapping[str, Any], fields: dict[str, int], model: str)
                 f"The outputs have no {name} with {dimensions} dimensions, but {found or 'no tensors'}. This takes "
                 f"the outputs of {model}."
             )
+
+
+def with_probabilities(outputs: Mapping[str, Any], class_scores: str | None) -> Mapping[str, Any]:
+    """Returns outputs of detection with `probabilities`, made of `logits` (B, Q, ·) where they have none."""
+    if "probabilities" in outputs or not {"logits", "pred_boxes"} <= outputs.keys():
+        return outputs
+    if class_scores is None:
+        raise ValueError(
+            "The outputs have logits without probabilities, and class_scores of the image processor does not say how "
+            "they are read. Pass all that the model returns, or set class_scores: 'softmax' for models with "
+            "class_loss='cross_entropy', 'sigmoid' for others."
+        )
+    logits = outputs["logits"].float()
+    return {
+        **outputs,
+        "probabilities": logits.softmax(-1)[..., :-1] if class_scores == "softmax" else logits.sigmoid(),
+    }
 
 
 def map_sizes(target_sizes: Sizes, maps: list[Tensor]) -> list[tuple[int, int]]:
@@ -92,6 +113,7 @@ class HfViTPostProcessing:
 
     label_ids_to_fuse: Collection[int] | None = None
     nms_threshold: float | None = None
+    class_scores: str | None = None
     # The options that tell which part of an image a model sees, and where the image is in a padded one
     do_resize: bool | None = True
     size: ClassVar[dict[str, int]]
@@ -132,7 +154,8 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in named_outputs(outputs)
+        outputs = named_outputs(outputs)
+        is_universal = "masks_queries_logits" in outputs
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         results: list[Any] = []
         for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
@@ -189,6 +212,7 @@ class HfViTPostProcessing:
         """
         if return_coco_annotation and return_binary_maps:
             raise ValueError("return_coco_annotation and return_binary_maps are both True. Choose one.")
+        outputs = named_outputs(outputs)
         maps = self._own_maps(outputs, UNIVERSAL, patch_attention_mask, target_sizes)
         results = []
         for index, (logits, size) in enumerate(zip(maps, map_sizes(target_sizes, maps), strict=True)):
@@ -239,7 +263,8 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
-        is_universal = "masks_queries_logits" in named_outputs(outputs)
+        outputs = named_outputs(outputs)
+        is_universal = "masks_queries_logits" in outputs
         maps = self._own_maps(outputs, UNIVERSAL if is_universal else SEMANTIC, patch_attention_mask, target_sizes)
         fused = self.label_ids_to_fuse if label_ids_to_fuse is None else label_ids_to_fuse
         results = []
@@ -255,7 +280,11 @@ class HfViTPostProcessing:
         return results
 
     def post_process_depth_estimation(
-        self, outputs: Any, target_sizes: Sizes = None, patch_attention_mask: Tensor | None = None
+        self,
+        outputs: Any,
+        target_sizes: Sizes = None,
+        patch_attention_mask: Tensor | None = None,
+        source_sizes: Sizes = None,
     ) -> list[dict[str, Tensor]]:
         """Returns the depth of every pixel.
 
@@ -267,6 +296,7 @@ class HfViTPostProcessing:
             target_sizes: Height and width of each image in pixels; by default those of the outputs.
             patch_attention_mask: (B, rows, columns), as the image processor returns it; padding is cut off. Without
                 it, `target_sizes` say where that is, which must then be the sizes that the images had.
+            source_sizes: The name of `target_sizes` in transformers' ZoeDepth, by which its guide calls all models.
 
         Returns:
             For each image `{"predicted_depth": (H, W) float32}` in the unit of the model, meters for metric depth.
@@ -274,6 +304,7 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes or masks do not fit them.
         """
+        target_sizes = source_sizes if target_sizes is None else target_sizes
         maps = self._own_maps(outputs, DEPTH, patch_attention_mask, target_sizes)
         results = []
         for depth, size in zip(maps, map_sizes(target_sizes, maps), strict=True):
@@ -295,7 +326,8 @@ class HfViTPostProcessing:
         Of all pairs of a query and a class, as many as there are queries count, those of the highest probability.
 
         Args:
-            outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4).
+            outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4); or its `logits` in
+                place of the former, where `class_scores` is set.
             threshold: Probability above which a pair is an object.
             target_sizes: Height and width of each image in pixels, as it was before the image processor.
             nms_threshold: IoU above which, of two boxes of a class, the less sure one is left out (non-maximum
@@ -312,7 +344,7 @@ class HfViTPostProcessing:
         nms_threshold = self.nms_threshold if nms_threshold is None else nms_threshold
         if nms_threshold is not None and not 0 <= nms_threshold <= 1:
             raise ValueError(f"nms_threshold={nms_threshold} is an IoU and must lie in [0, 1]; 0.7 is usual.")
-        outputs = named_outputs(outputs)
+        outputs = with_probabilities(named_outputs(outputs), self.class_scores)
         check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
         probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
         queries, classes = probabilities.shape[1:]

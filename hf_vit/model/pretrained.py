@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES
 from transformers.utils import logging
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, maybe_install_capturing_hooks
 
 from .adapt_inputs import ChannelMode, Size, apply_geometry
 from .configuration_hf_vit import HfViTConfig, to_pair
@@ -29,6 +30,7 @@ GEOMETRY = ("image_size", "patch_size", "num_channels", "use_cls_token", "num_re
 BACKBONE = ("embeddings.", "pre_norm.", "encoder.", "norm.")
 MASK_TOKEN = "embeddings.mask_token"
 TEXT_TOWER = "text_model."
+DEFAULT_LABELS = range(2)  # which config.json leaves out
 logger = logging.get_logger(__name__)
 # The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
 MODEL_FOR_IMAGE_SEGMENTATION_MAPPING_NAMES["hf_vit"] = (
@@ -183,6 +185,14 @@ class HfViTPreTrainedModel(PreTrainedModel):
         config.check()  # once more: fields may have been set after it was built
         super().__init__(config, *args, **kwargs)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        # What the library does as it builds a model, which another process has not done
+        _CAN_RECORD_REGISTRY.setdefault(str(type(self)), self._can_record_outputs)
+        if self.base_model is self:
+            self._output_capturing_hooks_installed = False
+            maybe_install_capturing_hooks(self)
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Sets weights before training, as transformers' ViT does.
@@ -230,17 +240,18 @@ class HfViTPreTrainedModel(PreTrainedModel):
                 or on `use_safetensors=False`.
             OSError: if there is no such folder or repository, no weights in it, or a file is damaged.
         """
-        name_or_path, new_labels = pretrained_model_name_or_path, {"num_labels", "id2label"} & kwargs.keys()
+        name_or_path, has_new_labels = pretrained_model_name_or_path, not {"num_labels", "id2label"}.isdisjoint(kwargs)
         ignores_mismatches = kwargs.pop("ignore_mismatched_sizes", False)
         wants_info = kwargs.pop("output_loading_info", False)
         geometry: dict[str, Any] = {}
+        saved: dict[str, Any] = {}
         if name_or_path is not None:
             try:
                 saved = read_config(name_or_path, **kwargs)
             except OSError:
                 if cls._convert_pretrained is None:
                     raise
-                saved = {}  # of another library, or nothing at all: the converter raises
+                pass  # of another library, or nothing at all: the converter raises
             geometry = take_geometry(kwargs, saved)
             if saved.get("model_type") != cls.config_class.model_type:
                 with without_collecting():
@@ -256,7 +267,9 @@ class HfViTPreTrainedModel(PreTrainedModel):
             model, info = super().from_pretrained(name_or_path, *args, **kwargs)
         if pretrained_model_name_or_path is not None:
             if not ignores_mismatches:
-                check_weights(model, info, pretrained_model_name_or_path, bool(new_labels))
+                if name_or_path is not None:  # the Auto classes give labels in `config`
+                    has_new_labels |= model.config.num_labels != len(saved.get("id2label", DEFAULT_LABELS))
+                check_weights(model, info, pretrained_model_name_or_path, has_new_labels)
             model.config._name_or_path = str(pretrained_model_name_or_path)
         if geometry:
             apply_geometry(model, **geometry)
@@ -278,6 +291,24 @@ class HfViTPreTrainedModel(PreTrainedModel):
             )
         arguments: dict[str, Any] = cls._convert_pretrained(name_or_path, geometry, cls, **kwargs)
         return arguments
+
+    def add_adapter(self, adapter_config: Any, adapter_name: str | None = None) -> None:
+        """Adds an adapter of peft as the library does.
+
+        Raises:
+            ValueError: if its `target_modules` are of another model, naming those of this one.
+        """
+        was_adapted: bool = self._hf_peft_config_loaded  # type: ignore[has-type]
+        try:
+            super().add_adapter(adapter_config, adapter_name)
+        except ValueError as error:
+            self._hf_peft_config_loaded = was_adapted
+            layers = [name for name, layer in self.named_modules() if isinstance(layer, nn.Linear)]
+            ends = sorted({".".join(name.split(".")[-2:]) for name in layers if ".layers." in name})
+            raise ValueError(
+                f"{error} The linear layers of attention and MLP are here {', '.join(ends)}: query, key and value are "
+                "one, attention.qkv."
+            ) from error
 
     def wants_attentions(self, output_attentions: bool | None = None, **_: Any) -> bool:
         """Whether attention weights are asked for, by argument or else by the configuration."""

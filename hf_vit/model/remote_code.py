@@ -1,4 +1,4 @@
-"""What travels with every checkpoint, where in it the Auto classes find ours, and code of others."""
+"""What travels with every checkpoint, where in it the Auto classes find ours, other code, and a Hub out of reach."""
 
 import os
 import shutil
@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import LocalEntryNotFoundError
+from transformers.utils import CONFIG_NAME, cached_file
+
 
 # Every Auto class a saved folder opens under when `hf_vit` is not installed.
 AUTO_MAP = {
@@ -14,6 +17,8 @@ AUTO_MAP = {
     "AutoModel": "modeling_hf_vit.HfViTModel",
     "AutoBackbone": "modeling_hf_vit.HfViTBackbone",
     "AutoModelForImageClassification": "task_classification.HfViTForImageClassification",
+    # The stock pipeline asks for this class first; `HfViTConfig.save_pretrained` says where it is a universal one.
+    "AutoModelForImageSegmentation": "task_segmentation.HfViTForSemanticSegmentation",
     "AutoModelForSemanticSegmentation": "task_segmentation.HfViTForSemanticSegmentation",
     "AutoModelForUniversalSegmentation": "task_universal_segmentation.HfViTForUniversalSegmentation",
     "AutoModelForDepthEstimation": "task_depth.HfViTForDepthEstimation",
@@ -56,6 +61,21 @@ def copy_code(save_directory: str | os.PathLike[str]) -> None:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         if source.name != "__init__.py" and source.parent.resolve() != target.resolve():
             shutil.copyfile(source, target / source.name)
+
+
+def check_reachable(name_or_path: str | os.PathLike[str], **hub: Any) -> None:
+    """Raises `OSError` if something that is no folder or file is not in the cache either, and the Hub out of reach."""
+    # Otherwise a file that is missing and a Hub that does not answer look the same. `hub` is for `cached_file`.
+    if os.path.exists(name_or_path):
+        return
+    try:
+        cached_file(str(name_or_path), CONFIG_NAME, **hub)
+    except OSError as error:
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            raise OSError(
+                f"The Hub cannot be reached, and {str(name_or_path)!r} is neither a folder here nor in the cache. "
+                "Check the network (and HF_HUB_OFFLINE), or give the folder of a saved model."
+            ) from error
 
 
 class RemoteCodeError(ValueError):

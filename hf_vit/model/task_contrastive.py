@@ -19,7 +19,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPOutput
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTInitialized, sum_over_processes, without_autocast
@@ -30,6 +30,7 @@ from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
 from .text_tower import build_text_tower, pool_tokens, without_pooler
 
 
+logger = logging.get_logger(__name__)
 # How many logits of a loss are there at once: 16 MiB in float32
 MAX_LOGITS = 2**22
 
@@ -280,11 +281,15 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Raises:
-            ValueError: if there are no texts, or one is too long.
+            ValueError: if there are no texts.
         """
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokens of the texts that the tokenizer returns.")
         options = self.text_options
+        input_ids, attention_mask = self.cut_texts(input_ids, attention_mask)
+        position_ids, token_type_ids = (
+            None if values is None else values[:, : input_ids.shape[1]] for values in (position_ids, token_type_ids)
+        )
         if options.pad_token_id is not None:  # padding is attended to
             missing = options.max_position_embeddings - input_ids.shape[1]
             input_ids, attention_mask = F.pad(input_ids, (0, max(missing, 0)), value=options.pad_token_id), None
@@ -304,6 +309,30 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             hidden_states=keep_states(outputs.get("hidden_states", ()), wants_states),
             attentions=outputs.get("attentions"),
         )
+
+    def cut_texts(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Returns tokens and their mask (T, S) cut off, with a warning, where there are more than the tower reads."""
+        # The stock pipeline does not truncate texts and takes no option that would.
+        own = self.text_options.encoder_config is None
+        limits = vars(self.text_options if own else self.text_model.config)
+        length, longest = input_ids.shape[1], limits.get("max_position_embeddings")
+        # the tower refuses texts that are padded on the left
+        is_left_padded = attention_mask is not None and not bool(attention_mask[:, 0].bool().all())
+        if longest is None or length <= longest or is_left_padded:
+            return input_ids, attention_mask
+        logger.warning_once(
+            f"Texts have up to {length} tokens, of which the model reads the first {longest}: the rest is cut off, as "
+            f"tokenizer(texts, truncation=True, max_length={longest}) does."
+        )
+        kept = input_ids[:, :longest]
+        if self.text_options.pooled_by == "eos":  # a text that is cut ends as well
+            end = self.text_options.eos_token_id
+            assert end is not None  # refused by the configuration
+            is_open = (kept != end).all(dim=1, keepdim=True)  # (T, 1)
+            if attention_mask is not None:
+                is_open = is_open & attention_mask[:, longest:].bool().any(dim=1, keepdim=True)
+            kept = torch.cat((kept[:, :-1], kept[:, -1:].masked_fill(is_open, end)), dim=1)
+        return kept, None if attention_mask is None else attention_mask[:, :longest]
 
     @can_return_tuple
     def forward(

@@ -25,6 +25,7 @@ from .configuration_hf_vit import HfViTConfig
 from .deformable_decoder import DetectionPrediction, HfViTDeformableDecoder
 from .embeddings import Grid, positions_of_batch, resample_to_grid
 from .encoder import HfViTEncoder
+from .image_targets import encode_boxes
 from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries, to_maps, without_autocast
 from .matching import match
 from .modeling_hf_vit import HfViTModel
@@ -42,6 +43,12 @@ CLASS_COSTS = {"cross_entropy": 1.0, "focal": 2.0, "iou_aware": 2.0}
 def class_loss_of(options: HfViTDetectionConfig) -> str:
     """Returns the name of the loss of the classes, which has a default for each decoder."""
     return options.class_loss or ("cross_entropy" if options.decoder == "queries" else "iou_aware")
+
+
+def class_scores_of(config: HfViTConfig) -> str:
+    """Returns "softmax" or "sigmoid", by which the logits of a model become probabilities."""
+    options = HfViTDetectionConfig.of(config.detection_config)
+    return "softmax" if class_loss_of(options) == "cross_entropy" else "sigmoid"
 
 
 class HfViTQueryDecoder(HfViTInitialized, HfViTInputSized):
@@ -288,6 +295,22 @@ def iou_aware_loss(logits: Tensor, queries: Tensor, classes: Tensor, iou: Tensor
     return -(positive * F.logsigmoid(logits) + negative * F.logsigmoid(-logits)).sum()
 
 
+def read_labels(labels: Any, patch_attention_mask: Tensor | None) -> tuple[Any, Tensor | None]:
+    """Returns labels relative to what the model sees, and the mask of padding where only they still have it.
+
+    Scripts for the library's models collate images and labels alone, see `describe_annotations`.
+    """
+    if not isinstance(labels, list | tuple) or not all(isinstance(own, Mapping) and "window" in own for own in labels):
+        return labels, patch_attention_mask
+    if patch_attention_mask is None and all("patch_attention_mask" in own for own in labels):
+        patch_attention_mask = torch.stack([own["patch_attention_mask"] for own in labels])  # (B, h, w)
+    relative = []
+    for own in labels:
+        boxes, is_left = encode_boxes(center_to_corners_format(own["boxes"]), (1, 1), own["window"])
+        relative.append({**own, "boxes": boxes, "class_labels": own["class_labels"][is_left]})
+    return relative, patch_attention_mask
+
+
 def check_labels(batch: int, num_classes: int, labels: Any) -> None:
     """Raises `ValueError` unless every image has boxes with classes; values are read on the CPU only."""
     if not isinstance(labels, list | tuple) or len(labels) != batch:
@@ -390,7 +413,8 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         Args:
             pixel_values: (B, C, H, W), H and W multiples of the patch size.
             labels: For each image a dictionary of `class_labels` (objects,) and `boxes` (objects, 4): center x, center
-                y, width and height relative to the image without its padding. There may be no object.
+                y, width and height relative to the image without its padding. There may be no object. Those that the
+                image processor makes of annotations bring along what they are relative to, and a mask of padding.
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
             num_items_in_batch: (2,), what the losses of classes and of boxes are divided by: the sum of `count_items`
@@ -405,6 +429,7 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
         Raises:
             ValueError: if an input does not fit the model, saying what would.
         """
+        labels, patch_attention_mask = read_labels(labels, patch_attention_mask)
         if labels is not None and pixel_values is not None:
             check_labels(len(pixel_values), self.config.num_labels, labels)
         predictions, last_hidden_state = self._predict(pixel_values, patch_attention_mask, labels, **kwargs)

@@ -348,7 +348,7 @@ class HfViTMaskedImageModelingOutput(ModelOutput):
     """What was masked, and the pixels that the model predicts.
 
     Args:
-        loss: Scalar, see `masked_image_modeling_loss`.
+        loss: Scalar, if wanted, see `masked_image_modeling_loss`.
         reconstruction: (B, C, H, W), the images as predicted, in the units of `pixel_values`. Where the model predicts
             normalized patches (`norm_pix_loss`), mean and deviation are those of the true patches.
         logits: (B, N, p·q·C), the predicted pixels of each patch row by row, channels last.
@@ -391,6 +391,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         noise: Tensor | None = None,
         patch_attention_mask: Tensor | None = None,
         interpolate_pos_encoding: bool | None = None,
+        return_loss: bool = True,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HfViTMaskedImageModelingOutput:
         """Runs the model.
@@ -403,10 +404,12 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
             patch_attention_mask: (B, h, w) bool, False for padding on the right and at the bottom, which is never
                 masked. It and `bool_masked_pos` break the graph of `torch.compile`: leave out fullgraph.
             interpolate_pos_encoding: Accepted for compatibility; the positions always follow the image.
+            return_loss: Whether the loss is wanted. By this argument `transformers.Trainer` knows that a model without
+                labels has one to evaluate.
             **kwargs: `output_hidden_states`, `output_attentions`, `return_dict`.
 
         Returns:
-            See `HfViTMaskedImageModelingOutput`; the loss, which is always there, is `masked_image_modeling_loss`.
+            See `HfViTMaskedImageModelingOutput`; for the loss `masked_image_modeling_loss`.
 
         Raises:
             ValueError: if an input does not fit the model, saying what would.
@@ -427,8 +430,9 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         scale = PatchScale(patches) if self.options.normalizes_patches else None
         targets = patches if scale is None else scale.normalize(patches)  # (B, N, p·q·C)
         pixels = logits if scale is None else scale.restore(logits)
+        loss = masked_image_modeling_loss(logits, targets, mask, self.options.objective) if return_loss else None
         return HfViTMaskedImageModelingOutput(
-            loss=masked_image_modeling_loss(logits, targets, mask, self.options.objective),
+            loss=loss,
             reconstruction=unpatchify(pixels, grid, patch_size),
             logits=logits,
             bool_masked_pos=mask,

@@ -60,7 +60,8 @@ def load_model(
             token = {"use_distillation_token": True} if use_distillation_token else {}
             options = token | overrides | join_options(fresh, facts, overrides) | name_labels(names)
             config = HfViTConfig.from_preset(args.preset or "small", **options)
-            return model_class(config), HfViTImageProcessor.for_model(config)
+            model = model_class(config)
+            return model, HfViTImageProcessor.for_model(model)
         model, processor = tune(model_class, args, list(names), facts, fresh)
         if use_distillation_token and "use_distillation_token" not in overrides:
             model = with_distillation_token(model)

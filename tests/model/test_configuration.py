@@ -143,6 +143,34 @@ def test_other_labels_at_loading_replace_the_names(tmp_path: Path) -> None:
     assert HfViTConfig.from_pretrained(tmp_path, id2label=names).num_labels == 3
 
 
+def test_labels_may_be_numbered_by_text(tmp_path: Path) -> None:
+    """As in the library's tutorials: at loading, through the Auto classes, and by assignment."""
+    names, numbers = {"0": "a", "1": "b", "2": "c"}, {"a": "0", "b": "1", "c": "2"}
+    small_config(num_labels=2).save_pretrained(tmp_path)
+    assigned = small_config()
+    assigned.id2label, assigned.label2id = names, numbers
+    given = {"id2label": names, "label2id": numbers}
+    for config in (
+        assigned,
+        HfViTConfig.from_pretrained(tmp_path, **given),
+        transformers.AutoConfig.from_pretrained(tmp_path, num_labels=3, **given),
+    ):
+        assert config.id2label == {0: "a", 1: "b", 2: "c"}
+        assert config.label2id == {"a": 0, "b": 1, "c": 2}
+        config.check()
+    with pytest.raises(ValueError, match="id2label={'cat': 0} must number the labels, as {0: 'cat', 1: 'dog'} does"):
+        assigned.id2label = {"cat": 0}
+
+
+def test_encoder_stride_is_the_patch_size(tmp_path: Path) -> None:
+    config = small_config()
+    config.update({"image_size": 32, "patch_size": 4, "encoder_stride": 4})  # as the library's script does
+    assert (config.encoder_stride, "encoder_stride" in config.to_dict()) == (4, False)
+    assert HfViTConfig(patch_size=8, encoder_stride=8).patch_size == 8
+    with pytest.raises(ValueError, match="encoder_stride=8 is not patch_size=4"):
+        config.encoder_stride = 8
+
+
 def test_presets() -> None:
     config = HfViTConfig.from_preset("mnist", drop_path_rate=0.1)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (64, 4, 4)

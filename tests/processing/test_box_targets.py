@@ -1,10 +1,15 @@
 """Boxes beside images: labels of detection under the geometry of the image, and back to the pixels it had."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 from transformers import DeformableDetrImageProcessor, DetrImageProcessor
+from transformers.image_transforms import center_to_corners_format
 from transformers.models.detr.modeling_detr import DetrObjectDetectionOutput
+
+from hf_vit.model.task_detection import read_labels
 
 from ..helpers.images import BACKENDS, noise
 from .test_image_targets import GEOMETRIES, SIZE
@@ -102,11 +107,60 @@ def test_annotations_become_the_labels_of_the_library(backend):
     theirs = DetrImageProcessor(size={"height": 32, "width": 48}, do_pad=False)(
         noise(*SIZE, 3), annotations=given, return_tensors="pt"
     ).labels[0]
+    theirs["size"] = torch.as_tensor(theirs["size"])
     for form in (given, [given]):
         ours = backend(size=(32, 48))(noise(*SIZE, 3), annotations=form, return_tensors="pt").labels[0]
-        assert torch.equal(ours["class_labels"], theirs["class_labels"])
-        torch.testing.assert_close(ours["boxes"], theirs["boxes"])
-    assert ours.keys() == {"boxes", "class_labels"}
+        assert ours.pop("window").tolist() == [0, 0, 1, 1]
+        assert ours.keys() == theirs.keys()
+        for name, values in theirs.items():
+            torch.testing.assert_close(ours[name], values)
+    for entry in given["annotations"]:  # as augmentations return them that hold the class beside the box
+        entry["category_id"] = float(entry["category_id"])
+    again = backend(size=(32, 48))(noise(*SIZE, 3), annotations=given, return_tensors="pt").labels[0]
+    assert torch.equal(again["class_labels"], theirs["class_labels"])
+
+
+@dataclass
+class Collected:
+    """What the detection script of the library keeps of the outputs."""
+
+    logits: torch.Tensor
+    pred_boxes: torch.Tensor
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("geometry", [*GEOMETRIES, "a size of padding"])
+def test_scripts_for_other_detectors_score_pixels(backend, geometry, scores):
+    """They multiply labels by `orig_size`, and get predictions back by it; both are pixels of the image."""
+    padding = {"size": {"max_height": 32, "max_width": 32}, "do_pad": True, "pad_size": 48}
+    processor = backend(**GEOMETRIES.get(geometry, padding), class_scores=scores)
+    inside = [[14.0, 9.0, 20.5, 17.0], [13.0, 8.5, 30.0, 16.0]]
+    features = processor(noise(*SIZE, 3), annotations=annotations(inside, [1, 0]), return_tensors="pt")
+    (label,) = features.labels
+    height, width = label["orig_size"].tolist()
+    pixels = center_to_corners_format(label["boxes"]) * torch.tensor([width, height, width, height])
+    torch.testing.assert_close(pixels, torch.tensor(inside), atol=1e-4, rtol=0)
+
+    (seen,), mask = read_labels([label], None)
+    logits = torch.full((1, 2, 2 + (scores == "softmax")), -9.0)
+    logits[0, [0, 1], seen["class_labels"]] = 9.0
+    outputs = Collected(logits, seen["boxes"][None])
+    (found,) = processor.post_process_object_detection(outputs, target_sizes=label["orig_size"][None])
+    order = found["labels"].argsort(descending=True)
+    torch.testing.assert_close(found["boxes"][order], torch.tensor(inside), atol=1e-4, rtol=0)
+    assert label["size"].tolist() == list(features.pixel_values.shape[-2:])
+    if "patch_attention_mask" in features:
+        assert torch.equal(mask, features.patch_attention_mask)
+    else:
+        assert mask is None
+
+
+def test_logits_alone_are_not_guessed_at(backend):
+    outputs = Collected(torch.zeros(1, 2, 3), torch.zeros(1, 2, 4))
+    with pytest.raises(ValueError, match="class_scores of the image processor does not say"):
+        backend().post_process_object_detection(outputs)
+    with pytest.raises(ValueError, match="class_scores='max' must be one of softmax, sigmoid"):
+        backend(class_scores="max")
 
 
 @pytest.mark.parametrize("empty", [[], np.zeros((0, 4)), torch.zeros(0, 4)])
@@ -164,9 +218,9 @@ def without(key):
         ({"annotations": annotations([[9, 2, 3, 5]], [0])}, ValueError, r"bbox \[9, 2, -6, 3\] of negative size"),
         ({"annotations": annotations(bbox=[1, 2, 3])}, ValueError, r"\[0\] has the bbox \[1, 2, 3\], but must be"),
         (
-            {"annotations": annotations(category_id=1.0)},
+            {"annotations": annotations(category_id=1.5)},
             TypeError,
-            r"\['annotations'\]\[0\] has the category_id 1.0, but class numbers are whole",
+            r"\['annotations'\]\[0\] has the category_id 1.5, but class numbers are whole",
         ),
         ({"annotations": annotations(category_id=-1)}, ValueError, "category_id .* has the number -1"),
         ({"annotations": annotations(), "boxes": [BOXES]}, ValueError, "boxes and annotations are given"),

@@ -64,9 +64,10 @@ def test_one_image_gives_the_same_pixels_whatever_carries_it(backend, tmp_path, 
     image = PIL.Image.fromarray(array)
     path = tmp_path / "image.png"
     image.save(path)
-    data_url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    encoded = base64.b64encode(path.read_bytes()).decode()
+    data_url = "data:image/png;base64," + encoded
     tensor = torch.from_numpy(array)
-    kinds = [str(path), path, f"{server}/image.png", data_url, image, array, array.transpose(2, 0, 1), tensor]
+    kinds = [str(path), path, f"{server}/image.png", data_url, encoded, image, array, array.transpose(2, 0, 1), tensor]
     kinds += [tensor.permute(2, 0, 1).contiguous(), array.astype(np.float32), array.astype(np.int64)]
     outputs = backend()(kinds, return_tensors="pt").pixel_values
     assert outputs.shape == (len(kinds), 3, 224, 224)
@@ -390,6 +391,8 @@ def test_downloads_have_limits(backend, server, tmp_path, monkeypatch):
     monkeypatch.setattr(image_inputs, "DOWNLOAD_TIMEOUT", 0.3)
     with pytest.raises(OSError, match=r"cannot be downloaded: it takes more than 0.3 seconds\. .*DOWNLOAD_TIMEOUT"):
         backend()(f"{server}/slow")
+    with pytest.raises(OSError, match=r"cannot be downloaded: it takes more than 0.1 seconds"):
+        image_inputs.open_image(f"{server}/slow", timeout=0.1)
 
 
 @pytest.mark.parametrize("place", ["file:///etc/hostname", "ftp://127.0.0.1/a.png", "data:image/png;base64,aGVsbG8="])

@@ -23,7 +23,13 @@ from ...evaluation import DetectionMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.deformable_decoder import DetectionPrediction
-from ...model.task_detection import HfViTForObjectDetection, class_loss_of, count_divisors, prediction_losses
+from ...model.task_detection import (
+    HfViTForObjectDetection,
+    class_loss_of,
+    class_scores_of,
+    count_divisors,
+    prediction_losses,
+)
 from ...visualize import draw_detections, draw_precision_recall
 from ..arguments import LIBRARY, split_names
 from ..planning.defaults import DETECTION
@@ -274,6 +280,12 @@ print(len(result["boxes"]), "objects")""",
         trainer = super().make_trainer()
         warn_of_full_images(self.loaded, trainer.model.options.num_queries)
         return trainer
+
+    def make_processor(self, processor: BaseImageProcessor, config: HfViTConfig) -> BaseImageProcessor:
+        """Returns an image processor that leaves nothing of an image out, and reads the logits of the model."""
+        whole = super().make_processor(processor, config)
+        whole.class_scores = class_scores_of(config)
+        return whole
 
     def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
         """Returns the random transform of images and boxes."""
