@@ -177,7 +177,7 @@ def test_other_labels_get_a_fresh_head(labels: dict[str, Any], tmp_path: Path) -
     model, info = HfViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True, **labels)
     assert {name for name, *_ in info["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
     assert model.classifier.weight.shape == (7, 32)
-    assert not model.classifier.weight.any()
+    assert float(model.classifier.weight.detach().std()) == pytest.approx(32**-0.5, rel=0.3)
     assert model.config.num_labels == 7
     expected = before.model.state_dict()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.model.state_dict().items())
@@ -219,8 +219,10 @@ def test_initialization_covers_every_weight(variant: str) -> None:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             tensor = tensor.detach()
             leaf = name.rsplit(".", 1)[-1]
-            if leaf == "bias" or leaf.endswith("_bias") or "classifier" in name or leaf == "mask_token":
+            if leaf == "bias" or leaf.endswith("_bias") or leaf == "mask_token":
                 assert not tensor.any(), name
+            elif "classifier" in name:  # whatever the deviation of the blocks, which get their gradients through it
+                assert float(tensor.std()) == pytest.approx(tensor.shape[1] ** -0.5, rel=4 / math.sqrt(tensor.numel()))
             elif "norm" in name:
                 assert (tensor == 1).all(), name
             elif "layer_scale" in name:
@@ -687,7 +689,7 @@ def test_overfits_one_batch_from_its_own_initialization(variant: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(5), abs=1e-6)  # the zero head says nothing yet
+    assert losses[0] < math.log(5) + 2  # no class is far ahead of the others yet
     assert losses[-1] < 0.05
     assert (model.eval()(images).logits.argmax(1) == labels).all()
 
