@@ -281,7 +281,7 @@ def test_info_tells_what_a_model_is(
     count = sum(weights.numel() for weights in result.model.parameters())
     for part in ("Task: image-classification", f"{count:,} parameters", "16x16 pixels", "Classes: 2: cat, dog"):
         assert part in said
-    assert f"Score: accuracy {result.scores['accuracy']}" in said
+    assert f"accuracy {result.scores['accuracy']:.4g}" in said
     cli.main(["info"])
     assert f"hf-vit {hf_vit.__version__}" in capsys.readouterr().out
 
