@@ -3,16 +3,16 @@
 Usage: hf-vit COMMAND ...
 """
 
+# It answers `--help` without the seconds that torch takes to be imported. As an import from the package would bring
+# that, this file has none, and is installed beside the package too, from where the command is started.
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 
-from . import __version__
-from .flags.parser import exit_in_one_line, nearest
 
-
-# What each command is for; its function is `main` in the file of its name in `hf_vit.commands`, imported if it runs.
+# What each command is for; its function is `main` in the file of its name in `hf_vit.commands`.
 COMMANDS = {
     "train": "train a model of any task, pretraining too",
     "evaluate": "score a saved model",
@@ -43,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name in ("-h", "--help"):
         say(help_page())
     elif name == "--version":
-        say(f"hf-vit {__version__}")
-    else:
-        with exit_in_one_line(ValueError):
-            if name not in COMMANDS:
-                raise ValueError(f"There is no command {name!r}.{nearest(name, COMMANDS)} hf-vit --help names all.")
-        command = import_module(f".commands.{name}", __package__)
+        say(f"hf-vit {import_module('hf_vit').__version__}")
+    elif name in COMMANDS:
+        command = import_module(f"hf_vit.commands.{name}")
         command.main(rest, command.__doc__, say)
+    else:
+        meant = " or ".join(get_close_matches(name, COMMANDS))
+        sys.exit(f"hf-vit: There is no command {name!r}.{f' Did you mean {meant}?' * bool(meant)} --help names all.")
 
 
 def help_page() -> str:

@@ -137,5 +137,6 @@ def describe_scores(name_or_path: str) -> Iterator[str]:
         data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
     except (OSError, ValueError):  # of a network too
         return
-    for result in data.eval_results or []:
-        yield f"Score: {result.metric_type} {result.metric_value} on {result.dataset_name}"
+    results = [f"{result.metric_type} {result.metric_value:.4g}" for result in data.eval_results or []]
+    if results:
+        yield f"Scores: {', '.join(results)}, on {data.eval_results[0].dataset_name}"
