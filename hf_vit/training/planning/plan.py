@@ -43,18 +43,14 @@ class Planner:
         task: The task, by the arguments that are given.
         arguments: These, as a command line without the program's name.
         report: Tells the user what is chosen.
-        may_start_workers: Whether worker processes may be started: they run the program again on some systems.
 
     Raises:
         ValueError: if a budget is given beside what it would choose.
     """
 
-    def __init__(
-        self, task: Task, arguments: Sequence[str], report: Callable[[str], None], may_start_workers: bool = True
-    ) -> None:
+    def __init__(self, task: Task, arguments: Sequence[str], report: Callable[[str], None]) -> None:
         self.start = time.monotonic() - import_seconds()
         self.task, self.arguments, self.report = task, arguments, report
-        self.may_start_workers = may_start_workers
         options = given_arguments(task.argument_types(), arguments)
         overrides = task.model.overrides()
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
@@ -93,7 +89,7 @@ class Planner:
         """Returns a task whose data are loaded with all that is chosen for it, and this."""
         if not self.is_planned:
             return task, UNPLANNED
-        facts = of_first_process(gather_facts(task, self.may_start_workers))
+        facts = of_first_process(gather_facts(task))
         batch = self.known_batch(task, facts)
         held_out = {"train_val_split": task.data.train_val_split}
         minutes = self.minutes(facts)
