@@ -3,6 +3,9 @@
 Importing the package registers its classes with the Auto classes of `transformers`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from transformers import (
     AutoBackbone,
     AutoConfig,
@@ -30,7 +33,11 @@ from .model.image_processing_base import HfViTImageProcessorBase
 from .model.image_processing_hf_vit import HfViTImageProcessor
 from .model.image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .model.modeling_hf_vit import HfViTBackbone, HfViTModel
-from .model.pipeline_hf_vit import HfViTKeypointDetectionPipeline
+from .model.pipeline_hf_vit import (
+    HfViTImageSegmentationPipeline,
+    HfViTKeypointDetectionPipeline,
+    HfViTObjectDetectionPipeline,
+)
 from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
 from .model.task_classification import HfViTForImageClassification, HfViTImageClassifierOutput, soften_labels
@@ -52,6 +59,9 @@ from .model.task_mim import HfViTForMaskedImageModeling, HfViTMaskedImageModelin
 from .model.task_segmentation import HfViTForSemanticSegmentation, HfViTSemanticSegmenterOutput
 from .model.task_universal_segmentation import HfViTForUniversalSegmentation, HfViTForUniversalSegmentationOutput
 
+
+if TYPE_CHECKING:
+    from .calls import TrainingResult, evaluate, predict, train
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
 if not is_torchvision_available():
@@ -78,6 +88,10 @@ AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processor
 PIPELINE_REGISTRY.register_pipeline(
     "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
 )
+# What `pipeline(...)` makes for these tasks, which for models of others is the same as before. Not by a registration:
+# that would forget which model is the default of a task.
+PIPELINE_REGISTRY.supported_tasks["object-detection"]["impl"] = HfViTObjectDetectionPipeline
+PIPELINE_REGISTRY.supported_tasks["image-segmentation"]["impl"] = HfViTImageSegmentationPipeline
 HfViTConfig._has_pipelines = True
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -85,6 +99,20 @@ HfViTPreTrainedModel._convert_pretrained = staticmethod(convert_pretrained)
 HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
+
+CALLS = (
+    "TrainingResult",
+    "evaluate",
+    "predict",
+    "train",
+)  # imported at their first use: not all who open a model train
+
+
+def __getattr__(name: str) -> Any:
+    if name not in CALLS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return vars(import_module(".calls", __name__))[name]
+
 
 __all__ = [
     "HfViTBackbone",
@@ -104,6 +132,7 @@ __all__ = [
     "HfViTImageClassifierOutput",
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
+    "HfViTImageSegmentationPipeline",
     "HfViTKeypointConfig",
     "HfViTKeypointDetectionOutput",
     "HfViTKeypointDetectionPipeline",
@@ -111,11 +140,16 @@ __all__ = [
     "HfViTMaskedImageModelingOutput",
     "HfViTModel",
     "HfViTObjectDetectionOutput",
+    "HfViTObjectDetectionPipeline",
     "HfViTPreTrainedModel",
     "HfViTProcessor",
     "HfViTSegmentationConfig",
     "HfViTSemanticSegmenterOutput",
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
+    "TrainingResult",
+    "evaluate",
+    "predict",
     "soften_labels",
+    "train",
 ]

@@ -34,7 +34,10 @@ class Arguments:
     """Where the data are, and how often to train."""
 
     dataset_name: str = field(metadata={"help": "Folder, or name on the Hub, as the training script takes it."})
-    output_dir: str = field(default="outputs/ablation", metadata={"help": "Where all trainings and the table go."})
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Where all trainings and the table go; by default outputs/ablation/ and the file's name."},
+    )
     seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "Train every variant with each of them."})
 
 
@@ -59,19 +62,28 @@ def variant_of(ablation: dict[str, Any], name: str) -> dict[str, Any]:
     return {**read(SCRIPTS / "recipes" / ablation["recipe"]), **ablation["variants"][name]}
 
 
-def train(ablation: dict[str, Any], name: str, seed: int, args: Arguments) -> dict[str, float]:
+def train(ablation: dict[str, Any], name: str, seed: int, output_dir: Path, dataset_name: str) -> dict[str, float]:
     """Trains a variant with a seed, unless that has been done, and returns what it came to."""
-    folder = Path(args.output_dir) / re.sub(r"\W+", "-", name.lower()).strip("-") / f"seed-{seed}"
+    folder = output_dir / re.sub(r"\W+", "-", name.lower()).strip("-") / f"seed-{seed}"
+    file = folder / "variant.yaml"
+    variant = {**variant_of(ablation, name), "dataset_name": dataset_name}
     if not any(folder.glob("*_scores.json")):
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "variant.yaml"
-        file.write_text(yaml.safe_dump(variant_of(ablation, name), sort_keys=False), encoding="utf-8")
-        options = ["--dataset_name", args.dataset_name, "--output_dir", str(folder), "--seed", str(seed)]
+        file.write_text(yaml.safe_dump(variant, sort_keys=False), encoding="utf-8")
+        options = ["--output_dir", str(folder), "--seed", str(seed)]
         print(f"{name}, seed {seed}: {folder}", flush=True)
         command = [sys.executable, str(SCRIPTS / ablation["script"]), str(file), *options]
         if subprocess.run(command).returncode:
             sys.exit(f"The training of {name!r} failed. Mend it and start again: those that have ended stay.")
+    elif changed := changed_since(file, variant):
+        sys.exit(f"{folder} holds a training with another {', '.join(changed)}. Choose another --output_dir.")
     return result_of(folder, ablation["score"])
+
+
+def changed_since(file: Path, variant: dict[str, Any]) -> list[str]:
+    """Returns the names of the arguments by which a variant differs from that in a file."""
+    then = read(file)
+    return sorted(key for key in then.keys() | variant.keys() if then.get(key) != variant.get(key))
 
 
 def result_of(folder: Path, score: str) -> dict[str, float]:
@@ -104,12 +116,13 @@ def table(score: str, results: dict[str, list[dict[str, float]]]) -> str:
 def main(file: Path, args: Arguments) -> None:
     """Trains all variants, seed by seed, so that a table of all of them is there early."""
     ablation = read_ablation(file)
+    output_dir = Path(args.output_dir or Path("outputs", "ablation", file.stem))
     results: dict[str, list[dict[str, float]]] = {name: [] for name in ablation["variants"]}
     for seed in args.seeds:
         for name, runs in results.items():
-            runs.append(train(ablation, name, seed, args))
+            runs.append(train(ablation, name, seed, output_dir, args.dataset_name))
         text = table(ablation["score"], results)
-        (Path(args.output_dir) / "table.md").write_text(text + "\n", encoding="utf-8")
+        (output_dir / "table.md").write_text(text + "\n", encoding="utf-8")
         print(text, flush=True)
 
 

@@ -9,30 +9,16 @@ Examples:
     python scripts/evaluate_features.py outputs/train-features outputs/test-features --output_dir outputs/scores
 """
 
-import argparse
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 
-from hf_vit.features import open_train_and_test, report
-from hf_vit.training.checks import check_output, check_packages
+from hf_vit.commands import features
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Evaluates features by the arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("train", type=Path, help="folder of features to learn from, the split train of it")
-    parser.add_argument("test", type=Path, nargs="?", help="folder of those to score; by default the same one")
-    parser.add_argument(
-        "--output_dir", type=Path, help="where to write evaluation.json (default: beside the features)"
-    )
-    args = parser.parse_args(arguments)
-    try:
-        check_packages("sklearn")
-        folders = [args.train] if args.test is None else [args.train, args.test]
-        check_output(args.output_dir or folders[-1])
-        report(*open_train_and_test(folders), args.output_dir or folders[-1], print)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"{parser.prog}: {error}")
+    features.evaluate(arguments, __doc__, report=partial(print, flush=True))
 
 
 if __name__ == "__main__":

@@ -20,82 +20,17 @@ Examples:
     python $V facebook/dinov2-small folder_of_photos --output_dir outputs/maps --kinds pca --foreground_threshold 0.5
 """
 
-import argparse
-import math
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 
-from hf_vit.inspection import OF_ALL, OF_EACH, Inspection, kinds_of, open_for_inspection
-from hf_vit.predict import find_images, name_outputs, open_image
-from hf_vit.training.checks import check_output
-
-
-def to_point(text: str) -> tuple[float, float]:
-    """Returns x and y of "x,y"."""
-    x, y = map(float, text.split(","))
-    if not (math.isfinite(x) and math.isfinite(y)):
-        raise ValueError(f"{text} is no point.")
-    return x, y
+from hf_vit.commands import visualize
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raises `ValueError` or `OSError` for what can be wrong whatever model and photos are."""
-    if args.image_size is not None and args.image_size < 1:
-        raise ValueError(f"image_size={args.image_size} must be at least 1. Leave it out for that of the model.")
-    if args.foreground_threshold is not None and not 0 <= args.foreground_threshold <= 1:
-        raise ValueError(f"foreground_threshold={args.foreground_threshold} must lie in [0, 1]. 0.5 is usual.")
-    check_output(args.output_dir)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder or file of a saved model, or its name on the Hub, ours or published")
-    parser.add_argument("photos", nargs="+", type=Path, help="image files, and folders that are searched for them")
-    parser.add_argument("--output_dir", type=Path, required=True, help="where to write the pictures")
-    parser.add_argument("--kinds", nargs="+", choices=[*OF_EACH, *OF_ALL], help="what to draw (default: all)")
-    parser.add_argument("--image_size", type=int, help="shorter side of what the model sees, in pixels")
-    parser.add_argument(
-        "--point",
-        type=to_point,
-        help="x,y in pixels of the photo: the patch whose attention and rollout are drawn (default: those of the CLS "
-        "token or the mean of the patches), and which is compared (default: that in the middle)",
-    )
-    parser.add_argument("--class_name", help="the class that saliency explains (default: the likeliest)")
-    parser.add_argument("--foreground_threshold", type=float, help="leave patches below out of pca, from 0 to 1")
-    return parser
-
-
-def run(args: argparse.Namespace) -> None:
-    """Draws and names what was written."""
-    check(args)
-    files = find_images(args.photos)
-    model, processor = open_for_inspection(args.model, args.image_size)
-    options = {name: vars(args)[name] for name in ("point", "class_name", "foreground_threshold")}
-    photos = [Inspection(model, processor, open_image(file), **options) for file in files]
-    kinds = args.kinds or kinds_of(model)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    for kind in kinds:
-        if kind in OF_ALL:
-            written = args.output_dir / f"{kind}.png"
-            OF_ALL[kind](photos, written)
-            print(written, flush=True)
-            continue
-        for photo, name in zip(photos, name_outputs(files), strict=True):
-            written = args.output_dir / f"{name}_{kind}.png"
-            OF_EACH[kind](photo, written)
-            print(written, flush=True)
-
-
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Draws by the arguments of the command line."""
-    parser = make_parser()
-    args = parser.parse_args(arguments)
-    try:
-        run(args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"{parser.prog}: {error}")
+    visualize.main(arguments, __doc__, report=partial(print, flush=True))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

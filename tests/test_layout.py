@@ -17,9 +17,12 @@ TRAVELING = [path for path in TREES if path.parent == PACKAGE / "model"]
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
 OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
-ORDER = ("model", "data", "evaluation", "visualize", "training", "features", "inspection", "predict")
+ORDER = (
+    *("model", "data", "evaluation", "visualize", "flags", "training", "features", "inspection", "prediction"),
+    *("calls", "commands", "cli", "__main__"),
+)
 # What is otherwise. These lists may only shrink.
-OTHER_IMPORTS = {("features", "convert"), ("inspection", "convert"), ("training", "convert")}
+OTHER_IMPORTS = {("commands", "convert"), ("features", "convert"), ("inspection", "convert"), ("training", "convert")}
 LARGE_FOLDERS = {"model", "convert/families"}
 LONG_FUNCTIONS = {"preprocess"}
 
@@ -49,6 +52,11 @@ def is_where_installed(parents: tuple[ast.AST, ...]) -> bool:
     return any("is_" in test and "_available()" in test for test in tests)
 
 
+def is_for_types(parents: tuple[ast.AST, ...]) -> bool:
+    """Whether a node stands under `if TYPE_CHECKING:`, and so is never run."""
+    return any(isinstance(parent, ast.If) and ast.unparse(parent.test) == "TYPE_CHECKING" for parent in parents)
+
+
 def is_never_called(parents: tuple[ast.AST, ...]) -> bool:
     """Whether a node stands in the function whose imports only tell the library what travels."""
     return any(isinstance(parent, ast.FunctionDef) and parent.name == "_travel_together" for parent in parents)
@@ -60,7 +68,7 @@ def imported_by(path: Path) -> Iterator[str]:
     for node, parents in nodes_with_parents(TREES[path]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
-        if not isinstance(node, ast.ImportFrom) or is_never_called(parents):
+        if not isinstance(node, ast.ImportFrom) or is_never_called(parents) or is_for_types(parents):
             continue
         source = node.module or ""
         if node.level:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike
 
+from .thresholds import Threshold
+
 
 # Scores of which less is better, of all metrics: a training that keeps its best step goes by this.
 LOWER_IS_BETTER = {"loss", "abs_rel", "rmse", "log10", "rmse_log", "silog", "nme"}
@@ -41,6 +43,13 @@ class StreamedMetric(ABC):
     @abstractmethod
     def reset(self) -> None:
         """Removes all images."""
+
+    def best_threshold(self) -> Threshold | None:
+        """Returns the score above which predictions are given as answers, as all images so far choose it.
+
+        None where scores decide nothing, or no prediction is right.
+        """
+        return None
 
 
 def as_array(values: Any, dtype: DTypeLike) -> np.ndarray:

@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .base import StreamedMetric, as_array
+from .thresholds import Threshold, best_threshold
 
 
 Record = dict[str, Any]
+MATCH_IOU = 0.5  # from which on a detection is that of an object, for the threshold of scores
 
 
 class CocoMetric(StreamedMetric):
@@ -25,6 +27,7 @@ class CocoMetric(StreamedMetric):
     """
 
     iou_type: ClassVar[str]
+    shape: ClassVar[str] = "bbox"  # of the entries of a record: where an object is
     places: ClassVar[dict[str, int]]  # where the evaluator keeps each score
 
     def __init__(self, categories: Mapping[int, str], **options: Any) -> None:
@@ -52,6 +55,48 @@ class CocoMetric(StreamedMetric):
         """Returns the scores of `places`, all in [0, 1]; NaN where there is no object, for example no large one."""
         stats = self._evaluate().stats
         return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
+
+    def best_threshold(self, nms: float = 1.0) -> Threshold | None:
+        """Returns the score above which detections are given as answers: that of the best F1 at IoU 0.5.
+
+        Detections that overlap a surer one of their class by an IoU of more than `nms` are left out before.
+        """
+        found = [pair for record in self._records for pair in self._matched(record, nms)]
+        count = sum(not entry["iscrowd"] for record in self._records for entry in record["objects"])
+        return best_threshold(*zip(*found, strict=True), count) if found and count else None
+
+    def _matched(self, record: Record, nms: float) -> list[tuple[float, bool]]:
+        """Returns the scores of the detections of an image, and which are of an object: the surest of a class first.
+
+        Those of a crowd are left out.
+        """
+        from faster_coco_eval import mask as overlaps  # here, as only these scores need it
+
+        results = []
+        for label in {entry["category_id"] for entry in record["detections"]}:
+            detections, objects = (
+                [entry for entry in record[part] if entry["category_id"] == label]
+                for part in ("detections", "objects")
+            )
+            crowd = np.array([entry["iscrowd"] for entry in objects], dtype=bool)
+            detections.sort(key=lambda entry: -entry["score"])
+            places, truths = ([entry[self.shape] for entry in entries] for entries in (detections, objects))
+            iou = np.asarray(overlaps.iou(places, truths, crowd.tolist())).reshape(len(places), len(truths))
+            kept = list(range(len(places)))
+            if nms < 1:
+                repeats = np.asarray(overlaps.iou(places, places, [False] * len(places))) > nms
+                kept = []
+                for number in range(len(places)):
+                    if not repeats[number, kept].any():
+                        kept.append(number)
+            for number in kept:
+                entry, own = detections[number], iou[number]
+                free = np.where(crowd, 0, own)
+                if is_correct := free.max(initial=0) >= MATCH_IOU:
+                    iou[:, free.argmax()] = 0  # an object is found once
+                if is_correct or not (own[crowd] >= MATCH_IOU).any():
+                    results.append((entry["score"], bool(is_correct)))
+        return results
 
     def _precision(self) -> np.ndarray:
         """Returns the precision of each class, (IoU threshold, recall, class), NaN where there is no object of it."""

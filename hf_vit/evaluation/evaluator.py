@@ -45,6 +45,7 @@ class BaseEvaluator(ABC):
     def __init__(self, processor: BaseImageProcessor, metric: StreamedMetric) -> None:
         self.processor = processor
         self.metric = metric
+        self.threshold: float | None = None  # score above which predictions are drawn; None has not been chosen
 
     @abstractmethod
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:

@@ -14,11 +14,13 @@ import numpy as np
 from ..data.formats.keypoints import oks_sigmas_of
 from .base import as_array, mean_of_known
 from .coco import CocoMetric, Record, corner_and_size, finite_array, ranked
+from .thresholds import TOLERANCE, Threshold, best_threshold
 
 
 OTHER_SIGMA = 0.05  # of each keypoint that is none of COCO's
 CATEGORY = 0  # all objects are of one class
 ERRORS = ("pck", "nme")
+CLOSE = 0.1  # of the length of PCK: the largest error of a keypoint that is right, for the threshold of scores
 
 
 class KeypointMetric(CocoMetric):
@@ -103,7 +105,8 @@ class KeypointMetric(CocoMetric):
             "keypoints": np.insert(points, 2, 1, axis=1).reshape(-1).tolist(),
             "score": scores.mean().item(),
         }
-        return ranked(
+        distances, length = self._distances(points, truth)
+        record = ranked(
             {
                 "image_id": as_array(target["image_id"], np.int64).item(),
                 "objects": [true_object],
@@ -111,11 +114,30 @@ class KeypointMetric(CocoMetric):
                 **self._errors(points, truth, box),
             }
         )
+        # Not among what ranks it. A keypoint that is not labeled is not there; of some it cannot be told.
+        answers = [
+            (score, bool(distance <= CLOSE * length))
+            for score, distance in zip(scores.tolist(), distances, strict=True)
+            if length > 0 or math.isnan(distance)
+        ]
+        return {**record, "answers": answers, "num_truths": true_object["num_keypoints"] if length > 0 else 0}
 
     def compute(self) -> dict[str, float]:
         """Returns `oks_ap`, `oks_ap_50`, `oks_ap_75` and `pck`, all in [0, 1], and `nme`; NaN where nothing counts."""
         means = {name: mean_of_known(value for record in self._records for value in record[name]) for name in ERRORS}
         return {**super().compute(), **means}
+
+    def best_threshold(self) -> Threshold | None:
+        """Returns the score above which keypoints are given as answers: that of the best F1 of those within `CLOSE`.
+
+        None where it is as good to give them all.
+        """
+        answers = [answer for record in self._records for answer in record["answers"]]
+        count = sum(record["num_truths"] for record in self._records)
+        if not answers or (best := best_threshold(*zip(*answers, strict=True), count)) is None:
+            return None
+        of_all = 2 * sum(is_right for _, is_right in answers) / (len(answers) + count)
+        return best if of_all < best.f1 * (1 - TOLERANCE) else None
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns `pck` and `nme` of each keypoint, NaN where it counts in no object."""
@@ -134,20 +156,23 @@ class KeypointMetric(CocoMetric):
 
         `points` (K, 2) are predicted, `truth` (K, 3) has the visibility, `box` (4,) is left, top, width and height.
         """
+        distances, length = self._distances(points, truth)
+        nme_length = np.sqrt(box[2] * box[3]) if self.ends is None else length
+        correct = np.where(np.isnan(distances), np.nan, distances <= self.pck_threshold * length)
+        unknown = [math.nan] * len(truth)
+        return {
+            "pck": correct.tolist() if length > 0 else unknown,
+            "nme": (distances / nme_length).tolist() if nme_length > 0 else unknown,
+        }
+
+    def _distances(self, points: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float]:
+        """Returns how far points (K, 2) are from the truth (K, 3), NaN where not labeled, and the length for PCK."""
         places, labeled = truth[:, :2], truth[:, 2] > 0
         distances = np.where(labeled, np.linalg.norm(points - places, axis=-1), np.nan)
         if self.ends is not None:
-            length = np.linalg.norm(np.subtract(*places[self.ends])) if labeled[self.ends].all() else 0.0
-            pck_length = nme_length = length
-        else:
-            pck_length = np.ptp(places[labeled], axis=0).max() if labeled.any() else 0.0
-            nme_length = np.sqrt(box[2] * box[3])
-        correct = np.where(labeled, distances <= self.pck_threshold * pck_length, np.nan)
-        unknown = [math.nan] * len(places)
-        return {
-            "pck": correct.tolist() if pck_length > 0 else unknown,
-            "nme": (distances / nme_length).tolist() if nme_length > 0 else unknown,
-        }
+            is_known = labeled[self.ends].all()
+            return distances, np.linalg.norm(np.subtract(*places[self.ends])).item() if is_known else 0.0
+        return distances, np.ptp(places[labeled], axis=0).max().item() if labeled.any() else 0.0
 
 
 def default_oks_sigmas(names: Sequence[str]) -> list[float]:

@@ -15,6 +15,7 @@ from ..model.image_targets import IGNORED_LABEL
 from .base import StreamedMetric, as_array, check_labels, check_same_size, mean_of_known
 from .detection import InstanceMetric
 from .segmentation import SemanticSegmentationMetric
+from .thresholds import Threshold
 
 
 PANOPTIC, SEMANTIC, INSTANCE = "panoptic", "semantic", "instance"
@@ -219,6 +220,10 @@ class UniversalMetric(StreamedMetric):
             for name, scores in part.per_class().items():
                 classes[name] |= scores
         return {name: scores for name, scores in classes.items() if scores}
+
+    def best_threshold(self) -> Threshold | None:
+        """Returns the score above which instances are given as answers."""
+        return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
 
     def reset(self) -> None:
         """Removes all images."""

@@ -14,7 +14,8 @@ class ExtractionArguments(UnlabeledImagesArguments):
     """Which features to extract, and from which images."""
 
     model_name_or_path: str = field(
-        default="", metadata={"help": "Saved or published model: a folder, a file or a name on the Hub."}
+        default="",
+        metadata={"aliases": ["--model"], "help": "Saved or published model: a folder, a file or a name on the Hub."},
     )
     output_dir: str = field(default="outputs/features", metadata={"help": "Folder for the parquet files."})
     features: list[str] = field(

@@ -268,8 +268,8 @@ class HfViTConfig(BackboneConfigMixin, HfViTTaskFields):
             # The stock pipeline asks for this class first, and then opens all others as semantic ones.
             self.auto_map["AutoModelForImageSegmentation"] = AUTO_MAP["AutoModelForUniversalSegmentation"]
         self.__dict__.pop("custom_pipelines", None)  # of the class that it was opened as
-        if self.architectures == ["HfViTForKeypointDetection"]:
-            self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
+        for architecture in CUSTOM_PIPELINES.keys() & set(self.architectures or ()):
+            self.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES[architecture])
         copy_code(save_directory)
         super().save_pretrained(save_directory)
         if push_to_hub:  # the library would upload only what it has written itself

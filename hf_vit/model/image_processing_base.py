@@ -61,6 +61,7 @@ class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call
     crop_rounding: str | None
     do_reduce_labels: bool | None
     label_ids_to_fuse: list[int] | tuple[int, ...] | None
+    nms_threshold: float | int | None
     do_affine_crop: bool | None
     box_padding: float | int | None
 
@@ -229,6 +230,8 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
             other numbers, of classes or of the values of `instance_id_to_semantic_id`, are lowered by one.
         label_ids_to_fuse: Classes (sky, road, ...) of which `post_process_panoptic_segmentation` makes one segment an
             image, unless its call says otherwise.
+        nms_threshold: IoU above which `post_process_object_detection` leaves out the less sure of two boxes of a
+            class, unless its call says otherwise; `None` leaves none out.
         do_affine_crop: Whether every box of an object becomes an image of its own, of the height and width `size`, for
             models of keypoints; the whole image where no boxes are given. In place of resizing, cropping and padding.
         box_padding: How many times as large as the box that image is, before its aspect ratio is made that of `size`.

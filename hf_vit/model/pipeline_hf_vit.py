@@ -1,4 +1,4 @@
-"""Pipelines for tasks that transformers has none for."""
+"""The pipeline of keypoints, for which transformers has none, and stock ones that know the threshold of a model."""
 
 from collections.abc import Iterator, Mapping
 from types import GeneratorType
@@ -7,12 +7,64 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from transformers import ImageSegmentationPipeline, ObjectDetectionPipeline, PreTrainedConfig
 from transformers.pipelines.base import ChunkPipeline
 
 from .image_crops import read_object_boxes
+from .task_configurations import TASK_CONFIGS
 
 
 CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
+    """Returns as `threshold` the score that the training of a model has chosen; nothing where none has been.
+
+    Args:
+        config: Of any model.
+        field: The field of `HfViTConfig` that holds the options of its task.
+    """
+    if config.model_type != "hf_vit":
+        return {}
+    threshold = TASK_CONFIGS[field].of(vars(config).get(field)).score_threshold
+    return {} if threshold is None else {"threshold": threshold}
+
+
+class HfViTObjectDetectionPipeline(ObjectDetectionPipeline):
+    """The stock pipeline, whose `threshold` is by default the one that the training of the model has chosen.
+
+    `nms_threshold` takes out boxes that repeat a surer one, see `post_process_object_detection`.
+    """
+
+    def _sanitize_parameters(self, nms_threshold: float | None = None, **kwargs: Any) -> Any:
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        return preprocess, forward, postprocess | ({} if nms_threshold is None else {"nms_threshold": nms_threshold})
+
+    def postprocess(
+        self, model_outputs: Any, nms_threshold: float | None = None, **given: float
+    ) -> list[dict[str, Any]]:
+        """Returns the objects of one image."""
+        options = chosen_threshold(self.model.config, "detection_config") | given
+        if nms_threshold is None:
+            return super().postprocess(model_outputs, **options)
+        (found,) = self.image_processor.post_process_object_detection(
+            model_outputs, target_sizes=model_outputs["target_size"], nms_threshold=nms_threshold, **options
+        )
+        return [
+            {"score": score, "label": self.model.config.id2label[label], "box": self._get_bounding_box(box)}
+            for score, label, box in zip(
+                found["scores"].tolist(), found["labels"].tolist(), found["boxes"], strict=True
+            )
+        ]
+
+
+class HfViTImageSegmentationPipeline(ImageSegmentationPipeline):
+    """The stock pipeline, whose `threshold` is by default the one that the training of the model has chosen."""
+
+    def postprocess(self, model_outputs: Any, subtask: str | None = None, **given: float) -> list[dict[str, Any]]:
+        """Returns the segments of one image."""
+        options = chosen_threshold(self.model.config, "universal_segmentation_config") | given
+        return super().postprocess(model_outputs, subtask=subtask, **options)
 
 
 class HfViTKeypointDetectionPipeline(ChunkPipeline):
@@ -41,8 +93,9 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
             boxes: The boxes of an image's objects, each left, top, right and bottom in pixels or `{"xmin", "ymin",
                 "xmax", "ymax"}` as the pipeline of object detection returns them; of many images a list of these.
                 `None` means the whole image.
-            **kwargs: `threshold`, the score above which a keypoint is returned, by default all are; `flip_test=True`
-                averages over the mirror image, which takes twice as long; `batch_size` and `num_workers`.
+            **kwargs: `threshold`, the score above which a keypoint is returned, by default that which the training of
+                the model has chosen, or else all are; `flip_test=True` averages over the mirror image, which takes
+                twice as long; `batch_size` and `num_workers`.
 
         Returns:
             For each image a list with an entry a box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
@@ -86,15 +139,14 @@ class HfViTKeypointDetectionPipeline(ChunkPipeline):
         heatmaps = predict(model_inputs["pixel_values"]).heatmaps  # (B, K, h', w')
         return {"heatmaps": heatmaps, **{name: model_inputs[name] for name in ("box", "is_object", "is_last")}}
 
-    def postprocess(self, model_outputs: list[dict[str, Any]], threshold: float | None = None) -> list[dict[str, Any]]:
+    def postprocess(self, model_outputs: list[dict[str, Any]], **given: float) -> list[dict[str, Any]]:
         """Returns the objects of one image."""
+        options = chosen_threshold(self.model.config, "keypoint_config") | given
         outputs = [output for output in model_outputs if output["is_object"]]
         if not outputs:
             return []
         heatmaps, boxes = (torch.cat([output[name] for output in outputs]) for name in ("heatmaps", "box"))
-        (objects,) = self.image_processor.post_process_keypoint_detection(
-            {"heatmaps": heatmaps}, [boxes], threshold=threshold
-        )
+        (objects,) = self.image_processor.post_process_keypoint_detection({"heatmaps": heatmaps}, [boxes], **options)
         return [self._describe_object(found) for found in objects]
 
     def _describe_object(self, found: dict[str, Tensor]) -> dict[str, Any]:

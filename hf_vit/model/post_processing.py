@@ -17,6 +17,7 @@ from .configuration_hf_vit import to_pair
 from .image_crops import crop_regions, points_from_crops, read_object_boxes
 from .image_geometry import resized_size
 from .image_targets import NO_SEGMENT, Box, decode_boxes, visible_window
+from .task_detection import box_overlaps
 from .task_keypoints import decode_heatmaps
 
 
@@ -90,6 +91,7 @@ class HfViTPostProcessing:
     """The `post_process_*` methods of the image processors of both backends."""
 
     label_ids_to_fuse: Collection[int] | None = None
+    nms_threshold: float | None = None
     # The options that tell which part of an image a model sees, and where the image is in a padded one
     do_resize: bool | None = True
     size: ClassVar[dict[str, int]]
@@ -282,7 +284,11 @@ class HfViTPostProcessing:
         return results
 
     def post_process_object_detection(
-        self, outputs: Any, threshold: float = 0.5, target_sizes: Sizes = None
+        self,
+        outputs: Any,
+        threshold: float = 0.5,
+        target_sizes: Sizes = None,
+        nms_threshold: float | None = None,
     ) -> list[dict[str, Tensor]]:
         """Returns the objects in every image, the surest first.
 
@@ -292,6 +298,9 @@ class HfViTPostProcessing:
             outputs: Of a model of detection, `probabilities` (B, Q, K) and `pred_boxes` (B, Q, 4).
             threshold: Probability above which a pair is an object.
             target_sizes: Height and width of each image in pixels, as it was before the image processor.
+            nms_threshold: IoU above which, of two boxes of a class, the less sure one is left out (non-maximum
+                suppression); 1 leaves none out. By default that of the processor, of which most have none, as models
+                learn to give each object one box.
 
         Returns:
             For each image `{"scores" (N,) float32, "labels" (N,) int64, "boxes" (N, 4) float32}`. Boxes are left, top,
@@ -300,6 +309,9 @@ class HfViTPostProcessing:
         Raises:
             ValueError: if the outputs are of another model, or sizes do not fit them.
         """
+        nms_threshold = self.nms_threshold if nms_threshold is None else nms_threshold
+        if nms_threshold is not None and not 0 <= nms_threshold <= 1:
+            raise ValueError(f"nms_threshold={nms_threshold} is an IoU and must lie in [0, 1]; 0.7 is usual.")
         outputs = named_outputs(outputs)
         check_fields(outputs, {"probabilities": 3, "pred_boxes": 3}, "HfViTForObjectDetection")
         probabilities, boxes = outputs["probabilities"].float(), outputs["pred_boxes"].float()
@@ -313,7 +325,11 @@ class HfViTPostProcessing:
             whole: Box = (0.0, 0.0, 1.0, 1.0)
             window = whole if size is None else self._window(*size)
             placed = decode_boxes(own_boxes[chosen // classes], (1, 1) if size is None else size, window)  # (N, 4)
-            results.append({"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed})
+            found = {"scores": own_scores[is_object], "labels": chosen % classes, "boxes": placed}
+            if nms_threshold is not None:
+                kept = _surest(placed, found["labels"], nms_threshold)
+                found = {name: values[kept] for name, values in found.items()}
+            results.append(found)
         return results
 
     def post_process_keypoint_detection(
@@ -557,6 +573,17 @@ def _bands(maps: Tensor, size: tuple[int, int]) -> Iterator[Tensor]:
         below = (above + 1).clamp(max=maps.shape[-2] - 1)
         mixed = torch.lerp(maps[:, above].float(), maps[:, below].float(), (band - above)[:, None])  # (C, r, w)
         yield F.interpolate(mixed[None], size=(len(band), width), mode="bilinear")[0]  # (C, r, W)
+
+
+def _surest(boxes: Tensor, labels: Tensor, iou_threshold: float) -> Tensor:
+    """Returns the numbers of the boxes (N, 4), the surest first, that no surer one of their class overlaps."""
+    iou, _ = box_overlaps(boxes[:, None], boxes[None])
+    overlaps = ((iou > iou_threshold) & (labels[:, None] == labels)).cpu()  # (N, N)
+    kept: list[int] = []
+    for number in range(len(boxes)):
+        if not overlaps[number, kept].any():
+            kept.append(number)
+    return torch.tensor(kept, dtype=torch.int64, device=boxes.device)
 
 
 def _boxes_of(object_boxes: Any, target_sizes: Sizes, count: int) -> list[Tensor]:

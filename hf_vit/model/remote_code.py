@@ -22,13 +22,29 @@ AUTO_MAP = {
     "AutoModelForObjectDetection": "task_detection.HfViTForObjectDetection",
     "AutoModelForZeroShotImageClassification": "task_contrastive.HfViTForZeroShotImageClassification",
 }
-# The pipelines of our own that a saved model of keypoints opens in.
-CUSTOM_PIPELINES: dict[str, dict[str, Any]] = {
-    "keypoint-detection": {
-        "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
-        "pt": ["AutoModelForKeypointDetection"],
-        "type": "image",
-    }
+# The pipelines of our own that a saved model opens in, by its class; those of the library know their threshold alone
+CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
+    "HfViTForKeypointDetection": {
+        "keypoint-detection": {
+            "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
+            "pt": ["AutoModelForKeypointDetection"],
+            "type": "image",
+        }
+    },
+    "HfViTForObjectDetection": {
+        "object-detection": {
+            "impl": "pipeline_hf_vit.HfViTObjectDetectionPipeline",
+            "pt": ["AutoModelForObjectDetection"],
+            "type": "image",
+        }
+    },
+    "HfViTForUniversalSegmentation": {
+        "image-segmentation": {
+            "impl": "pipeline_hf_vit.HfViTImageSegmentationPipeline",
+            "pt": ["AutoModelForUniversalSegmentation"],
+            "type": "image",
+        }
+    },
 }
 
 
@@ -63,7 +79,11 @@ def _travel_together() -> tuple[Any, ...]:
     from .image_processing_hf_vit import HfViTImageProcessor
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
     from .modeling_hf_vit import HfViTModel
-    from .pipeline_hf_vit import HfViTKeypointDetectionPipeline
+    from .pipeline_hf_vit import (
+        HfViTImageSegmentationPipeline,
+        HfViTKeypointDetectionPipeline,
+        HfViTObjectDetectionPipeline,
+    )
     from .processing_hf_vit import HfViTProcessor
     from .task_classification import HfViTForImageClassification
     from .task_contrastive import HfViTForZeroShotImageClassification
@@ -86,4 +106,5 @@ def _travel_together() -> tuple[Any, ...]:
         HfViTForMaskedImageModeling,
         HfViTForZeroShotImageClassification,
     )
-    return *models, HfViTKeypointDetectionPipeline, *processors
+    pipelines = (HfViTKeypointDetectionPipeline, HfViTObjectDetectionPipeline, HfViTImageSegmentationPipeline)
+    return *models, *pipelines, *processors

@@ -95,6 +95,12 @@ def check_weights(values: dict[str, Any]) -> None:
         raise ValueError(f"{', '.join(values)} are all 0, which leaves no loss. One at least must be positive.")
 
 
+def check_threshold(threshold: float | None) -> None:
+    """Raises `ValueError` if a threshold of scores is given and none of probabilities."""
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f"score_threshold={threshold} must lie in [0, 1]; None leaves it to the caller.")
+
+
 def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:
     """Raises `ValueError` if options `names` have no effect for what is chosen and differ from their defaults."""
     # `choice` is the option that makes them so, such as "decoder", `other` its value for which they have an effect.
@@ -140,6 +146,8 @@ class HfViTDetectionConfig(HfViTTaskConfig):
             "cross_entropy" for "queries" and "iou_aware" for "deformable".
         bbox_weight: Weight of the L1 distance of boxes in matching and loss; that of the classes in the loss is 1.
         giou_weight: Weight of their generalized IoU (https://arxiv.org/abs/1902.09630) in matching and loss.
+        score_threshold: Score above which the pipeline of the saved model gives an object, unless it is told another,
+            as a training has chosen it; `None` means 0.5, that of the stock pipeline.
     """
 
     decoder: Literal["queries", "deformable"] = "deformable"
@@ -157,6 +165,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
     class_loss: Literal["cross_entropy", "focal", "iou_aware"] | None = None
     bbox_weight: float | int = 5.0
     giou_weight: float | int = 2.0
+    score_threshold: float | int | None = None
 
     @classmethod
     def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -170,6 +179,7 @@ class HfViTDetectionConfig(HfViTTaskConfig):
         counts = ("num_queries", "hidden_size", "num_attention_heads", "num_points", "num_groups")
         check_positive({name: vars(self)[name] for name in counts})
         check_weights({name: vars(self)[name] for name in ("bbox_weight", "giou_weight")})
+        check_threshold(self.score_threshold)
         least = 1 if self.decoder == "deformable" else 0
         if self.num_layers is not None and self.num_layers < least:
             raise ValueError(f"num_layers={self.num_layers} must be {least} at least for decoder={self.decoder!r}.")
@@ -208,6 +218,8 @@ class HfViTKeypointConfig(HfViTTaskConfig):
         skeleton: Pairs of keypoints that a line joins in pictures.
         oks_sigmas: How exactly each keypoint can be placed, relative to the size of the object, for OKS; 0.05 each by
             default, those of COCO's 17 keypoints where their names are these.
+        score_threshold: Score above which the pipeline gives a keypoint, unless it is told another, as a training has
+            chosen it; `None` means all.
     """
 
     head: Literal["classic", "simple"] = "classic"
@@ -219,6 +231,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
     flip_pairs: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
     skeleton: list[list[int]] | list[tuple[int, int]] | tuple[tuple[int, int], ...] = ()
     oks_sigmas: list[float | int] | tuple[float | int, ...] | None = None
+    score_threshold: float | int | None = None
 
     def _check(self) -> None:
         check_positive({name: vars(self)[name] for name in ("hidden_size", "scale_factor", "sigma")})
@@ -233,6 +246,7 @@ class HfViTKeypointConfig(HfViTTaskConfig):
             raise ValueError(f"keypoint_weights={list(self.keypoint_weights)} must not be negative; 0 ignores one.")
         if self.oks_sigmas is not None:
             check_positive({"oks_sigmas": self.oks_sigmas})
+        check_threshold(self.score_threshold)
 
 
 @strict
@@ -455,6 +469,8 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
         train_num_points: Number of points that stand for the pixels of a mask.
         oversample_ratio: How many times as many points the uncertain ones are chosen from.
         importance_sample_ratio: Share of the points that are uncertain ones; the rest is anywhere.
+        score_threshold: Score above which the pipeline of the saved model and evaluations give a segment, unless told
+            another, as a training has chosen it; `None` means 0.9 in the pipeline, as in the stock one, else 0.5.
     """
 
     num_queries: int = 200
@@ -467,6 +483,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
     train_num_points: int = 12544
     oversample_ratio: float | int = 3.0
     importance_sample_ratio: float | int = 0.75
+    score_threshold: float | int | None = None
 
     def _check(self) -> None:
         counts = ("num_queries", "num_blocks", "train_num_points", "no_object_weight")
@@ -479,6 +496,7 @@ class HfViTUniversalSegmentationConfig(HfViTTaskConfig):
                 f"{self.importance_sample_ratio} must lie in [0, 1]."
             )
         check_weights({name: vars(self)[name] for name in ("class_weight", "mask_weight", "dice_weight")})
+        check_threshold(self.score_threshold)
 
 
 @strict

@@ -35,8 +35,9 @@ class ModelArguments:
     model_name_or_path: str | None = field(
         default=None,
         metadata={
+            "aliases": ["--model"],
             "help": "Model to start from, saved by this package or published for another library: a folder, a name on "
-            "the Hub, or a file of published weights."
+            "the Hub, or a file of published weights.",
         },
     )
     preset: str | None = field(
@@ -326,6 +327,10 @@ class HfViTTrainingArguments(
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={"help": 'Resume a training: "last" for the newest checkpoint in output_dir, or its folder.'},
+    )
+    dry_run: bool = field(
+        default=False,
+        metadata={"help": "Check data, model and options, say what would be done, and write nothing."},
     )
     # Early stopping counts on where it stood, and the wall time adds up.
     restore_callback_states_from_checkpoint: bool = field(

@@ -1,6 +1,8 @@
 """The Trainer of tasks with an `Evaluator`, whose evaluations keep no outputs of the model."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,15 @@ from ..data import (
     TargetDataset,
 )
 from ..evaluation.evaluator import BaseEvaluator
+from ..evaluation.thresholds import Threshold
+from ..model.task_configurations import TASK_CONFIGS
+from .callbacks.ema import AVERAGE_FOLDER
 from .lora import unwrap_peft
 from .trainer import HfViTTrainer
 
 
 MAX_PICTURED = 6
+CHOOSING = "choosing"  # how the names of scores begin that choose a threshold and are written nowhere
 TargetCollator = DensePredictionCollator | ObjectDetectionCollator | KeypointDetectionCollator
 
 
@@ -33,6 +39,8 @@ class EvaluatorTrainer(HfViTTrainer):
 
     Every process makes a small record of each image it has predicted, and the records of all are brought together
     batch by batch. So the scores depend on neither processes nor batches, and memory does not grow with the images.
+
+    Where scores decide which predictions are answers, validation images choose the threshold, see `choose_threshold`.
 
     The collator must have `keeps_targets`, and the data be a `TargetDataset`, for training in an `AugmentedDataset`.
 
@@ -56,6 +64,10 @@ class EvaluatorTrainer(HfViTTrainer):
             )
         self.evaluator = evaluator
         self._losses: list[tuple[float | tuple[float, ...], float | tuple[float, ...]]] = []
+        # Those of the last evaluation of a training and the chosen ones, of the averaged weights (True) and the model
+        self._found: dict[bool, Threshold | None] = {}
+        self.thresholds: dict[bool, Threshold | None] = {}
+        self._found_at_step = -1
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -77,12 +89,57 @@ class EvaluatorTrainer(HfViTTrainer):
 
     def score_weights(self, *args: Any, metric_key_prefix: str, **kwargs: Any) -> EvalLoopOutput:
         """Scores all images: the scores of the metric, and `loss`, sums over images by the sums of their weights."""
+        is_average = metric_key_prefix.endswith(f"_{AVERAGE_FOLDER}")
         self.evaluator.metric.reset()
         self._losses = []
-        output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        with self.options_of_average() if is_average else nullcontext():
+            output = super().score_weights(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         scores = {"loss": self.mean_loss(), **self.evaluator.metric.compute()}
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in scores.items()})
+        if self.is_in_train or metric_key_prefix.startswith(CHOOSING):  # on validation images, and no others
+            self._found[is_average] = found = self.evaluator.metric.best_threshold()
+            self._found_at_step = self.state.global_step
+            self.evaluator.threshold = None if found is None else found.value
         return output
+
+    def choose_threshold(self) -> None:
+        """Chooses by the validation images above which score the trained model gives its predictions as answers.
+
+        It is that of the best F1, see `StreamedMetric.best_threshold`, and becomes the `score_threshold` of the model.
+        Averaged weights have one of their own. Without validation images there is none.
+        """
+        best = self.state.best_global_step if self.args.load_best_model_at_end else None
+        if self.eval_dataset is None:
+            self._found = {}
+        elif self._found_at_step != (self.state.global_step if best is None else best):
+            self.predict(self.eval_dataset, metric_key_prefix=CHOOSING)
+        self.thresholds = {False: None, **self._found}
+        self.evaluator.threshold = self._set_threshold(self.thresholds[False])
+
+    def _set_threshold(self, threshold: Threshold | None) -> float | None:
+        """Gives the model and its image processor a threshold, or none, and returns its score."""
+        self.evaluator.processor.nms_threshold = None if threshold is None else threshold.nms
+        model, score = self.plain_model, None if threshold is None else threshold.value
+        field = next(name for name, task in TASK_CONFIGS.items() if isinstance(model.options, task))
+        model.options.score_threshold = score
+        setattr(model.config, field, model.options)
+        return score
+
+    @contextmanager
+    def options_of_average(self) -> Iterator[None]:
+        """Gives the model the threshold of its averaged weights, if one is chosen, as long as this lasts."""
+        if True not in self.thresholds:
+            yield
+            return
+        self._set_threshold(self.thresholds[True])
+        try:
+            yield
+        finally:
+            self._set_threshold(self.thresholds[False])
+
+    def _save_average(self, *args: Any) -> None:
+        with self.options_of_average():
+            super()._save_average(*args)
 
     def mean_loss(self) -> float:
         """Returns the loss of all images that have been evaluated."""

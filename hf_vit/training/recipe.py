@@ -6,17 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from transformers import HfArgumentParser
 from transformers.utils import logging
 
+from ..flags.named_recipes import find_recipe
+from ..flags.parser import ANSWERS, REFUSED, OneLineParser, Parser, unknown_option
 from .ranges import check_ranges
 from .saving.output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
 
 
 logger = logging.get_logger(__name__)
+# The words of a command line; the first of them may be the file of a recipe, or its content
+Arguments = Sequence[str | Mapping[str, Any]]
 SUFFIXES = {".yaml", ".yml", ".json"}
 # What may change when a training is resumed: where it runs, on how many processes, and what it reports. The images and
 # the batch on all processes are compared themselves.
@@ -25,7 +28,7 @@ FREE = {
     *("minutes", "choose_defaults", "holds_out"),  # what comes of them stands beside them
     *("use_cpu", "local_rank", "disable_tqdm", "report_to", "run_name", "project"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("resume_from_checkpoint", "resume_with_changes", "do_train", "do_eval", "do_predict", "debug"),
+    *("resume_from_checkpoint", "resume_with_changes", "dry_run", "do_train", "do_eval", "do_predict", "debug"),
 }
 FREE_PREFIXES = (
     *("dataloader_num", "dataloader_p", "ddp_", "eval_", "hub_", "log", "push_to_hub", "save_", "trackio_", "tpu_"),
@@ -55,38 +58,51 @@ def read_recipe(file: Path) -> dict[str, Any]:
     return content
 
 
-def split_recipe(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the recipe that a command line starts with, empty if there is none, and what follows it."""
-    if arguments and Path(arguments[0]).suffix in SUFFIXES:
-        recipe = read_recipe(Path(arguments[0]))
-        return {str(name).replace("-", "_"): value for name, value in recipe.items()}, list(arguments[1:])
-    return {}, list(arguments)
+def split_recipe(arguments: Arguments) -> tuple[dict[str, Any], list[str]]:
+    """Returns the recipe that a command line starts with, empty if there is none, and what follows it.
+
+    A recipe is a mapping, a file, or, with `--recipe`, a file or the name of one that the package brings. What follows
+    it takes the place of what is in it, and a mapping of what is in the recipe that it names.
+    """
+    first = arguments[0] if arguments else ""
+    is_recipe = isinstance(first, Mapping) or Path(first).suffix in SUFFIXES
+    parser = OneLineParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--recipe")
+    given, rest = argparse.ArgumentParser.parse_known_args(parser, [str(word) for word in arguments[is_recipe:]])
+    recipe = dict(first) if isinstance(first, Mapping) else read_recipe(Path(first)) if is_recipe else {}
+    name = given.recipe or recipe.pop("recipe", None)
+    if name is not None:
+        recipe = {**read_recipe(find_recipe(str(name))), **recipe}
+    return {str(option).replace("-", "_"): value for option, value in recipe.items()}, rest
+
+
+def has_recipe(arguments: Arguments) -> bool:
+    """Returns whether a command line starts with the file of a recipe, or names one."""
+    first, *rest = arguments or [""]
+    if isinstance(first, Mapping):
+        return "recipe" in first
+    is_named = any(str(word).partition("=")[0] == "--recipe" for word in [first, *rest])
+    return is_named or Path(first).suffix in SUFFIXES
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Shows defaults, and the description as it is written."""
 
 
-class Parser(HfArgumentParser):
-    """Refuses a command line by an error of one line, not by the names of all its arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises `ValueError`."""
-        raise ValueError(f"{message}. --help lists all arguments.")
-
-
-def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: str | None = None) -> HfArgumentParser:
+def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: str | None = None) -> Parser:
     """Returns a parser whose defaults are those of dataclasses and, before them, the values of a recipe.
 
     Null in a recipe stands for the default of the dataclass. A name that is no argument, or a value that is none of
     those to choose from, is a `ValueError`.
     """
-    parser = Parser(types, description=description, formatter_class=HelpFormatter, allow_abbrev=False)
+    parser = Parser(types, description)
     # The parser has resolved their types.
     kinds = {option.name: option.type for arguments in types for option in fields(arguments) if option.init}
     for name, value in recipe.items():
+        if name in REFUSED:
+            raise ValueError(ANSWERS[name])
         if name not in kinds:
-            raise ValueError(f"The recipe has --{name}, which is no argument here. Correct its name, or leave it out.")
+            raise ValueError(unknown_option(name, kinds, prefix=""))
         if value is not None:
             parser.set_defaults(**{name: as_default(name, value, kinds[name])})
     return parser
@@ -100,20 +116,22 @@ def as_default(name: str, value: Any, kind: Any) -> Any:
             return [item_type(item) for item in (value if isinstance(value, list) else [value])]
         except ValueError as error:
             raise ValueError(f"{name}={value!r} of the recipe does not fit: {error}") from error
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = (
+        value if isinstance(value, str) else str(value) if isinstance(value, Path) else json.dumps(value, default=str)
+    )
     if get_origin(kind) is Literal and text not in map(str, get_args(kind)):
         raise ValueError(f"{name}={value!r} of the recipe is unknown. Choose {', '.join(map(str, get_args(kind)))}.")
     return text
 
 
 def parse_arguments(
-    types: Sequence[type], arguments: Sequence[str], description: str | None = None, **defaults: Any
+    types: Sequence[type], arguments: Arguments, description: str | None = None, **defaults: Any
 ) -> tuple[Any, ...]:
-    """Parses a command line; if it starts with a YAML or JSON file, what follows overrides what the file holds.
+    """Parses a command line; what follows the recipe that it may start with overrides what that holds.
 
     Args:
         types: Dataclasses with the arguments.
-        arguments: The command line without the program's name.
+        arguments: The command line without the program's name, see `split_recipe`.
         description: Beginning of `--help`.
         **defaults: Other defaults than those of the dataclasses.
 
@@ -125,13 +143,15 @@ def parse_arguments(
         ValueError: if the file is no mapping or has an unknown name, or an argument's own check fails.
     """
     recipe, rest = split_recipe(arguments)
-    parsed = make_parser(types, {**defaults, **recipe}, description).parse_args_into_dataclasses(rest)
+    parsed = make_parser(types, {**defaults, **recipe}, description).parse_args_into_dataclasses(
+        rest, look_for_args_file=False
+    )
     for options in parsed:
         check_ranges(options)
     return tuple(parsed)
 
 
-def given_arguments(types: Sequence[type], arguments: Sequence[str]) -> dict[str, Any]:
+def given_arguments(types: Sequence[type], arguments: Arguments) -> dict[str, Any]:
     """Returns the arguments that a command line gives, with its recipe, by name; access tokens are left out.
 
     Args:
@@ -152,7 +172,7 @@ def given_arguments(types: Sequence[type], arguments: Sequence[str]) -> dict[str
 
 def is_private(name: str) -> bool:
     """Whether an argument is no part of a recipe: an access token, or the request to resume."""
-    return name.endswith("token") or name in ("resume_from_checkpoint", "resume_with_changes")
+    return name.endswith("token") or name in ("resume_from_checkpoint", "resume_with_changes", "dry_run")
 
 
 def as_mapping(value: Any) -> Any:
@@ -163,6 +183,20 @@ def as_mapping(value: Any) -> Any:
         return json.loads(value)
     except json.JSONDecodeError:
         return value
+
+
+def as_words(arguments: Arguments) -> list[str]:
+    """Returns a command line as words, also where it starts with a mapping."""
+    words: list[str] = []
+    for part in arguments:
+        if not isinstance(part, Mapping):
+            words.append(part)
+            continue
+        for name, value in part.items():
+            values = value if isinstance(value, list) else [value]
+            texts = [str(item) if isinstance(item, str | Path) else json.dumps(item, default=str) for item in values]
+            words += [f"--{name}", *texts] if value is not None else []
+    return words
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:

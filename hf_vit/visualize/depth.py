@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..evaluation.base import as_array
 from .colors import BAR_COLUMN, draw_bar, in_colors, span_of
-from .figures import MAX_ROWS, Picture, PictureFile, as_picture, check_size, picture_rows, save, show
+from .figures import Picture, PictureFile, check_size, first_rows, picture_rows, save, show
 
 
 DEPTH_COLORS, INVERSE_DEPTH_COLORS = "viridis_r", "viridis"  # what is near is bright
@@ -54,9 +54,10 @@ def draw_depth(
     Raises:
         ValueError: if there is no image, or sizes differ.
     """
-    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
-    predicted = [as_array(prediction, np.float64) for prediction in predictions[:MAX_ROWS]]
-    truths = [None] * len(pictures) if targets is None else [as_array(t, np.float64) for t in targets[:MAX_ROWS]]
+    pictures = first_rows(images)
+    count = len(pictures)
+    predicted = [as_array(prediction, np.float64) for prediction in predictions[:count]]
+    truths = [None] * count if targets is None else [as_array(target, np.float64) for target in targets[:count]]
     titles = ["image", *([] if targets is None else ["truth"]), "prediction", ""]
     if targets is not None and not relative:
         titles += ["error", ""]

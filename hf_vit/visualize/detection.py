@@ -15,8 +15,10 @@ from .figures import (
     Picture,
     PictureFile,
     draw_comparison,
-    font_for,
+    first_rows,
+    fit_line,
     large_enough,
+    letter_size,
     line_width,
     readable_on,
     show,
@@ -117,14 +119,16 @@ def draw_detections(
     def draw(panel: "Axes", picture: np.ndarray, objects: Objects) -> None:
         show(panel, np.asarray(draw_boxes(picture, objects.boxes, objects.class_labels, names, objects.scores)))
 
-    results = truth_and_prediction(targets, predictions, seen)
+    pictures = first_rows(images)
+    results = truth_and_prediction(targets, predictions, seen, len(pictures))
     found = {label for column in results.values() for objects in column for label in objects.class_labels.tolist()}
-    draw_comparison(images, results, draw, Legend(found, names, segmentation_palette(len(names))), file)
+    draw_comparison(pictures, results, draw, Legend(found, names, segmentation_palette(len(names))), file)
 
 
 def _write_label(picture: Image.Image, box: np.ndarray, text: str, color: np.ndarray, taken: list[Rectangle]) -> None:
     """Writes above, into or below a box (4,), where there is room, and notes the place that it takes."""
-    draw, font, pad = ImageDraw.Draw(picture), font_for(picture), line_width(picture)
+    draw, pad = ImageDraw.Draw(picture), line_width(picture)
+    text, font = fit_line(text, picture.width - 2 * pad, letter_size(picture))
     left, top, right, bottom = draw.textbbox((0, 0), text, font)
     width, height = right - left + 2 * pad, bottom - top + 2 * pad
     if (box[2:] - box[:2]).min() < height:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..evaluation.base import as_array
 from ..model.pretrained import HfViTPreTrainedModel
 from .colors import IGNORED
-from .figures import MAX_ROWS, Picture, PictureFile, as_picture, large_enough, picture_rows, save, show
+from .figures import Picture, PictureFile, first_rows, large_enough, picture_rows, save, show
 from .patches import Patch, check_eval_mode, grids_of, number_of
 
 
@@ -144,7 +144,7 @@ def draw_feature_colors(images: Sequence[Picture], colors: Sequence[ArrayLike | 
     Raises:
         ValueError: if there is no image.
     """
-    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
+    pictures = first_rows(images)
     figure, panels = picture_rows(pictures, ["image", "patches"], [1.0, 1.0])
     for row, image, own in zip(panels, images, colors, strict=False):
         picture, _ = large_enough(image)

@@ -19,18 +19,22 @@ if TYPE_CHECKING:
 Picture = Image.Image | np.ndarray | torch.Tensor
 PictureFile = str | os.PathLike[str] | IO[bytes]
 T = TypeVar("T")
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-MAX_ROWS = 8  # images in one figure; more would be too small or too long
+MAX_SIDE = 1600  # pixels: larger pictures fit no screen
+MAX_ROWS = 8  # images in one figure, fewer of high ones; more would be too small or too long
 COLUMN_WIDTH = 3.0  # inches
 MAX_ASPECT = 1.4  # height of a row to its width, for portraits
 LEGEND_LINE, LEGEND_PATCH, LEGEND_LETTER = 0.22, 0.5, 0.075  # inches
-RESOLUTION = 150  # pixels per inch
+RESOLUTION = 120  # pixels per inch
+MAX_HEIGHT = 12.5  # inches of all rows of a figure, beside a title and a legend
 MIN_SIDE = 480  # pixels: the longer side of a smaller image has no room for letters
 LETTER_SHARE, LINE_SHARE = 1 / 30, 1 / 220  # of the longer side, so that they can be read however it is shown
 BRIGHT = 140  # gray level from which black can be read better than white
 GRAY = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue are
 TILE_SIZE, TILE_TEXT_HEIGHT = 128, 40  # pixels
 TEXT_HEIGHT, TEXT_SIZE = 20, 13  # pixels
+LEAST_SIZE = 7  # pixels of letters that can be read
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -43,8 +47,8 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save(figure: "Figure", file: PictureFile) -> None:
-    """Writes a figure; the suffix of the file is the format, in memory PNG."""
-    figure.savefig(file, dpi=RESOLUTION)
+    """Writes a figure, no larger than a screen; the suffix of the file is the format, in memory PNG."""
+    figure.savefig(file, dpi=min(RESOLUTION, MAX_SIDE / max(figure.get_size_inches())))
 
 
 def as_picture(image: Picture) -> np.ndarray:
@@ -70,6 +74,18 @@ def check_size(picture: np.ndarray, values: np.ndarray, name: str) -> None:
         )
 
 
+def row_height(picture: np.ndarray) -> float:
+    """Returns the height in inches of the row of a picture (H, W, 3)."""
+    return COLUMN_WIDTH * min(picture.shape[0] / picture.shape[1], MAX_ASPECT)
+
+
+def first_rows(images: Sequence[Picture]) -> list[np.ndarray]:
+    """Returns as many of the first images as a figure has room for, as pictures (H, W, 3)."""
+    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
+    fitting = np.cumsum([row_height(picture) for picture in pictures]) <= MAX_HEIGHT
+    return pictures[: max(1, int(fitting.sum()))]
+
+
 def picture_rows(
     pictures: Sequence[np.ndarray], titles: Sequence[str], widths: Sequence[float], legend_lines: int = 0
 ) -> tuple["Figure", np.ndarray]:
@@ -79,11 +95,11 @@ def picture_rows(
     """
     if not pictures:
         raise ValueError("There is no image to draw.")
-    aspects = [min(picture.shape[0] / picture.shape[1], MAX_ASPECT) for picture in pictures]
-    width, height = COLUMN_WIDTH * sum(widths), COLUMN_WIDTH * sum(aspects) + 0.3 + LEGEND_LINE * legend_lines
+    heights = [row_height(picture) for picture in pictures]
+    width, height = COLUMN_WIDTH * sum(widths), sum(heights) + 0.3 + LEGEND_LINE * legend_lines
     figure = new_figure(width, height)
     figure.set_layout_engine("constrained", w_pad=0.02, h_pad=0.02, wspace=0.01, hspace=0.01)
-    panels = figure.subplots(len(pictures), len(titles), squeeze=False, width_ratios=widths, height_ratios=aspects)
+    panels = figure.subplots(len(pictures), len(titles), squeeze=False, width_ratios=widths, height_ratios=heights)
     for panel, title in zip(panels[0], titles, strict=True):
         panel.set_title(title, fontsize=10, parse_math=False)  # a class may be called "$5_$", which is no formula
     return figure, panels
@@ -97,30 +113,29 @@ def show(panel: "Axes", picture: np.ndarray) -> None:
 
 
 def truth_and_prediction(
-    targets: Sequence[Any] | None, predictions: Sequence[Any], prepare: Callable[[Any], T]
+    targets: Sequence[Any] | None, predictions: Sequence[Any], prepare: Callable[[Any], T], count: int
 ) -> dict[str, list[T]]:
-    """Returns the columns beside the first `MAX_ROWS` images, by their titles."""
+    """Returns the columns beside the first `count` images, by their titles."""
     columns = {"truth": targets, "prediction": predictions}
     return {
-        title: [prepare(value) for value in found[:MAX_ROWS]] for title, found in columns.items() if found is not None
+        title: [prepare(value) for value in found[:count]] for title, found in columns.items() if found is not None
     }
 
 
 def draw_comparison(
-    images: Sequence[Picture],
+    pictures: Sequence[np.ndarray],
     columns: Mapping[str, Sequence[T]],
     draw: Callable[["Axes", np.ndarray, T], None],
     legend: "Legend",
     file: PictureFile,
 ) -> None:
-    """Draws a row for each of the first `MAX_ROWS` images: the image, then a panel for its value in each column.
+    """Draws a row for each picture (H, W, 3): itself, then a panel for its value in each column.
 
     `draw` fills a panel, given the panel, the image (H, W, 3) and the value. Raises `ValueError` if there is no image.
     """
-    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
     widths = [1.0] * (1 + len(columns))
     figure, panels = picture_rows(pictures, ["image", *columns], widths, legend.lines(COLUMN_WIDTH * len(widths)))
-    for row, picture, *values in zip(panels, pictures, *columns.values(), strict=True):
+    for row, picture, *values in zip(panels, pictures, *columns.values(), strict=False):
         show(row[0], picture)
         for panel, value in zip(row[1:], values, strict=True):
             draw(panel, picture, value)
@@ -170,9 +185,9 @@ def line_width(picture: Image.Image) -> int:
     return round(LINE_SHARE * max(picture.size))
 
 
-def font_for(picture: Image.Image) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Returns PIL's own font, in a size that can be read in the picture."""
-    return ImageFont.load_default(LETTER_SHARE * max(picture.size))
+def letter_size(picture: Image.Image) -> float:
+    """Returns the size of letters in pixels that can be read in the picture."""
+    return LETTER_SHARE * max(picture.size)
 
 
 def readable_on(color: np.ndarray) -> str:
@@ -194,9 +209,41 @@ def draw_label_tile(image: Image.Image, label: str, caption: str) -> Image.Image
     tile = Image.new("RGB", (TILE_SIZE, TILE_SIZE + TILE_TEXT_HEIGHT), "white")
     tile.paste(ImageOps.pad(image, (TILE_SIZE, TILE_SIZE), method, "white"))
     pen = ImageDraw.Draw(tile)
-    pen.text((0, TILE_SIZE + 3), label, "black", ImageFont.load_default(14))
-    pen.text((0, TILE_SIZE + 21), caption[-24:], "gray", ImageFont.load_default(10))
+    for line, top, color, size in ((label, 3, "black", 14), (caption, 21, "gray", 10)):
+        line, font = fit_line(line, TILE_SIZE, size)
+        pen.text((0, TILE_SIZE + top), line, color, font)
     return tile
+
+
+def fit_line(line: str, width: float, size: float) -> tuple[str, Font]:
+    """Returns a line, and PIL's own font of a size or smaller, so that it is no wider than `width` pixels.
+
+    Where letters would be too small to read, the middle of the line is left out.
+    """
+    length = ImageFont.load_default(size).getlength(line)
+    font = ImageFont.load_default(max(LEAST_SIZE, size * min(1.0, width / max(length, 1.0))))
+    while len(line) > 1 and font.getlength(line) > width:
+        middle = len(line) // 2
+        line = f"{line[: middle - 1]}…{line[middle + 1 :]}" if len(line) > 2 else "…"
+    return line, font
+
+
+def arrange_pages(tiles: Sequence[Image.Image], margin: int = 8) -> list[Image.Image]:
+    """Returns pictures of any sizes as `arrange_tiles` does, on as many pages as it takes for each to fit a screen."""
+    room = MAX_SIDE - margin
+    for tile in tiles:
+        tile.thumbnail((room - margin, room - margin))
+    columns = min(max(5, math.isqrt(len(tiles))), room // (max(tile.width for tile in tiles) + margin), len(tiles))
+    pages: list[list[Image.Image]] = [[]]
+    height = 0
+    for start in range(0, len(tiles), columns):
+        row = tiles[start : start + columns]
+        height += max(tile.height for tile in row) + margin
+        if height > room and pages[-1]:
+            pages.append([])
+            height = max(tile.height for tile in row) + margin
+        pages[-1] += row
+    return [arrange_tiles(page, columns, margin) for page in pages]
 
 
 def arrange_tiles(tiles: Sequence[Image.Image], columns: int, margin: int = 8) -> Image.Image:

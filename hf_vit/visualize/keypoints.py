@@ -17,6 +17,7 @@ from .figures import (
     PictureFile,
     as_picture,
     draw_comparison,
+    first_rows,
     large_enough,
     line_width,
     show,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-HIDDEN = 1  # visibility of a keypoint that is labeled and not seen; 0 is not labeled
+HIDDEN, VISIBLE = 1, 2  # visibility of a keypoint that is labeled; 0 is not labeled
 SMOOTH = 2  # times finer than the picture is what is drawn
 FAINTEST = 0.4  # opacity of a keypoint of score 0
 MANY = 30  # keypoints, which are drawn smaller
@@ -85,8 +86,11 @@ def draw_poses(
     targets: Sequence[Mapping[str, Any]] | None,
     skeleton: Iterable[Sequence[int]],
     file: PictureFile,
+    threshold: float | None = None,
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` objects: the part of its image, its true and predicted keypoints.
+
+    Predicted keypoints that the truth says are not there have no part in the picture, as in the scores.
 
     Args:
         images: N images of any sizes, see `draw_keypoints`; one for each object.
@@ -95,12 +99,17 @@ def draw_poses(
             right and bottom; None where the truth is not known.
         skeleton: Pairs of keypoints (numbers) that a line joins.
         file: Where to save the picture; the suffix is the format.
+        threshold: Score above which a predicted keypoint is drawn; None draws all.
 
     Raises:
         ValueError: if there is no image.
     """
     pictures = [as_picture(image) for image in images[:MAX_ROWS]]
-    poses = truth_and_prediction(targets, predictions, _pose)
+    poses = truth_and_prediction(targets, predictions, _pose, len(pictures))
+    poses["prediction"] = [
+        _seen(pose, truth, threshold)
+        for pose, truth in zip(poses["prediction"], poses.get("truth", [None] * len(pictures)), strict=True)
+    ]
     boxes = [as_array(result["box"], np.float64) for result in (predictions if targets is None else targets)]
     regions = [_region(picture, *parts) for picture, *parts in zip(pictures, boxes, *poses.values(), strict=False)]
     joined = list(skeleton)
@@ -117,7 +126,7 @@ def draw_poses(
         ]
         for title, column in poses.items()
     }
-    draw_comparison(crops, columns, draw, Legend([], [], segmentation_palette(0)), file)
+    draw_comparison(first_rows(crops), columns, draw, Legend([], [], segmentation_palette(0)), file)
 
 
 def _draw_pose(
@@ -154,6 +163,16 @@ def _pose(result: Mapping[str, Any]) -> Pose:
     if "scores" in result:
         return Pose(keypoints, None, as_array(result["scores"], np.float64))
     return Pose(keypoints[:, :2], keypoints[:, 2], None)
+
+
+def _seen(pose: Pose, truth: Pose | None, threshold: float | None) -> Pose:
+    """Returns a predicted pose with the visibility of its keypoints: whether they are sure and somewhere in truth."""
+    seen = np.ones(len(pose.keypoints), dtype=bool)
+    if threshold is not None and pose.scores is not None:
+        seen &= pose.scores > threshold
+    if truth is not None and truth.visibility is not None:
+        seen &= truth.visibility > 0
+    return pose._replace(visibility=np.where(seen, VISIBLE, 0))
 
 
 def _region(picture: np.ndarray, box: np.ndarray, *poses: Pose) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .colors import IGNORED
-from .figures import MAX_ROWS, Picture, PictureFile, as_picture, picture_rows, save, show
+from .figures import MAX_ROWS, Picture, PictureFile, as_picture, first_rows, picture_rows, save, show
 
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def draw_captions(
     Raises:
         ValueError: if there is no image.
     """
-    pictures = [as_picture(image) for image in images[:MAX_ROWS]]
+    pictures = first_rows(images)
     titles = ["image", "its captions", "captions that are found for it"]
     figure, panels = picture_rows(pictures, titles, [1.0, TEXT_WIDTH, TEXT_WIDTH])
-    for row, picture, own, other in zip(panels, pictures, captions[:MAX_ROWS], found[:MAX_ROWS], strict=True):
+    for row, picture, own, other in zip(panels, pictures, captions, found, strict=False):
         show(row[0], picture)
         _write(row[1], own, ["black"] * len(own))
         _write(row[2], other, [RIGHT if caption in own else WRONG for caption in other])
@@ -92,8 +92,8 @@ def draw_reconstructions(
         hidden = np.where(masked[..., None], np.array(IGNORED, dtype=np.uint8), image)
         rows.append((image, hidden, np.where(masked[..., None], filled, image)))
     titles = ["image", "what the model sees", "reconstruction"]
-    figure, panels = picture_rows([row[0] for row in rows], titles, [1.0] * len(titles))
-    for panel_row, pictures in zip(panels, rows, strict=True):
+    figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
+    for panel_row, pictures in zip(panels, rows, strict=False):
         for panel, picture in zip(panel_row, pictures, strict=True):
             show(panel, picture)
     save(figure, file)

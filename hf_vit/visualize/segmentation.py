@@ -17,6 +17,8 @@ from .figures import (
     as_picture,
     check_size,
     draw_comparison,
+    first_rows,
+    row_height,
     show,
     truth_and_prediction,
 )
@@ -70,18 +72,19 @@ def draw_segmentation(
         ValueError: if there is no image, or sizes differ.
     """
     palette = segmentation_palette(len(names))
-    maps = truth_and_prediction(targets, predictions, lambda labels: as_array(labels, np.int64))
+    pictures = first_rows(images)
+    maps = truth_and_prediction(targets, predictions, lambda labels: as_array(labels, np.int64), len(pictures))
 
     def draw(panel: "Axes", picture: np.ndarray, labels: np.ndarray) -> None:
         show(panel, overlay_segmentation(picture, labels, palette))
 
     found = {label for column in maps.values() for labels in column for label in np.unique(labels).tolist()}
-    draw_comparison(images, maps, draw, Legend(found, names, palette), file)
+    draw_comparison(pictures, maps, draw, Legend(found, names, palette), file)
 
 
 Segments = tuple[np.ndarray, np.ndarray, np.ndarray]  # masks, class numbers and scores
 OUTLINES = 500  # outlines that fit beside each other into the longer side of an image
-LETTER_WIDTH = 0.065  # inches
+LETTER_SIZE, LETTER_WIDTH = 7, 0.065  # points, inches
 MIN_LABELED = 0.04  # radius inside a segment, as a share of the image's shorter side, that has room for a label
 
 
@@ -125,6 +128,7 @@ def draw_panoptic(
     targets: Sequence[Mapping[str, Any]] | None,
     names: Sequence[str],
     file: PictureFile,
+    threshold: float = 0.5,
 ) -> None:
     """Draws a row for each of the first `MAX_ROWS` images: the image, the true and the predicted segments over it.
 
@@ -135,12 +139,20 @@ def draw_panoptic(
         targets: N dicts with `masks` (M, H, W) and `class_labels` (M,); None where the truth is not known.
         names: The K class names. Segments bear them where there is room, the legend shows those that occur.
         file: Where to save the picture; the suffix is the format.
+        threshold: Lowest score of predicted `masks` that are drawn; of a segmentation all are.
 
     Raises:
         ValueError: if there is no image, or sizes differ.
     """
     palette = segmentation_palette(len(names))
-    results = truth_and_prediction(targets, predictions, _segments)
+
+    def seen(result: Mapping[str, Any]) -> Segments:
+        masks, labels, scores = _segments(result)
+        kept = np.isnan(scores) | (scores >= threshold) | ("segments_info" in result)
+        return masks[kept], labels[kept], scores[kept]
+
+    pictures = first_rows(images)
+    results = truth_and_prediction(targets, predictions, seen, len(pictures))
 
     def draw(panel: "Axes", picture: np.ndarray, segments: Segments) -> None:
         masks, labels, scores = segments
@@ -149,7 +161,7 @@ def draw_panoptic(
             _write_label(panel, mask, names[label] if np.isnan(score) else f"{names[label]} {score:.2f}")
 
     found = {label for column in results.values() for _, labels, _ in column for label in labels.tolist()}
-    draw_comparison(images, results, draw, Legend(found, names, palette), file)
+    draw_comparison(pictures, results, draw, Legend(found, names, palette), file)
 
 
 def _segments(result: Mapping[str, Any]) -> Segments:
@@ -173,9 +185,11 @@ def _write_label(panel: "Axes", mask: np.ndarray, label: str) -> None:
     if distance.max() < MIN_LABELED * min(mask.shape):
         return
     y, x = np.unravel_index(distance.argmax(), mask.shape)
-    width = LETTER_WIDTH * len(label) / COLUMN_WIDTH * mask.shape[1]
+    room = min(COLUMN_WIDTH, row_height(mask) * mask.shape[1] / mask.shape[0])  # inches across, of a high image less
+    share = LETTER_WIDTH * (len(label) + 1) / room  # of the image's width
+    size, width = LETTER_SIZE / max(1, share), min(1, share) * mask.shape[1]
     x = min(max(x, width / 2), mask.shape[1] - width / 2)
     box = {"boxstyle": "round,pad=0.15", "facecolor": "black", "alpha": 0.6, "linewidth": 0}
     panel.text(
-        x, y, label, color="white", fontsize=7, ha="center", va="center", bbox=box, clip_on=True, parse_math=False
+        x, y, label, color="white", fontsize=size, ha="center", va="center", bbox=box, clip_on=True, parse_math=False
     )

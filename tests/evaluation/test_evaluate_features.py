@@ -105,7 +105,11 @@ def test_the_script_tells_the_scores_of_each_feature(workplace: Path, capsys: py
 def test_two_folders_score_as_one_with_both_splits(workplace: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         extract_to(workplace / "encoder", workplace / "colors" / split, tmp_path / split, features=["mean", "pixels"])
-    apart = evaluate_features(*open_train_and_test([tmp_path / "train", tmp_path / "test"]))
+    for _ in range(2):  # of which the second leaves what the first has written
+        load_script("evaluate_features").main([str(tmp_path / "train"), str(tmp_path / "test")])
+    files = [tmp_path / "test" / f"evaluation-beside-train{end}" / "evaluation.json" for end in ("", "-2")]
+    apart, again = (json.loads(file.read_text()) for file in files)
+    assert apart == again
     together = evaluate_features(*open_train_and_test([workplace / "features"]))
     for feature in ("mean", "pixels"):
         # Batches are others, and with them the last bits

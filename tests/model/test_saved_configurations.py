@@ -95,6 +95,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "train_num_points": 12544,
         "oversample_ratio": 3.0,
         "importance_sample_ratio": 0.75,
+        "score_threshold": None,
     },
     "depth_config": {
         "head": "dpt",
@@ -129,6 +130,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "class_loss": None,
         "bbox_weight": 5.0,
         "giou_weight": 2.0,
+        "score_threshold": None,
     },
     "keypoint_config": {
         "head": "classic",
@@ -140,6 +142,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "flip_pairs": (),
         "skeleton": (),
         "oks_sigmas": None,
+        "score_threshold": None,
     },
     "masked_image_modeling_config": {
         "objective": "mae",

@@ -17,6 +17,7 @@ from hf_vit import (
     HfViTForObjectDetection,
     HfViTImageProcessor,
     HfViTKeypointDetectionPipeline,
+    HfViTObjectDetectionPipeline,
 )
 from hf_vit.model.remote_code import CUSTOM_PIPELINES
 
@@ -34,6 +35,14 @@ POSE = {
 }
 BOXES = [[10, 5, 30, 35], [0, 0, 25, 20.5], [20, 10, 49, 39]]
 DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
+THRESHOLD = 0.3  # between the second and the third of six scores, of which the first alone is above 0.5
+
+
+def with_threshold(overrides: dict[str, Any], threshold: float = THRESHOLD) -> dict[str, Any]:
+    """The same with a threshold in the options of the task."""
+    options = {name: value for name, value in overrides.items() if not name.endswith("_config")}
+    tasks = {name: value for name, value in overrides.items() if name.endswith("_config")}
+    return options | {name: {**task, "score_threshold": threshold} for name, task in tasks.items()}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     for name, model_class, config, crops in (
         ("pose", HfViTForKeypointDetection, small_config(**POSE), True),
-        ("objects", HfViTForObjectDetection, small_config(**DETECTION), False),
+        ("objects", HfViTForObjectDetection, small_config(**with_threshold(DETECTION)), False),
     ):
         model = model_class(config)
         draw_weights(model)
@@ -110,6 +119,17 @@ def test_a_threshold_leaves_keypoints_out(folder: Path, pipe: Any) -> None:
     found = pipe(photo(folder), boxes=BOXES, threshold=scores[4])
     assert sum(len(one["keypoints"]) for one in found) == len(scores) - 5
     assert_same(found, expected(folder, photo(folder), BOXES, scores[4]))
+
+
+def test_the_threshold_of_the_model_is_the_default(folder: Path, pipe: Any) -> None:
+    scores = sorted(score for one in pipe(photo(folder), boxes=BOXES) for score in one["scores"])
+    model = HfViTForKeypointDetection(small_config(**with_threshold(POSE, scores[4])))
+    model.load_state_dict(pipe.model.state_dict())
+    own = pipeline("keypoint-detection", model=model.eval(), image_processor=pipe.image_processor)
+    assert_same(own(photo(folder), boxes=BOXES), pipe(photo(folder), boxes=BOXES, threshold=scores[4]))
+    assert_same(
+        own(photo(folder), boxes=BOXES, threshold=scores[1]), pipe(photo(folder), boxes=BOXES, threshold=scores[1])
+    )
 
 
 def test_the_mirror_image_is_looked_at_on_request(folder: Path, pipe: Any) -> None:
@@ -188,16 +208,26 @@ def test_inputs_that_do_not_fit_are_refused(folder: Path, pipe: Any) -> None:
         pipe("nowhere.png")
 
 
-def test_only_models_of_keypoints_name_the_pipeline(folder: Path, tmp_path: Path) -> None:
+def test_repeated_boxes_are_left_out_on_request(folder: Path) -> None:
+    detect = pipeline("object-detection", model=str(folder / "objects"))
+    assert type(detect) is HfViTObjectDetectionPipeline
+    whole = detect(photo(folder), threshold=0.0)
+    surest = detect(photo(folder), threshold=0.0, nms_threshold=0.0)
+    assert detect(photo(folder), threshold=0.0, nms_threshold=1.0) == whole
+    assert 0 < len(surest) < len(whole)
+    assert all(one in whole for one in surest)
+
+
+def test_models_name_the_pipelines_that_know_them(folder: Path, tmp_path: Path) -> None:
     def named(place: Path) -> Any:
         return json.loads((place / "config.json").read_text()).get("custom_pipelines")
 
-    assert named(folder / "pose") == CUSTOM_PIPELINES
-    assert named(folder / "objects") is None
+    assert named(folder / "pose") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
+    assert named(folder / "objects") == CUSTOM_PIPELINES["HfViTForObjectDetection"]
     HfViTForImageClassification.from_pretrained(folder / "pose").save_pretrained(tmp_path / "other")
     assert named(tmp_path / "other") is None
     pipeline("keypoint-detection", model=str(folder / "pose")).save_pretrained(tmp_path / "again")
-    assert named(tmp_path / "again") == CUSTOM_PIPELINES
+    assert named(tmp_path / "again") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
     assert AutoModelForImageClassification.from_pretrained(tmp_path / "again").config.id2label[0] == "nose"
 
 
@@ -215,6 +245,11 @@ for task, place in ((task, pose), (None, pose), (task, "again")):
     pipe.save_pretrained("again")
 detect = pipeline("object-detection", model=f"{folder}/objects", **remote)
 objects = detect(photo, threshold=0.0)
+scores = [entry["score"] for entry in objects]
+for given, least in (({}, json.loads(sys.argv[3])), ({"threshold": 0.5}, 0.5), ({"threshold": 0.25}, 0.25)):
+    assert [entry["score"] for entry in detect(photo, **given)] == [score for score in scores if score > least], given
+detect.save_pretrained("objects")
+assert len(pipeline(model="objects", **remote)(photo)) == 2  # found without the name of a task, too
 for batched in detect([photo] * 3, threshold=0.0, batch_size=2):
     assert [entry["box"] for entry in batched] == [entry["box"] for entry in objects]
 AutoModelForImageClassification.from_pretrained("again", **remote).save_pretrained("classes")
@@ -224,7 +259,7 @@ print(json.dumps([single, objects]))
 
 
 def test_both_pipelines_open_where_the_package_is_not(folder: Path, pipe: Any, tmp_path: Path) -> None:
-    process = run_without_package(OPEN, tmp_path, str(folder), json.dumps(BOXES))
+    process = run_without_package(OPEN, tmp_path, str(folder), json.dumps(BOXES), json.dumps(THRESHOLD))
     assert "not supported" not in process.stderr
     keypoints, objects = json.loads(process.stdout.splitlines()[-1])
     assert_same(keypoints, pipe(photo(folder), boxes=BOXES))

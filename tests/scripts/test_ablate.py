@@ -60,13 +60,22 @@ def test_variants_are_trained_once_and_compared(tmp_path: Path, capsys: pytest.C
     ]
     assert [row[3] for row in rows] == ["+0.0000", f"{scores[1] - scores[0]:+.4f}"]
 
+    changed_file = write_ablation(tmp_path, variants={"the recipe": {"max_steps": 3, "ema_decay": None}})
+    with pytest.raises(SystemExit, match=r"the-recipe.seed-0 holds a training with another ema_decay, max_steps\. "):
+        script.main(changed_file, args)
+    with pytest.raises(SystemExit, match=r"another dataset_name\. Choose another --output_dir"):
+        script.main(write_ablation(tmp_path), script.Arguments(dataset_name="others", output_dir=args.output_dir))
 
-def test_a_training_that_fails_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+
+def test_a_training_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     script, file = load_script("ablate"), write_ablation(tmp_path, script="nowhere.py")
-    args = script.Arguments(dataset_name="photos", output_dir=str(tmp_path / "out"))
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"'the recipe' failed.*those that have ended stay"):
-        script.main(file, args)
+        script.main(file, script.Arguments(dataset_name="photos"))
     assert "nowhere.py" in capfd.readouterr().err
+    assert Path("outputs/ablation/ablation/the-recipe/seed-0/variant.yaml").is_file()  # of this file's ablation alone
 
 
 def test_means_and_ranges_of_seeds(tmp_path: Path) -> None:

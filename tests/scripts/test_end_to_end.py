@@ -179,7 +179,7 @@ def test_class_folders_without_splits_are_trained_on_evaluated_and_predicted(wor
         assert finished.returncode == 0, finished.stdout + finished.stderr
     trained, scored = (
         [json.loads(line) for line in (workplace / folder / "validation_predictions.jsonl").read_text().splitlines()]
-        for folder in ("out", "outputs/evaluation")
+        for folder in ("out", "outputs/evaluation/out-on-unsplit")
     )
     assert len(trained) == 3
     assert [line["file"] for line in scored] == [line["file"] for line in trained]

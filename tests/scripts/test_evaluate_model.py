@@ -7,7 +7,7 @@ import pytest
 
 from hf_vit import HfViTConfig, HfViTForMaskedImageModeling, HfViTImageProcessor
 from hf_vit.training import TASKS
-from hf_vit.training.run import find_task, task_of_model
+from hf_vit.training.run import find_task, parse_evaluation, task_of_model
 
 from .test_demo import load_script
 
@@ -54,6 +54,30 @@ def test_a_recipe_may_name_the_model(tmp_path: Path) -> None:
     assert find_task([str(tmp_path / "recipe.yaml")]) is TASKS["depth_estimation"]
     (tmp_path / "recipe.yaml").write_text("eval_crop: eigen")
     assert find_task([str(tmp_path / "recipe.yaml")]) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "name"),
+    [
+        ("trained/rooms", "data/nyu v2", "rooms-on-nyu-v2"),
+        ("trained/rooms/checkpoint-30", "user/depths", "rooms-checkpoint-30-on-depths"),
+    ],
+)
+def test_no_evaluation_writes_over_another_one(
+    model: str, data: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / model).parent.mkdir(parents=True)
+    (tmp_path / "data" / "nyu v2").mkdir(parents=True)
+    config_of(tmp_path / model, "HfViTForDepthEstimation")
+    arguments = ["--model_name_or_path", model, "--dataset_name", data, "--use_cpu"]
+    for end in ("", "-2", "-3"):
+        folder = Path(parse_evaluation(arguments)[0].args.output_dir)
+        assert folder == Path("outputs", "evaluation", name + end)
+        folder.mkdir(parents=True)
+        (folder / "test_scores.json").touch()
+    given = parse_evaluation([*arguments, "--output_dir", str(folder)])[0].args.output_dir
+    assert given == str(folder)  # which the user has chosen
 
 
 def test_a_model_without_a_task_is_refused(tmp_path: Path) -> None:

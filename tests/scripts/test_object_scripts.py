@@ -65,6 +65,14 @@ def test_a_training_beats_the_naive_baseline_and_its_card_says_so(task: str, wor
     assert list(read(folder, parts)) == names
 
 
+def test_the_threshold_of_the_answers_is_chosen_and_saved(workplace: Path) -> None:
+    config = json.loads((workplace / "object_detection" / "config.json").read_text())
+    chosen = config["detection_config"]["score_threshold"]
+    assert 0 < chosen < 1
+    line = f"| score threshold | {chosen:g}, that of the best F1 ("
+    assert line in (workplace / "object_detection" / "README.md").read_text()
+
+
 def test_a_model_knows_what_the_data_say_of_keypoints(workplace: Path) -> None:
     config = json.loads((workplace / "keypoint_detection" / "config.json").read_text())
     assert list(config["id2label"].values()) == POINTS
@@ -124,7 +132,7 @@ for task in ("object_detection", "keypoint_detection"):
     card = (Path(task) / "README.md").read_text()
     print(task)
     exec(re.findall("```python\\n(.*?)```", card, flags=re.DOTALL)[0].replace("path/to/this/folder", task))
-print(*sorted({found["label"] for found in detect("data/object_detection/val/images/2.png", threshold=0.1)}))
+print(*sorted({found["label"] for found in detect("data/object_detection/val/images/2.png")}))
 (found,) = find_keypoints("data/keypoint_detection/val/images/0.png", boxes=[(1, 4, 21, 34)])
 print(type(detect.model).__name__, type(find_keypoints.model).__name__, *found["labels"])
 """

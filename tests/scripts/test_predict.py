@@ -11,7 +11,7 @@ from PIL import Image
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.model.image_inputs import read_image
-from hf_vit.predict import find_images, open_image
+from hf_vit.prediction import find_images, open_image
 from hf_vit.visualize.figures import TILE_SIZE
 
 from ..helpers.models import small_config
@@ -178,7 +178,7 @@ def no_labels(folder: Path) -> list[str]:
     [
         (missing_folder, "There is no file or folder"),
         (empty_folder, "holds no image: no file ends in .bmp, .gif"),
-        (folder_without_model, "holds no config.json, so no saved model. Train one first: make demo"),
+        (folder_without_model, "holds no config.json, so no saved model. Train one first: hf-vit train"),
         (no_labels, "--top_k 0 and --batch_size 8 must be at least 1"),
     ],
 )

@@ -18,7 +18,7 @@ from hf_vit import (
 )
 from hf_vit.data import read_depth
 from hf_vit.model.pretrained import HfViTPreTrainedModel
-from hf_vit.predict import DepthPredictor, PanopticPredictor, SemanticPredictor, name_outputs
+from hf_vit.prediction import DepthPredictor, PanopticPredictor, SemanticPredictor, name_outputs
 from hf_vit.visualize import segmentation_palette
 
 from ..helpers.models import small_config

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_vit import HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor
-from hf_vit.predict import BOX_SIDES, DetectionPredictor, KeypointPredictor
+from hf_vit.prediction import BOX_SIDES, DetectionPredictor, KeypointPredictor
 from hf_vit.visualize import segmentation_palette
 from hf_vit.visualize.colors import IGNORED
 
@@ -72,6 +72,7 @@ def rows_of(file: str) -> list[list[str]]:
 
 def test_objects(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(workplace, capsys, "objects", "--threshold", "0.2", "--output_dir", str(tmp_path))
+    assert not any("best_score" in line for line in lines)
     detect = pipeline("object-detection", model=str(workplace / "objects"))
     assert sum(len(line["objects"]) for line in lines) > 1
     for line in lines:
@@ -114,11 +115,16 @@ def test_sure_keypoints_alone_on_request(workplace: Path, capsys: pytest.Capture
     assert len(pose["keypoints"]) == len(pose["labels"]) == len(NAMES) - 1
 
 
-def test_objects_lead_to_keypoints(workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_objects_lead_to_keypoints(
+    workplace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     image, pictures = str(workplace / "images" / "wide.png"), [tmp_path / "new" / f"{name}.png" for name in "ab"]
     predict.main([str(workplace / "objects"), image, "--threshold", "0.9", "--picture", str(pictures[0])])
     (found,) = lines_of(capsys.readouterr().out)
-    assert {"file", "objects"} == set(found)
+    assert {"file", "objects", "best_score"} == set(found)
+    objects = pipeline("object-detection", model=str(workplace / "objects"))(image, threshold=0.0)
+    assert found["best_score"] == objects[0]["score"] < 0.9
+    assert f"the best score of all images is {found['best_score']:.3g}" in caplog.text
     boxes = (workplace / "boxes.jsonl").read_text().splitlines()[0]
     found["objects"] += json.loads(boxes)["objects"]
     (tmp_path / "found.jsonl").write_text(json.dumps(found))

@@ -8,7 +8,8 @@ import runpy
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from hf_vit import HfViTConfig
+from hf_vit import HfViTConfig, cli
+from hf_vit.training import TASKS
 
 from ..helpers.fresh import ROOT, run_with_package, run_without_package
 
@@ -82,6 +84,14 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if program == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
         assert {word for word in rest if "=" not in word} <= set(targets), words
+    elif program == "hf-vit":
+        parse(partial(cli.main, rest), "hf-vit", rest, monkeypatch)
+        if rest[0] == "train" and "--output_dir" in rest:
+            save_config(TASKS[rest[1].replace("-", "_")].model_class.__name__, rest)
+    elif ["-m", "hf_vit"] in [rest[index : index + 2] for index in range(len(rest))]:
+        start = rest.index("-m")
+        check_launcher(program, rest[:start])
+        check_command(["hf-vit", *rest[start + 2 :]], monkeypatch)
     elif program == "pip":
         (requirement,) = re.findall(r"^install \.(?:\[(.*)\])?$", " ".join(rest))
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -91,7 +101,10 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         assert script is not None, f"neither run nor checked: {shlex.join(words)}. Mark its block: gpu or network"
         start = rest.index(script)
         check_launcher(program, rest[:start])
-        parse(ROOT / script, rest[start + 1 :], monkeypatch)
+        arguments = rest[start + 1 :]
+        parse(partial(runpy.run_path, str(ROOT / script), run_name="__main__"), script, arguments, monkeypatch)
+        if Path(script).stem in MODEL_CLASSES and "--output_dir" in arguments:
+            save_config(MODEL_CLASSES[Path(script).stem], arguments)
 
 
 def check_launcher(program: str, options: list[str]) -> None:
@@ -105,10 +118,10 @@ def check_launcher(program: str, options: list[str]) -> None:
         assert (program, options) == ("python", [])
 
 
-def parse(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a script until a parser has taken all of its options."""
+def parse(program: Callable[[], Any], name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a program until a parser has taken all of its options."""
     parse_known_args = argparse.ArgumentParser.parse_known_args
-    options = {argument for argument in arguments if argument.startswith("--")}
+    options = {argument for argument in arguments if argument.startswith("--")} - {"--recipe"}
 
     def stop(
         self: argparse.ArgumentParser, args: list[str] | None = None, namespace: Any = None, **kwargs: Any
@@ -120,12 +133,14 @@ def parse(script: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
 
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-        patch.setattr(sys, "argv", [str(script), *arguments])
+        patch.setattr(sys, "argv", [name, *arguments])
         with pytest.raises(ParsedError):
-            runpy.run_path(str(script), run_name="__main__")
-    if script.stem in MODEL_CLASSES and "--output_dir" in arguments:
-        saved = arguments[arguments.index("--output_dir") + 1]
-        HfViTConfig(architectures=[MODEL_CLASSES[script.stem]]).save_pretrained(saved)
+            program()
+
+
+def save_config(model_class: str, arguments: list[str]) -> None:
+    """Saves what a later evaluation reads of a training: the class of its model."""
+    HfViTConfig(architectures=[model_class]).save_pretrained(arguments[arguments.index("--output_dir") + 1])
 
 
 def check_names(code: str) -> None:

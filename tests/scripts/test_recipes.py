@@ -22,6 +22,11 @@ def header_of(file: Path) -> re.Match[str]:
     return header
 
 
+def figures_of(text: str) -> set[str]:
+    """The figures with a decimal point."""
+    return set(re.findall(r"\d+\.\d+", text))
+
+
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_its_script_understands_a_recipe(file: Path, tmp_path: Path) -> None:
     header = header_of(file)
@@ -44,7 +49,9 @@ def test_a_header_names_the_score_and_its_card_or_what_a_run_needs(file: Path) -
     assert re.fullmatch(r"\d+ s", header["time"])
     card = re.search(r"\((model_cards/\S+\.md)\)$", header["score"])
     assert card is not None
-    assert f"scripts/recipes/{file.name}" in (ROOT / card[1]).read_text()
+    text = (ROOT / card[1]).read_text()
+    assert f"scripts/recipes/{file.name}" in text
+    assert figures_of(header["score"]) <= figures_of(text)
 
 
 def test_cards_name_recipes_that_are_there() -> None:
@@ -52,3 +59,35 @@ def test_cards_name_recipes_that_are_there() -> None:
     named = set(re.findall(r"scripts/recipes/([\w-]+\.yaml)", cards))
     assert named
     assert named <= {file.name for file in RECIPES}
+
+
+def rows_of(file: Path, *columns: str) -> list[dict[str, str]]:
+    """The rows of all tables of a page that have these columns, by column."""
+    rows = []
+    for table in re.findall(r"(?:^\|.+\|\n)+", file.read_text(), flags=re.MULTILINE):
+        names, _, *cells = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
+        rows += [dict(zip(names, line, strict=True)) for line in cells if {*columns} <= {*names}]
+    return rows
+
+
+@pytest.mark.parametrize("file", ["README.md", "model_cards/README.md"])
+def test_scores_stand_beside_what_is_reached_without_images_as_in_the_cards(file: str) -> None:
+    rows = rows_of(ROOT / file, "score", "card")
+    assert len(rows) > 5
+    for row in rows:
+        (card,) = re.findall(r"\(([\w/-]+\.md)\)", row["card"])
+        figures = [figures_of(row[column]) for column in ("score", "without images", "peer")]
+        assert figures[0]
+        assert figures[1]
+        assert set.union(*figures) <= figures_of(((ROOT / file).parent / card).read_text())
+
+
+def test_the_table_of_recipes_has_the_scores_of_their_headers() -> None:
+    rows = rows_of(ROOT / "scripts" / "recipes" / "README.md", "recipe", "score")
+    families = [re.findall(r"`([\w-]+)`", row["recipe"]) for row in rows]
+    named = [[name if name[0] != "-" else names[0][: -len(name)] + name for name in names] for names in families]
+    assert {name for names in named for name in names} == {file.stem for file in RECIPES}
+    for row, names in zip(rows, named, strict=True):
+        scores = [header_of(ROOT / "scripts" / "recipes" / f"{name}.yaml")["score"] for name in names]
+        assert figures_of(row["score"]) <= figures_of(" ".join(scores))
+        assert ("not run" in row["score"]) == all(score.startswith("not run") for score in scores)

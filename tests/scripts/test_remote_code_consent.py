@@ -162,7 +162,9 @@ def test_our_own_models_need_no_consent_and_run_none_of_their_code(
     is_cropped = model_class is HfViTForKeypointDetection
     HfViTImageProcessor.for_model(small_config(), do_affine_crop=is_cropped).save_pretrained(folder)
     add_code(folder, tmp_path / MARKER)
-    change_json(folder / "config.json", custom_pipelines=CUSTOM_PIPELINES)  # as a saved pipeline writes it
+    change_json(
+        folder / "config.json", custom_pipelines=CUSTOM_PIPELINES["HfViTForKeypointDetection"]
+    )  # as a saved pipeline writes it
     write_images(tmp_path)
     monkeypatch.chdir(tmp_path)
     load_script("predict").main(["ours", "photo.png"])

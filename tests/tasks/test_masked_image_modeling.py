@@ -54,7 +54,7 @@ def test_a_training_beats_what_has_learned_nothing_and_its_card_says_so(workplac
     ours, baseline = map(float, re.search(r"\| loss \| \*\*(.*)\*\* \| (.*) \|", text).groups())
     assert ours == pytest.approx(scores["loss"], abs=1e-4)
     assert ours < baseline
-    neighbors, of_pixels = map(float, re.search(r"\| knn_accuracy \| \*\*(.*)\*\* \| (.*) \|", text).groups())
+    neighbors, of_pixels = map(float, re.search(r"\| knn_accuracy \| \**([\d.]+)\** \| \**([\d.]+)", text).groups())
     assert neighbors == pytest.approx(scores["knn_accuracy"], abs=1e-4)
     assert min(neighbors, of_pixels) > 0.9  # colors are easy, and chance is a third
     assert (card.data.pipeline_tag, card.data.eval_results[0].dataset_split) == ("image-feature-extraction", "test")

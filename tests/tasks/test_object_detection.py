@@ -78,6 +78,24 @@ def test_the_evaluation_loss_is_a_sum_over_objects(objects: Path, tmp_path: Path
     assert found == pytest.approx(float(whole.loss), rel=1e-9)
 
 
+def test_validation_images_choose_the_threshold_and_no_others(objects: Path, tmp_path: Path) -> None:
+    steps = ["--max_steps", "2", "--ema_decay", "0.9", "--eval_strategy", "no", "--save_strategy", "no"]
+    trainer = make_trainer("object_detection", objects, tmp_path, *steps, "--learning_rate", "1e-3")
+    trainer.train()
+    trainer.choose_threshold()
+    chosen, of_average = (trainer.thresholds[is_average].value for is_average in (False, True))
+    assert chosen == trainer.evaluator.metric.best_threshold().value
+    assert chosen != of_average
+    trainer.save_model(_internal_call=True)
+    for folder, threshold in ((tmp_path, chosen), (tmp_path / "ema", of_average)):
+        opened = HfViTForObjectDetection.from_pretrained(folder)
+        assert opened.options.score_threshold == opened.config.detection_config["score_threshold"] == threshold
+    validation, trainer.eval_dataset = trainer.eval_dataset, None
+    trainer.predict(validation)  # as if it was a test
+    trainer.choose_threshold()
+    assert trainer.model.options.score_threshold is None
+
+
 def test_images_with_more_objects_than_queries_are_warned_of(objects: Path, tmp_path: Path, caplog: Any) -> None:
     def messages(num_queries: int) -> list[str]:
         caplog.clear()

@@ -46,11 +46,26 @@ def save(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
-def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path) -> None:
+def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
+    maps = [torch.tensor(rows) for rows in ([[0, 1], [255, 2]], [[0, 1], [255, 2]], [[2, 0], [255, 2]])]
+    _, predict = SemanticEvaluator(None, ["road", "sky", "tree"]).naive_baseline(maps)
+    expected = torch.tensor([[0, 1], [2, 2]])  # the most frequent class of all, where no image has one
+    assert torch.equal(predict(maps[0]), expected)
+    larger = torch.zeros(4, 6)
+    assert torch.equal(predict(larger), expected.repeat_interleave(2, dim=0).repeat_interleave(3, dim=1))
+    enlarged = [labels.repeat_interleave(3, dim=0).repeat_interleave(5, dim=1) for labels in maps]
+    _, of_enlarged = SemanticEvaluator(None, ["road", "sky", "tree"]).naive_baseline(enlarged)
+    assert torch.equal(of_enlarged(maps[0]), expected)
+
+
+def test_a_classifier_lends_its_encoder(scenes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = HfViTForImageClassification(HfViTConfig(**BACKBONE, num_labels=7))
     saved = save(source, tmp_path / "classifier")
     options = ["--model_name_or_path", str(saved), "--head", "linear", *A_FEW_STEPS, "--learning_rate", "0"]
     train(TASK, scenes, tmp_path / "out", *options)
+    (warned,) = (record.getMessage() for record in caplog.records if "is behind" in record.getMessage())
+    assert "most frequent class at each place in" in warned
+    assert warned in (tmp_path / "out" / "README.md").read_text()
     model = HfViTForSemanticSegmentation.from_pretrained(tmp_path / "out")
     assert model.config.id2label == dict(enumerate(NAMES))
     assert (model.options.head, model.options.norm) == ("linear", "layer")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hf_vit import HfViTForUniversalSegmentation, HfViTImageProcessor
 from hf_vit.model.task_universal_segmentation import mask_probabilities
 from hf_vit.training import UniversalMetric
-from hf_vit.training.tasks.universal_segmentation import UniversalSegmentation
+from hf_vit.training.tasks.universal_segmentation import UniversalEvaluator, UniversalSegmentation
 
 from ..helpers.dense_trainings import A_FEW_STEPS, NAMES, make_trainer, scores_of, train, write_scenes
 
@@ -56,6 +56,22 @@ def perfect(target: dict) -> dict:
         "semantic": classes,
         "instance": {"masks": masks, "class_labels": labels, "scores": np.ones(len(labels))},
     }
+
+
+def test_the_naive_baseline_is_the_most_frequent_class_at_each_place() -> None:
+    metric = UniversalMetric(["floor", "cat"], [1], can_overlap=False)
+    often, once = torch.tensor([[True, False], [False, False]]), torch.tensor([[False, True], [True, True]])
+    labels = torch.tensor([1, 0])
+    common, rare = (
+        {"masks": torch.stack(masks), "class_labels": labels} for masks in ((often, ~often), (once, ~once))
+    )
+    _, predict = UniversalEvaluator(None, metric).naive_baseline([common, rare, common])
+    metric.update([metric.record(predict(common), common)])
+    scores = metric.compute()
+    assert {scores[name] for name in ("pq", "sq", "rq", "pq_things", "pq_stuff", "mean_iou")} == {1.0}
+    assert scores["mask_ap"] == pytest.approx(1)
+    larger = {**rare, "masks": torch.ones(2, 4, 4, dtype=torch.bool)}
+    assert predict(larger)["semantic"].tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
 
 
 def test_right_answers_score_one(scenes: Path, tmp_path: Path) -> None:

@@ -280,7 +280,12 @@ def test_the_card_has_both_scores(root: Path) -> None:
     card = ModelCard.load(folder / "README.md")
     assert {result.metric_type: result.metric_value for result in card.data.eval_results} == raw
     assert "| metric | this model | averaged weights (`ema/`) | most frequent class |" in card.content
-    assert f"| loss | **{raw['loss']:.4f}** | {averaged['loss']:.4f} |" in card.content
+    cells = [f"{scores['loss']:.4f}" for scores in (raw, averaged)]
+    cells = [f"**{cell}**" if cell == min(cells) else cell for cell in cells]
+    assert f"| loss | {' | '.join(cells)} | " in card.content
+    assert ("This model is behind averaged weights (`ema/`) in loss" in card.content) is (
+        averaged["loss"] < raw["loss"]
+    )
     assert "| average of the weights | exponential, decay 0.7, in `ema/` |" in card.content
     assert f"Averaged weights: loss {averaged['loss']:.4f}, accuracy" in (root / "said.txt").read_text()
 

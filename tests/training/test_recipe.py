@@ -91,7 +91,7 @@ def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("box_errors: drop", "The recipe has --box_errors, which is no argument here"),
+        ("box_errors: drop", "There is no option box_errors"),
         ("eval_delay: soon", "argument --eval_delay/--eval-delay: invalid float value: 'soon'"),
         ("max_train_samples: [1, 2]", r"argument --max_train_samples.*: invalid int value: '\[1, 2\]'"),
     ],

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -245,7 +246,8 @@ def test_card_says_what_was_measured_how_and_on_what(tmp_path: Path) -> None:
         "| metric | this model | majority | peer |\n|---|---|---|---|\n| accuracy | **0.9875** | 0.1000 | 0.9800 |\n"
         in text
     )
-    assert "| loss | **0.0500** | 2.3000 | 0.0600 |\n\nTrained in 61 seconds on AMD EPYC, 2 cores:" in text
+    assert "| loss | **0.0500** | 2.3000 | 0.0600 |\n\nLower is better for loss.\n\nTrained in 61 seconds" in text
+    assert "on AMD EPYC, 2 cores:" in text
     assert "| steps | 920 of 64 images |\n| precision | float32 |\n\n" in text
     for part in (
         "python scripts/demo.py --seed 0",
@@ -258,6 +260,63 @@ def test_card_says_what_was_measured_how_and_on_what(tmp_path: Path) -> None:
         assert part in text
     assert "{{" not in text
     assert "{%" not in text
+
+
+@pytest.mark.parametrize(
+    ("metrics", "baseline", "cells", "sentences"),
+    [
+        ({"accuracy": 0.8}, {"accuracy": 0.1}, ["**0.8000** | 0.1000"], []),
+        (
+            {"accuracy": 0.1, "macro_f1": 0.2},
+            {"accuracy": 0.8, "macro_f1": 0.1},
+            ["0.1000 | **0.8000**", "**0.2000** | 0.1000"],
+            ["This model is behind majority in accuracy (0.1000 against 0.8000)."],
+        ),
+        (
+            {"nme": 0.1145, "abs_rel": 0.3, "pck": 0.8352},
+            {"nme": 0.1015, "abs_rel": 0.4, "pck": 0.8685},
+            ["0.1145 | **0.1015**", "**0.3000** | 0.4000", "0.8352 | **0.8685**"],
+            [
+                "Lower is better for nme, abs_rel.",
+                "This model is behind majority in nme (0.1145 against 0.1015), pck (0.8352 against 0.8685).",
+            ],
+        ),
+        (  # a tie is one as the figures are shown
+            {"accuracy": 0.100001, "loss": 2.0},
+            {"accuracy": 0.100002, "loss": 2.0},
+            ["0.1000 | 0.1000", "2.0000 | 2.0000"],
+            [
+                "Lower is better for loss.",
+                "This model is no better than majority in accuracy (0.1000), loss (2.0000).",
+            ],
+        ),
+        ({"map_small": 0.1}, {"map_small": math.nan}, ["0.1000 | -"], []),
+    ],
+    ids=["wins", "loses one", "lower is better", "ties", "unknown"],
+)
+def test_card_marks_what_is_better_and_says_where_a_baseline_is(
+    metrics: dict, baseline: dict, cells: list[str], sentences: list[str], tmp_path: Path
+) -> None:
+    info = dataclasses.replace(RECORD, metrics=metrics, baselines={"majority": baseline})
+    text = write_model_card(tmp_path, info).read_text()
+    table, said = text.partition("|---|---|---|\n")[2].partition("\n\nTrained in")[0].partition("\n\n")[::2]
+    assert table.splitlines() == [f"| {name} | {pair} |" for name, pair in zip(metrics, cells, strict=True)]
+    assert list(filter(None, said.split("\n\n"))) == sentences
+
+
+def test_card_takes_the_users_word_for_which_scores_are_better_when_lower(tmp_path: Path) -> None:
+    info = dataclasses.replace(RECORD, metrics={"mae": 1.0}, baselines={"a peer": {"mae": 2.0}})
+    assert "| mae | 1.0000 | **2.0000** |" in write_model_card(tmp_path, info).read_text()
+    info = dataclasses.replace(info, lower_is_better=["mae"])
+    assert "| mae | **1.0000** | 2.0000 |" in write_model_card(tmp_path, info).read_text()
+
+
+def test_card_marks_all_that_share_the_best_score(tmp_path: Path) -> None:
+    info = dataclasses.replace(RECORD, metrics={"pck": 0.5}, baselines={"first": {"pck": 0.5}, "second": {"pck": 0.4}})
+    text = write_model_card(tmp_path, info).read_text()
+    assert (
+        "| pck | **0.5000** | **0.5000** | 0.4000 |\n\nThis model is no better than first in pck (0.5000).\n\n" in text
+    )
 
 
 def test_card_refuses_a_baseline_without_the_metric(tmp_path: Path) -> None:

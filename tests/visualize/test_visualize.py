@@ -91,14 +91,17 @@ def test_segmentation_stands_beside_the_truth_with_a_legend_of_what_occurs(tmp_p
     assert texts(tmp_path / "picture.svg") == ["image", "truth", "prediction", "sky", "$5_$", "cat", "ignored"]
 
 
-def test_a_picture_has_no_more_rows_than_can_be_seen(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "rows"), [((60, 60), 4), ((40, 80), 8), ((90, 30), 2)])
+def test_a_picture_has_no_more_rows_than_can_be_seen(shape: tuple[int, int], rows: int, tmp_path: Path) -> None:
     heights = []
-    for count in (MAX_ROWS - 1, MAX_ROWS, MAX_ROWS + 1):
-        maps = [np.zeros((60, 60))] * count
-        draw_segmentation([BLACK] * count, maps, None, NAMES, tmp_path / "picture.png")
+    for count in (rows - 1, rows, rows + 1):
+        images, maps = [np.zeros((*shape, 3), np.uint8)] * count, [np.zeros(shape)] * count
+        draw_segmentation(images, maps, None, NAMES, tmp_path / "picture.png")
         with Image.open(tmp_path / "picture.png") as picture:
             heights.append(picture.height)
+            assert max(picture.size) <= 1600
     assert heights[0] < heights[1] == heights[2]
+    assert rows <= MAX_ROWS
 
 
 def boxes(*places: tuple[slice, slice]) -> np.ndarray:

@@ -129,12 +129,16 @@ def test_poses_stand_beside_the_truth_and_small_ones_are_enlarged(tmp_path: Path
     draw_poses([GRAY], [prediction], [target], [(0, 1)], tmp_path / "picture.png")
     image, truth, predicted = columns(tmp_path / "picture.png", 3)
     assert not has(Image.fromarray(image), PALETTE[1])
-    for part, count in ((truth, 2), (predicted, 3)):
-        assert [has(Image.fromarray(part), color) for color in PALETTE] == [number < count for number in range(3)]
-        found = (np.abs(part.astype(int) - PALETTE[1]) <= 8).all(axis=-1).any(axis=0)
+    for part in (truth, predicted):  # the truth says that the third is not there
+        assert [has(Image.fromarray(part), color) for color in PALETTE] == [True, True, False]
+        found = (np.abs(part[40:].astype(int) - 200) > 60).any(axis=(0, 2))  # below the title
         assert np.ptp(np.flatnonzero(found)) > 150  # the line is 20 pixels long in the image
     draw_poses([GRAY], [prediction], None, [], tmp_path / "alone.svg")
     assert texts(tmp_path / "alone.svg") == ["image", "prediction"]
+    unsure = {**prediction, "scores": np.array([1.0, 0.2, 1.0])}
+    draw_poses([GRAY], [unsure], None, [], tmp_path / "sure.png", threshold=0.5)
+    (alone,) = columns(tmp_path / "sure.png", 2)[1:]
+    assert [has(Image.fromarray(alone), color) for color in PALETTE[[0, 1]]] == [True, False]
 
 
 def test_a_keypoint_far_off_is_in_the_picture(tmp_path: Path) -> None:

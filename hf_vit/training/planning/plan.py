@@ -4,10 +4,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,7 +16,7 @@ from ...model.configuration_hf_vit import PRESETS
 from ..arguments import StreamArguments
 from ..conditions import read_conditions
 from ..load_data import chooses_step
-from ..recipe import SUFFIXES, given_arguments, parse_arguments
+from ..recipe import Arguments, given_arguments, has_recipe, parse_arguments
 from ..tasks.base import Task
 from .arguments import PlanArguments
 from .budget import TIMING_SHARE, Budget, Candidate, Pace, measure_pace, of_first_process
@@ -48,7 +47,7 @@ class Planner:
         ValueError: if a budget is given beside what it would choose.
     """
 
-    def __init__(self, task: Task, arguments: Sequence[str], report: Callable[[str], None]) -> None:
+    def __init__(self, task: Task, arguments: Arguments, report: Callable[[str], None]) -> None:
         self.start = time.monotonic() - import_seconds()
         self.task, self.arguments, self.report = task, arguments, report
         options = given_arguments(task.argument_types(), arguments)
@@ -74,7 +73,7 @@ class Planner:
         args = self.task.args
         if args.choose_defaults is not None or args.minutes is not None:
             return bool(args.choose_defaults is not False)
-        return not (self.arguments and Path(self.arguments[0]).suffix in SUFFIXES)
+        return not has_recipe(self.arguments)
 
     def resumed(self, checkpoint: str) -> tuple[Task, Options]:
         """Returns the task of a checkpoint and what was chosen for it, which is not chosen again."""

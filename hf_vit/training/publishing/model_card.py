@@ -1,8 +1,10 @@
 """Model cards: what a saved model is, how it is used, how it was made and how good it is."""
 
+import math
 import os
 import platform
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +15,7 @@ from transformers import Trainer
 
 from ...convert.model_card import escape_markdown
 from ...data.datasets import DatasetInfo
+from ...evaluation.base import LOWER_IS_BETTER
 from ..batch_transforms import SizeArguments
 from ..callbacks.ema import AVERAGE_FOLDER, AveragingArguments
 from ..lora import count_parameters, describe_adapter
@@ -72,6 +75,7 @@ class TrainingInfo:
         is_chosen_on_evaluated: Whether that step was chosen by its score on the very images that are evaluated.
         base_model: The saved model that the training started from, if any.
         units: Units of the scores that have one.
+        lower_is_better: Names of the metrics of which less is better.
         parts: Scores of each class or the like by name, by what they are.
         pictures: File names of pictures beside the card, by caption.
         arguments: The file beside the card that holds all arguments of the training.
@@ -98,6 +102,7 @@ class TrainingInfo:
     is_chosen_on_evaluated: bool = False
     base_model: str | None = None
     units: dict[str, str] = field(default_factory=dict)
+    lower_is_better: Collection[str] = frozenset(LOWER_IS_BETTER)
     parts: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     pictures: dict[str, str] = field(default_factory=dict)
     arguments: str = "training_args.json"
@@ -121,6 +126,48 @@ class TrainingInfo:
             recipe=describe_recipe(trainer) | recipe,
             **facts,
         )
+
+
+def score_rows(info: TrainingInfo) -> list[list[str]]:
+    """Returns the rows of the card's table: a metric, the model's score and those of the baselines, the best bold."""
+    rows = []
+    for metric, score in info.metrics.items():
+        scores = [score, *(baseline[metric] for baseline in info.baselines.values())]
+        ranks = [rank(info, metric, value) for value in scores]
+        known = [value for value in ranks if not math.isnan(value)]
+        marks = ["**" if known and value == max(known) > min(known) else "" for value in ranks]
+        unit = f" ({info.units[metric]})" if metric in info.units else ""
+        cells = [f"{mark}{shown(value)}{mark}" for mark, value in zip(marks, scores, strict=True)]
+        rows.append([f"{metric}{unit}", *cells])
+    return rows
+
+
+def compare(info: TrainingInfo) -> list[str]:
+    """Returns a sentence for each baseline that the model is behind, and each that it is no better than, by metric."""
+    sentences = []
+    for name, baseline in info.baselines.items():
+        behind, level = [], []
+        for metric, score in info.metrics.items():
+            own, other = rank(info, metric, score), rank(info, metric, baseline[metric])
+            if own < other:
+                behind.append(f"{metric} ({shown(score)} against {shown(baseline[metric])})")
+            elif own == other:
+                level.append(f"{metric} ({shown(score)})")
+        if behind:
+            sentences.append(f"This model is behind {name} in {', '.join(behind)}.")
+        if level:
+            sentences.append(f"This model is no better than {name} in {', '.join(level)}.")
+    return sentences
+
+
+def rank(info: TrainingInfo, metric: str, score: float) -> float:
+    """Returns a number that is the higher the better a score is, and the same for scores that are shown alike."""
+    return round(-score if metric in info.lower_is_better else score, 4)
+
+
+def shown(score: float) -> str:
+    """Returns a score as the card has it."""
+    return "-" if math.isnan(score) else f"{score:.4f}"
 
 
 def describe_hardware(device: torch.device) -> str:
@@ -195,7 +242,9 @@ def write_model_card(folder: str | os.PathLike[str], info: TrainingInfo) -> Path
         eval_results=results if is_comparable else None,
     )
     fence = "`" * (1 + max([2, *map(len, re.findall("`+", info.command))]))
-    options = {"escape": escape_markdown, "fence": fence, "info": info}
+    lower = ", ".join(metric for metric in info.metrics if metric in info.lower_is_better)
+    functions = {"escape": escape_markdown, "score_rows": score_rows, "compare": compare, "shown": shown}
+    options = {"info": info, "fence": fence, "lower": lower, **functions}
     card = ModelCard.from_template(card_data, template_path=str(TEMPLATE), **options)
     path = Path(folder) / "README.md"
     write_whole(path, str(card))

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,34 @@ TOUCH_SECONDS = 30.0  # between a training's signs of life, which are the time s
 SILENT_SECONDS = 300.0  # without one, after which a training that cannot be asked is taken for dead
 # What the library deletes, writes over, or makes and we delete, in the folder of a model that it saves.
 DELETED = (TRAINING_ARGS_NAME, "model*-?????-of-?????.*")
+
+
+def free_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns a folder that holds nothing yet: `path`, else `path`-2, `path`-3 and so on. It makes none.
+
+    Args:
+        path: Folder to write to if that is free.
+
+    Returns:
+        A folder that does not exist or is empty.
+    """
+    wanted = Path(path)
+    numbered = (wanted.with_name(f"{wanted.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([wanted], numbered) if is_free(folder))
+
+
+def last_folder(path: str | os.PathLike[str]) -> Path:
+    """Returns the folder that `free_folder` gave out last, as far as anything was written there, or `path`."""
+    wanted, free = Path(path), free_folder(path)
+    number = free.name.removeprefix(f"{wanted.name}-")
+    if free == wanted or number == "2":
+        return wanted
+    return wanted.with_name(f"{wanted.name}-{int(number) - 1}")
+
+
+def is_free(folder: Path) -> bool:
+    """Returns whether there is nothing at a path but, at most, an empty folder."""
+    return not (folder.exists() or folder.is_symlink()) or (folder.is_dir() and not any(folder.iterdir()))
 
 
 @contextmanager

@@ -2,16 +2,18 @@
 
 import dataclasses
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from inspect import signature
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Protocol, get_type_hints
 
 from datasets import DatasetDict
 from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
+from transformers.utils import logging
 
 from ...convert import load_image_processor
 from ...data import AugmentedDataset, check_apart
@@ -20,13 +22,14 @@ from ...model.configuration_hf_vit import HfViTConfig
 from ...model.pretrained import HfViTPreTrainedModel
 from ...visualize import draw_curves
 from ..arguments import HfViTTrainingArguments, ImageDataArguments, ModelArguments, StreamArguments
+from ..callbacks.ema import AVERAGE_FOLDER
 from ..checks import check_optimizer, check_packages, check_training
 from ..data_notes import SeenClasses, note_classes, note_transparent, see_classes
 from ..evaluator_trainer import EvaluationPictures, EvaluatorTrainer
 from ..load_data import HELD_OUT, chooses_step
 from ..models import open_trained, plan_config
 from ..planning.defaults import TaskDefaults
-from ..publishing.model_card import TrainingInfo, Usage, write_model_card
+from ..publishing.model_card import TrainingInfo, Usage, compare, write_model_card
 from ..publishing.report import (
     describe_data,
     describe_options,
@@ -39,9 +42,12 @@ from ..publishing.report import (
     score_split,
 )
 from ..recipe import recipe_of
+from ..saving.checkpoints import on_first_process
+from ..saving.output_folder import free_folder
 from ..trainer import HfViTTrainer
 
 
+logger = logging.get_logger(__name__)
 CURVES = {"Loss, validation scores and learning rate": "curves.png"}
 
 
@@ -50,7 +56,8 @@ class EvaluatedModel:
     """Which model to evaluate, and on what."""
 
     model_name_or_path: str = field(
-        default="", metadata={"help": "Saved or published model: a folder, a file or a name on the Hub."}
+        default="",
+        metadata={"aliases": ["--model"], "help": "Saved or published model: a folder, a file or a name on the Hub."},
     )
     task: str | None = field(
         default=None,
@@ -69,9 +76,26 @@ class EvaluatedModel:
 class EvaluationArguments(HfViTTrainingArguments):
     """The library's arguments, of which those on evaluation and hardware count."""
 
-    output_dir: str = "outputs/evaluation"
+    output_dir: str = field(
+        default="outputs/evaluation/{model}-on-{data}",
+        metadata={"help": "Folder for the scores. That of the default gets a number if it is taken."},
+    )
     eval_strategy: str = "no"
     report_to: str = "none"
+
+    def name_output(self, model: str, sources: Iterable[str]) -> None:
+        """Puts the names of model and data into the default folder, on all processes the same; keeps a given one."""
+        if self.output_dir == type(self).output_dir:
+            folder = self.output_dir.format(model=file_name(model), data="-".join(map(file_name, sources)))
+            self.output_dir = str(on_first_process(self, lambda: free_folder(folder)))
+
+
+def file_name(source: str) -> str:
+    """Returns what to call the outputs of a model or data: its last name, of a part of a training its folder's too."""
+    file = Path(source).expanduser()
+    place = file.resolve() if file.exists() else PurePosixPath(source)  # a name on the Hub
+    is_part = place.name == AVERAGE_FOLDER or place.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
+    return re.sub(r"[^\w.-]+", "-", "-".join(place.parts[-2:]) if is_part else place.name)
 
 
 class LoadedData(Protocol):
@@ -111,8 +135,8 @@ class Task(ABC):
     examples: ClassVar[str] = "images"  # which are trained on and evaluated one by one
     parts: ClassVar[str] = "in {} classes"  # of which the data have names, in the card
     packages: ClassVar[tuple[str, ...]] = ("matplotlib",)  # beside those that hf_vit always needs
+    chooses_threshold: ClassVar[bool] = False  # by validation images: above which score predictions are answers
     evaluation_options: ClassVar[tuple[str, ...]] = ()  # fields that an evaluation takes beside `data` and `args`
-    chooses_threshold: ClassVar[bool] = False  # by the scores of validation images
     defaults: ClassVar[TaskDefaults]  # what is chosen where it is not given
 
     model: ModelArguments
@@ -310,6 +334,22 @@ class Task(ABC):
         )
         return trainer, split
 
+    def choose_threshold(self, trainer: HfViTTrainer) -> None:
+        """Chooses by the validation images, where there are some, above which score a trained model gives answers."""
+        if self.chooses_threshold:
+            assert isinstance(trainer, EvaluatorTrainer)
+            trainer.choose_threshold()
+
+    def describe_threshold(self, trainer: EvaluatorTrainer) -> str:
+        """Returns above which score predictions are answers, and how it was chosen, in words."""
+        if "validation" not in self.loaded.splits:
+            return "none chosen, as there are no validation images: that of who calls the model"
+        chosen = trainer.thresholds.get(False)
+        if chosen is None:
+            return "none: no score divides right from wrong answers to the validation images"
+        same = ", the ones above" if evaluation_split(self.loaded.splits) == "validation" else ""
+        return f"{chosen.value:g}, that of the best F1 ({chosen.f1:.3f}) on the validation images{same}"
+
     def count_examples(self) -> dict[str, int]:
         """Returns the number of examples of each split, of a stream that of those that are evaluated."""
         return {name: len(rows) for name, rows in self.loaded.splits.items()}
@@ -349,6 +389,7 @@ class Task(ABC):
         return {
             **self.describe_model(trainer.model, trainer.processing_class),
             "augmentation": describe_options(self.augmentation),
+            **({"score threshold": self.describe_threshold(trainer)} if self.chooses_threshold else {}),
             **trainer.describe_teacher(),
             **trainer.describe_changes(),
             **({"evaluation": trainer.evaluator.describe_evaluation()} if evaluates else {}),
@@ -409,4 +450,6 @@ class Task(ABC):
             **facts,
         )
         write_model_card(folder, info)
+        for sentence in compare(dataclasses.replace(info, baselines={name: baseline})):
+            logger.warning(sentence)
         return scores

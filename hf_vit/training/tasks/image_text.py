@@ -56,8 +56,9 @@ class ImageTextModelArguments(TaskModelArguments):
     model_name_or_path: str | None = field(
         default=None,
         metadata={
+            "aliases": ["--model"],
             "help": "Model to start from: any saved or published ViT, which gets a text tower, or one that has one "
-            "(saved by this script, CLIP, SigLIP) with its tokenizer."
+            "(saved by this script, CLIP, SigLIP) with its tokenizer.",
         },
     )
     text_model_name_or_path: str | None = field(

@@ -99,7 +99,7 @@ class KeypointEvaluator(Evaluator):
         self, images: list[Image], predictions: list[Prediction], targets: list[Target], file: str | PathLike[str]
     ) -> None:
         """Draws true and predicted keypoints side by side."""
-        draw_poses(images, predictions, targets, self.skeleton, file)
+        draw_poses(images, predictions, targets, self.skeleton, file, self.threshold)
 
     def describe_evaluation(self) -> str:
         """Returns how objects are seen, and what errors are relative to, in words."""
@@ -222,12 +222,14 @@ for found in find_keypoints("image.png"):
     for label, place, score in zip(found["labels"], found["keypoints"], found["scores"]):
         print(label, place, score)""",
         own="""sizes = [(image.height, image.width)]
-((result,),) = image_processor.post_process_keypoint_detection(outputs, target_sizes=sizes)
+threshold = model.options.score_threshold
+((result,),) = image_processor.post_process_keypoint_detection(outputs, target_sizes=sizes, threshold=threshold)
 for label, place, score in zip(result["labels"], result["keypoints"], result["scores"]):
     print(model.config.id2label[int(label)], place.tolist(), float(score))""",
     )
     published = ("ForPoseEstimation",)
     packages = ("matplotlib", "faster_coco_eval")
+    chooses_threshold = True
     collator_class = KeypointDetectionCollator
     examples = "objects"
     parts = "objects with {} keypoints"
@@ -297,7 +299,9 @@ for label, place, score in zip(result["labels"], result["keypoints"], result["sc
             pck_threshold=evaluation.pck_threshold,
             normalize=(ends[0], ends[1]) if ends else None,
         )
-        return KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
+        evaluator = KeypointEvaluator(processor, metric, options.skeleton, evaluation.flip_test)
+        evaluator.threshold = options.score_threshold
+        return evaluator
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on head and loss."""

@@ -111,8 +111,9 @@ class DetectionEvaluator(Evaluator):
     def draw(
         self, images: list[Image], predictions: list[Prediction], targets: list[Target], file: str | PathLike[str]
     ) -> None:
-        """Draws true boxes beside those that are likely."""
-        draw_detections(images, predictions, targets, self.metric.names, file)
+        """Draws true boxes beside those that are answers."""
+        chosen = {} if self.threshold is None else {"threshold": self.threshold}
+        draw_detections(images, predictions, targets, self.metric.names, file, **chosen)
 
     def draw_scores(self, folder: Path, split: str) -> dict[str, str]:
         """Draws precision over recall."""
@@ -122,7 +123,10 @@ class DetectionEvaluator(Evaluator):
 
     def describe_evaluation(self) -> str:
         """Returns what is evaluated, in words."""
-        return f"whole images, the {self.num_queries} most likely pairs of a box and a class; AP and AR as COCO's"
+        overlap = self.processor.nms_threshold
+        repeats = "" if overlap is None else f" but those that overlap a surer one by an IoU above {overlap:g}"
+        pairs = f"the {self.num_queries} most likely pairs of a box and a class{repeats}"
+        return f"whole images, {pairs}; AP and AR as COCO's"
 
     def describe_limits(self) -> str:
         """Returns what the model is not good for, in words."""
@@ -242,15 +246,17 @@ class ObjectDetection(SupervisedTask):
     pipeline = "object-detection"
     usage = Usage(
         name="detect",
-        stock="""for found in detect("image.png", threshold=0.3):
+        stock="""for found in detect("image.png"):
     print(found["label"], found["score"], found["box"])""",
         own="""sizes = [(image.height, image.width)]
-(result,) = image_processor.post_process_object_detection(outputs, threshold=0.3, target_sizes=sizes)
+threshold = model.options.score_threshold or 0.5
+(result,) = image_processor.post_process_object_detection(outputs, threshold, sizes)
 for label, score, box in zip(result["labels"], result["scores"], result["boxes"]):
     print(model.config.id2label[int(label)], float(score), box.tolist())  # x1, y1, x2, y2
 print(len(result["boxes"]), "objects")""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    chooses_threshold = True
     collator_class = ObjectDetectionCollator
     defaults = DETECTION
 
@@ -258,6 +264,10 @@ print(len(result["boxes"]), "objects")""",
     data: DetectionDataArguments
     augmentation: DetectionAugmentationArguments
     args: DetectionTrainingArguments
+
+    def options_of_processor(self) -> dict[str, Any]:
+        """Returns that no boxes are left out until validation images choose it."""
+        return {"nms_threshold": None}
 
     def make_trainer(self) -> HfViTTrainer:
         """Returns the trainer, and warns if the model has not enough queries."""
@@ -282,7 +292,9 @@ print(len(result["boxes"]), "objects")""",
 
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> DetectionEvaluator:
         """Returns the evaluator."""
-        return DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
+        evaluator = DetectionEvaluator(processor, DetectionMetric(self.loaded.names), model.options.num_queries)
+        evaluator.threshold = model.options.score_threshold
+        return evaluator
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on decoder and loss."""

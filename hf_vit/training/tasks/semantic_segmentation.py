@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-import torch
 from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
@@ -14,13 +13,22 @@ from transformers import BaseImageProcessor, PreTrainedModel
 from ...data import load_semantic_segmentation
 from ...evaluation import SemanticSegmentationMetric
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
+from ...model.image_geometry import resize_nearest
 from ...model.image_targets import IGNORED_LABEL
 from ...model.task_segmentation import HfViTForSemanticSegmentation, segmentation_loss, window_of
 from ...visualize import draw_segmentation
 from ..planning.defaults import SEGMENTATION
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
-from .shared import DenseTask, MaskDataArguments, TaskModelArguments, TaskTrainingArguments, best_by, size_of
+from .shared import (
+    DenseTask,
+    MaskDataArguments,
+    TaskModelArguments,
+    TaskTrainingArguments,
+    best_by,
+    most_frequent_classes,
+    size_of,
+)
 
 
 @dataclass
@@ -97,14 +105,9 @@ class SemanticEvaluator(Evaluator):
         )
 
     def naive_baseline(self, targets: Iterable[Tensor]) -> tuple[str, Callable[[Tensor], Tensor]]:
-        """Predicts the most frequent class for every pixel."""
-        counts = torch.zeros(256, dtype=torch.int64)
-        for target in targets:
-            counts += target.flatten().bincount(minlength=256)
-        most_frequent = int(counts[: len(self.metric.names)].argmax())
-        return f"{self.metric.names[most_frequent]} everywhere", lambda target: torch.full(
-            size_of(target), most_frequent
-        )
+        """Predicts the most frequent class at each place, whatever the size of the image."""
+        classes = most_frequent_classes(targets, len(self.metric.names))
+        return "most frequent class at each place", lambda target: resize_nearest(classes, *size_of(target))
 
     def draw(
         self, images: list[Image], predictions: list[Tensor], targets: list[Tensor], file: str | PathLike[str]

@@ -1,16 +1,19 @@
 """What several tasks share: options of arguments, targets that somebody has written down, predictions for pixels."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
+import torch
+from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import DensePredictionCollator, TargetData, dense_augmentation
 from ...evaluation.base import LOWER_IS_BETTER
 from ...evaluation.evaluator import Evaluator, check_truth
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ...model.image_geometry import resize_nearest
 from ..arguments import LIBRARY, HfViTTrainingArguments, ImageDataArguments, ModelArguments, split_names
 from ..distillation.arguments import DistillationArguments, load_teacher, make_distillation
 from ..evaluator_trainer import TargetCollator
@@ -18,6 +21,9 @@ from ..load_data import load_evaluation_targets, load_targets
 from ..models import describe_whole_images, load_model, whole_image_processor
 from ..trainer import HfViTTrainer
 from .base import EvaluatedModel, Task
+
+
+PLACES = 64  # rows and columns of what a naive baseline knows of images of all sizes
 
 
 @dataclass
@@ -255,3 +261,15 @@ def size_of(target: Any) -> tuple[int, int]:
     """Returns the height and width of a target: a map (H, W), or a dictionary with `masks` (M, H, W)."""
     height, width = (target["masks"] if isinstance(target, dict) else target).shape[-2:]
     return height, width
+
+
+def most_frequent_classes(maps: Iterable[Tensor], num_classes: int) -> Tensor:
+    """Returns the most frequent class at each place of images, (R, R): those of `maps` (H, W), resized to that.
+
+    Labels from `num_classes` on do not count. A place that has no others gets the most frequent class of all.
+    """
+    classes = torch.arange(num_classes)[:, None, None]
+    counts = torch.zeros(num_classes, PLACES, PLACES, dtype=torch.int64)
+    for labels in maps:
+        counts += resize_nearest(labels, PLACES, PLACES) == classes
+    return torch.where(counts.any(dim=0), counts.argmax(dim=0), counts.sum(dim=(1, 2)).argmax())

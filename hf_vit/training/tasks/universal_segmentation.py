@@ -18,7 +18,8 @@ from transformers import (
 
 from ...data import load_universal_segmentation
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
-from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric
+from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric, class_map
+from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
 from ..arguments import split_names
@@ -26,7 +27,7 @@ from ..planning.defaults import UNIVERSAL
 from ..publishing.model_card import Usage
 from ..publishing.report import describe_weights
 from ..trainer import HfViTTrainer
-from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, size_of
+from .shared import DenseTask, MaskDataArguments, TaskTrainingArguments, best_by, most_frequent_classes, size_of
 
 
 # Average precision ranks all detections, but the least likely do not move it.
@@ -50,7 +51,9 @@ class UniversalEvaluator(Evaluator):
         sizes = [size_of(target) for target in batch["targets"]]
         same = {"target_sizes": sizes, "patch_attention_mask": mask}
         if PANOPTIC in self.metric.parts:
-            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **same)
+            chosen = model.options.score_threshold
+            least = {} if chosen is None else {"threshold": chosen}
+            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **least, **same)
         if SEMANTIC in self.metric.parts:
             found[SEMANTIC] = self.processor.post_process_semantic_segmentation(outputs, **same)
         if INSTANCE in self.metric.parts:
@@ -102,29 +105,22 @@ class UniversalEvaluator(Evaluator):
     def naive_baseline(
         self, targets: Iterable[dict[str, Any]]
     ) -> tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        """Predicts one segment, the whole image, of the class with the most pixels."""
-        names = self.metric.names
-        counts = torch.zeros(len(names), dtype=torch.int64)
-        for target in targets:
-            counts.index_add_(0, target["class_labels"], target["masks"].sum(dim=(1, 2)))
-        most_frequent = int(counts.argmax())
+        """Predicts the most frequent class at each place, whatever the size of the image, each as one segment."""
+        maps = (torch.from_numpy(class_map(target)) for target in targets)
+        classes = most_frequent_classes(maps, len(self.metric.names))
 
         def predict(target: dict[str, Any]) -> dict[str, Any]:
-            size = size_of(target)
+            semantic = resize_nearest(classes, *size_of(target))
+            labels, segments = semantic.unique(return_inverse=True)
+            masks = segments == torch.arange(len(labels))[:, None, None]
+            info = [{"id": number, "label_id": label, "score": 1.0} for number, label in enumerate(labels.tolist())]
             return {
-                PANOPTIC: {
-                    "segmentation": torch.zeros(size, dtype=torch.int64),
-                    "segments_info": [{"id": 0, "label_id": most_frequent, "score": 1.0}],
-                },
-                SEMANTIC: torch.full(size, most_frequent),
-                INSTANCE: {
-                    "masks": torch.ones(1, *size, dtype=torch.bool),
-                    "class_labels": torch.tensor([most_frequent]),
-                    "scores": torch.ones(1),
-                },
+                PANOPTIC: {"segmentation": segments, "segments_info": info},
+                SEMANTIC: semantic,
+                INSTANCE: {"masks": masks, "class_labels": labels, "scores": torch.ones(len(labels))},
             }
 
-        return f"{names[most_frequent]} as one segment", predict
+        return "most frequent class at each place", predict
 
     def draw(
         self,
@@ -135,7 +131,9 @@ class UniversalEvaluator(Evaluator):
     ) -> None:
         """Draws image, true and predicted segments side by side."""
         part = PANOPTIC if PANOPTIC in self.metric.parts else INSTANCE
-        draw_panoptic(images, [prediction[part] for prediction in predictions], targets, self.metric.names, file)
+        chosen = {} if self.threshold is None else {"threshold": self.threshold}
+        found = [prediction[part] for prediction in predictions]
+        draw_panoptic(images, found, targets, self.metric.names, file, **chosen)
 
     def describe_evaluation(self) -> str:
         """Returns what is evaluated, in words."""
@@ -221,10 +219,12 @@ class UniversalSegmentation(DenseTask):
         stock="""for part in segment("image.png", subtask="panoptic"):  # or "instance", "semantic"
     print(part["label"], part["score"], part["mask"])  # white in the mask is where the image shows it""",
         own="""sizes = [(image.height, image.width)]
-(result,) = image_processor.post_process_panoptic_segmentation(outputs, target_sizes=sizes)
+threshold = model.options.score_threshold or 0.5
+(result,) = image_processor.post_process_panoptic_segmentation(outputs, threshold, target_sizes=sizes)
 print(result["segmentation"].shape, result["segments_info"])""",
     )
     packages = ("matplotlib", "scipy", "faster_coco_eval")
+    chooses_threshold = True
     defaults = UNIVERSAL
 
     data: UniversalDataArguments
@@ -264,7 +264,9 @@ print(result["segmentation"].shape, result["segments_info"])""",
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> UniversalEvaluator:
         """Returns the evaluator."""
         metric = UniversalMetric(self.loaded.names, self.loaded.thing_ids, self.can_overlap)
-        return UniversalEvaluator(processor, metric)
+        evaluator = UniversalEvaluator(processor, metric)
+        evaluator.threshold = model.options.score_threshold
+        return evaluator
 
     @property
     def can_overlap(self) -> bool:

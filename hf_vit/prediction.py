@@ -6,7 +6,6 @@ transformers' own classes work too.
 
 import csv
 import json
-import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,22 +16,29 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image, ImageOps
 from transformers import Pipeline, PreTrainedConfig, pipeline
+from transformers.utils import logging
 
 from .data.formats.files import IMAGE_SUFFIXES, files_below
 from .model.image_inputs import read_image
-from .model.pipeline_hf_vit import HfViTKeypointDetectionPipeline
+from .model.pipeline_hf_vit import (
+    HfViTImageSegmentationPipeline,
+    HfViTKeypointDetectionPipeline,
+    HfViTObjectDetectionPipeline,
+    chosen_threshold,
+)
 from .model.remote_code import refusing_code
 from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
 from .visualize.colors import IGNORED
-from .visualize.figures import arrange_tiles, draw_label_tile, draw_text
+from .visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, draw_text
 
 
+logger = logging.get_logger(__name__)
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
 Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
 
 BOX_SIDES = ("xmin", "ymin", "xmax", "ymax")
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
-THRESHOLD = 0.5  # least score of a segment or an object
+THRESHOLD = 0.5  # least score of a segment or an object, where neither caller nor training has chosen one
 OVERLAP_THRESHOLD = 0.8  # as in the scores of a training: of a segment, at least so much of the mask is its own
 NO_CLASS = 255  # in masks
 # Of families whose configuration does not tell, those that predict meters
@@ -51,6 +57,7 @@ def predict_files(
     top_k: int = 3,
     batch_size: int = 8,
     threshold: float | None = None,
+    nms_threshold: float | None = None,
     boxes: Path | None = None,
     subtask: str | None = None,
     trust_remote_code: bool = False,
@@ -61,16 +68,21 @@ def predict_files(
         model: Folder of a saved model, or its name on the Hub.
         inputs: Image files, and folders that are searched for them.
         output_dir: Where to write the answers about each image, and a picture of each.
-        picture: File for one picture of the first `MAX_TILES` images with their answers.
+        picture: File for a picture of the first `MAX_TILES` images with their answers. What does not fit a screen is
+            on further pages beside it, `name-2.png` and so on.
         top_k: Labels per image, the likeliest first.
         batch_size: Images to be classified, or objects with keypoints, per pass.
-        threshold: Lowest score of a segment or an object, by default 0.5, or of a keypoint, by default none.
+        threshold: Lowest score of a segment, an object or a keypoint; by default the one that the training of the
+            model has chosen, or else 0.5 for a segment or an object, none for a keypoint.
+        nms_threshold: Overlap (IoU) from which on, of two objects of a class, the less sure one is left out; by
+            default none is.
         boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
         subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
         trust_remote_code: Whether Python code runs that the model brings; ours and those of the library need none.
 
     Yields:
-        For each image a dict ready for JSON: `file`, the answer, and, with `output_dir`, the paths `written`. A file
+        For each image a dict ready for JSON: `file`, the answer, and, with `output_dir`, the paths `written`. Where
+        nothing passes the threshold there is the `best_score` too; a warning tells if that is so in all images. A file
         that cannot be read yields `file` and `error`.
 
     Raises:
@@ -80,7 +92,10 @@ def predict_files(
     """
     files = find_images(inputs)
     names, tiles = name_outputs(files), list[Image.Image]()
-    predictor = _open_predictor(model, files, boxes, top_k, batch_size, threshold, subtask, trust_remote_code)
+    options = {"threshold": threshold, "nms_threshold": nms_threshold, "trust_remote_code": trust_remote_code}
+    predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, **options)
+    best_scores: list[float] = []
+    num_answered = 0
     for folder in filter(None, [output_dir, picture and picture.parent]):
         folder.mkdir(parents=True, exist_ok=True)
     for index, image, answer in _answers(predictor, files):
@@ -88,6 +103,11 @@ def predict_files(
             yield {"file": str(files[index]), "error": answer}
             continue
         line = {"file": str(files[index]), **predictor.describe(image, answer)}
+        if predictor.scores(answer):
+            num_answered += 1
+        elif (best := predictor.best_score(files[index], image)) is not None:
+            best_scores.append(best)
+            line["best_score"] = best
         is_tile = picture is not None and len(tiles) < MAX_TILES
         if is_tile or output_dir is not None:
             tile = predictor.draw(image, answer, files[index].name)
@@ -99,9 +119,14 @@ def predict_files(
         if is_tile:
             tiles.append(tile)
         yield line
+    if best_scores and not num_answered:
+        logger.warning(
+            f"Nothing passes the threshold {predictor.options['threshold']:g}: the best score of all images is "
+            f"{max(best_scores):.3g}. Say --threshold {max(best_scores) * 0.9:.2g} to see what has it."
+        )
     if picture is not None and tiles:
-        columns = predictor.columns or max(5, math.isqrt(len(tiles)))
-        arrange_tiles(tiles, min(len(tiles), columns)).save(picture)
+        for number, page in enumerate(arrange_pages(tiles), start=1):
+            page.save(picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}"))
 
 
 def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[int, Image.Image | None, Any]]:
@@ -131,8 +156,10 @@ def _open_predictor(
     boxes: Path | None,
     top_k: int,
     batch_size: int,
-    threshold: float | None,
     subtask: str | None,
+    *,
+    threshold: float | None,
+    nms_threshold: float | None,
     trust_remote_code: bool,
 ) -> "Predictor":
     """Opens a model with the pipeline of the class that it was saved as."""
@@ -141,18 +168,19 @@ def _open_predictor(
     name = str((config.get("architectures") or ["ForImageClassification"])[0])
     if boxes is not None and "ForKeypointDetection" not in name:
         raise ValueError(f"--boxes {boxes} says where keypoints are to be found, but {model} finds none.")
-    least = THRESHOLD if threshold is None else threshold
+    if nms_threshold is not None and (config.get("model_type"), name) != ("hf_vit", "HfViTForObjectDetection"):
+        raise ValueError(f"--nms_threshold {nms_threshold} is for HfViTForObjectDetection, but {model} is a {name}.")
     trust = {"trust_remote_code": trust_remote_code}
     if "ForImageClassification" in name:
         return ClassificationPredictor(model, **trust, top_k=top_k, batch_size=batch_size)
     if "Segmentation" in name:
         is_semantic = subtask == "semantic" or "ForSemanticSegmentation" in name
         predictor = SemanticPredictor if is_semantic else PanopticPredictor
-        return predictor(model, least, subtask, **trust)
+        return predictor(model, threshold, subtask, **trust)
     if "ForDepthEstimation" in name:
         return DepthPredictor(model, **trust)
     if "ForObjectDetection" in name:
-        return DetectionPredictor(model, **trust, threshold=least)
+        return DetectionPredictor(model, **trust, threshold=threshold, nms_threshold=nms_threshold)
     if "ForKeypointDetection" in name:
         boxes_of = {} if boxes is None else read_box_file(boxes, files)
         return KeypointPredictor(model, boxes_of, **trust, threshold=threshold, batch_size=batch_size)
@@ -167,13 +195,17 @@ class Predictor(ABC):
 
     pipeline: ClassVar[str]
     pipeline_class: ClassVar[type[Pipeline] | None] = None  # the library's own
-    columns: ClassVar[int | None] = 1  # of a picture of many images; None makes as many as there are rows
+    task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold decides, if any does
+    threshold: ClassVar[float | None] = None  # where neither caller nor training has chosen one
 
     def __init__(self, model: str, *, trust_remote_code: bool = False, **options: Any) -> None:
         opening: dict[str, Any] = {"pipeline_class": self.pipeline_class, "trust_remote_code": trust_remote_code}
         with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
             self.run = pipeline(self.pipeline, model=model, **opening)
-        self.options = options
+        self.options = {name: value for name, value in options.items() if value is not None}
+        if self.task_config is not None:
+            default = {} if self.threshold is None else {"threshold": self.threshold}
+            self.options = default | chosen_threshold(self.run.model.config, self.task_config) | self.options
         self.label2id: dict[str, int] = self.run.model.config.label2id
         known = {number: label for label, number in self.label2id.items()}
         self.labels = [known.get(number, str(number)) for number in range(max(known, default=-1) + 1)]
@@ -185,6 +217,18 @@ class Predictor(ABC):
     def answer(self, inputs: Iterable[Any]) -> Iterator[Any]:
         """Yields the pipeline's prediction for each prepared image."""
         yield from self.run(iter(inputs), **self.options)
+
+    def scores(self, answer: Any) -> list[float]:
+        """Returns the scores of all that a prediction has."""
+        return [part["score"] for part in answer]
+
+    def best_score(self, file: Path, image: Image.Image) -> float | None:
+        """Returns the best score of an image in which nothing passes the threshold; None without a candidate."""
+        if "threshold" not in self.options:
+            return None
+        return max(
+            self.scores(self.run(self.prepare(file, image), **{**self.options, "threshold": 0.0})), default=None
+        )
 
     @abstractmethod
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
@@ -203,7 +247,6 @@ class ClassificationPredictor(Predictor):
     """Predicts labels of images: `label`, `score`, and `top_k` of these."""
 
     pipeline = "image-classification"
-    columns = None
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
         """Returns the likeliest label, its score, and the runners-up."""
@@ -211,17 +254,18 @@ class ClassificationPredictor(Predictor):
 
     def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
         """Returns the image above label, score and caption."""
-        return draw_label_tile(image, f"{answer[0]['label'][:12]} ({answer[0]['score']:.1%})", caption)
+        return draw_label_tile(image, f"{answer[0]['label']} ({answer[0]['score']:.1%})", caption)
 
 
 class SemanticPredictor(Predictor):
     """Predicts the class of every pixel: `classes` with their share of the image, the largest first."""
 
     pipeline = "image-segmentation"
+    pipeline_class = HfViTImageSegmentationPipeline
+    task_config, threshold = "universal_segmentation_config", THRESHOLD
 
-    def __init__(self, model: str, threshold: float, subtask: str | None, **options: Any) -> None:
-        options |= {"threshold": threshold, "overlap_mask_area_threshold": OVERLAP_THRESHOLD}
-        options |= {} if subtask is None else {"subtask": subtask}
+    def __init__(self, model: str, threshold: float | None, subtask: str | None, **options: Any) -> None:
+        options |= {"threshold": threshold, "overlap_mask_area_threshold": OVERLAP_THRESHOLD, "subtask": subtask}
         super().__init__(model, **options)
 
     def answer(self, inputs: Iterable[Image.Image]) -> Iterator[list[Part]]:
@@ -340,6 +384,8 @@ class DetectionPredictor(Predictor):
     """Predicts `objects`: a box, a label and a score each, the surest first."""
 
     pipeline = "object-detection"
+    pipeline_class = HfViTObjectDetectionPipeline
+    task_config, threshold = "detection_config", THRESHOLD
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
         """Returns score, label and box of each object."""
@@ -364,6 +410,7 @@ class KeypointPredictor(Predictor):
 
     pipeline = "keypoint-detection"
     pipeline_class = HfViTKeypointDetectionPipeline
+    task_config = "keypoint_config"
 
     def __init__(self, model: str, boxes: dict[Path, list[Box]], **options: Any) -> None:
         super().__init__(model, **options)
@@ -373,6 +420,10 @@ class KeypointPredictor(Predictor):
     def prepare(self, file: Path, image: Image.Image) -> dict[str, Any]:
         """Returns the image with its boxes."""
         return {"image": image, "boxes": self.boxes.get(file)}
+
+    def scores(self, answer: Any) -> list[float]:
+        """Returns the scores of all keypoints."""
+        return [score for pose in answer for score in pose["scores"]]
 
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:
         """Returns keypoints, scores, labels and box of each object."""

@@ -1,0 +1,141 @@
+"""Tells what is installed and what it brings, or what a saved or published model is.
+
+Usage: hf-vit info [MODEL]
+
+Examples:
+    hf-vit info
+    hf-vit info outputs/photos
+    hf-vit info facebook/dinov2-small
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from huggingface_hub import ModelCard
+
+from .. import __version__
+from ..flags.named_recipes import named_recipes
+from ..flags.parser import OneLineParser, exit_in_one_line
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import read_config
+from ..training.errors import in_words
+from ..training.lora import count_parameters
+from ..training.tasks import TASKS
+
+
+LIBRARIES = ("torch", "torchvision", "transformers", "datasets", "accelerate", "huggingface-hub")
+# What each extra brings, and the modules that it is made of
+EXTRAS = {
+    "train": ("training, scores and pictures", ("torchvision", "faster_coco_eval", "matplotlib", "sklearn", "scipy")),
+    "torchvision": ("images are resized faster", ("torchvision",)),
+    "schedulefree": ("optimizers without a schedule, --optim schedule_free_adamw", ("schedulefree",)),
+    "peft": ("small changes of large models, LoRA", ("peft",)),
+    "dev": ("what the tests need", ("pytest", "timm", "torchmetrics", "pycocotools")),
+}
+MOST_NAMES = 12  # of classes
+
+
+def main(arguments: Sequence[str], description: str | None, report: Callable[[str], None]) -> None:
+    """Reports on the installation or on a model, and exits with one line about what is wrong.
+
+    Args:
+        arguments: The command line without the program's name.
+        description: Beginning of `--help`.
+        report: Prints a line.
+    """
+    parser = OneLineParser(description)
+    parser.add_argument("model", nargs="?", help="folder or file of a saved model, or its name on the Hub")
+    with exit_in_one_line(ValueError, OSError):
+        model = parser.parse_args(arguments).model
+        for line in describe_installation() if model is None else describe_model(model):
+            report(line)
+
+
+def describe_installation() -> Iterator[str]:
+    """Yields versions, hardware, extras and recipes."""
+    yield f"hf-vit {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield "Libraries: " + ", ".join(f"{name} {version_of(name)}" for name in LIBRARIES)
+    memory = in_words(psutil.virtual_memory().total)
+    yield f"Hardware: {os.cpu_count()} CPU cores, {memory} of memory, {', '.join(accelerators()) or 'no GPU'}"
+    for extra, (use, modules) in EXTRAS.items():
+        missing = [name for name in modules if find_spec(name) is None]
+        state = f'without {", ".join(missing)}: pip install "hf-vit[{extra}]"' if missing else "installed"
+        yield f"Extra {extra} ({use}): {state}"
+    yield f"Recipes, for hf-vit train TASK DATA --recipe NAME: {', '.join(named_recipes())}"
+
+
+def version_of(name: str) -> str:
+    """Returns the version of a package."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "is not installed"
+
+
+def accelerators() -> list[str]:
+    """Returns the names of the GPUs."""
+    if torch.cuda.is_available():
+        return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return ["Apple GPU"] if torch.backends.mps.is_available() else []
+
+
+def describe_model(name_or_path: str) -> Iterator[str]:
+    """Yields what a model is, what it knows, how large it is, and its scores.
+
+    Raises:
+        OSError: if there is no such model.
+        ValueError: if it cannot be opened.
+    """
+    content = read_config(name_or_path)
+    architecture = (content.get("architectures") or ["a model that names no class"])[0]
+    yield f"{name_or_path}: {architecture} ({content.get('model_type', 'no type')})"
+    if content.get("model_type") == "hf_vit":
+        yield from describe_ours(content)
+    names = list((content.get("id2label") or {}).values())
+    if names:
+        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+        yield f"Classes: {len(names)}: {', '.join(map(str, names[:MOST_NAMES]))}{more}"
+    yield from describe_scores(name_or_path)
+    if (file := Path(name_or_path) / "recipe.yaml").is_file():
+        yield f"Trained by the arguments in {file}"
+
+
+def describe_ours(content: dict[str, Any]) -> Iterator[str]:
+    """Yields the task, the shape and the number of parameters of one of our models, given its config.json."""
+    config = HfViTConfig.from_dict(content)
+    architecture = str((config.architectures or ["HfViTModel"])[0])
+    task = next((name for name, task in TASKS.items() if task.model_class.__name__ == architecture), None)
+    model_class = HfViTModel if task is None else TASKS[task].model_class
+    with torch.device("meta"):
+        model = model_class(config)
+    if task is not None:
+        yield f"Task: {task.replace('_', '-')}"
+    yield (
+        f"Size: {count_parameters(model):,} parameters, {config.num_hidden_layers} layers of width "
+        f"{config.hidden_size}, images of {in_pixels(config.image_size)}, patches of {in_pixels(config.patch_size)}"
+    )
+
+
+def in_pixels(size: int | tuple[int, int]) -> str:
+    """Returns height and width in words."""
+    height, width = to_pair(size)
+    return f"{height}x{width} pixels"
+
+
+def describe_scores(name_or_path: str) -> Iterator[str]:
+    """Yields the scores that a model's card names, if it has a card."""
+    card = Path(name_or_path) / "README.md"
+    try:
+        data = ModelCard.load(card if Path(name_or_path).exists() else name_or_path).data
+    except (OSError, ValueError):  # of a network too
+        return
+    for result in data.eval_results or []:
+        yield f"Score: {result.metric_type} {result.metric_value} on {result.dataset_name}"

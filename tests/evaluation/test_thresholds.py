@@ -1,0 +1,144 @@
+"""The score above which predictions are answers: by the best F1, robust with few images, the same in any order."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hf_vit.evaluation import DetectionMetric, KeypointMetric
+from hf_vit.evaluation.thresholds import best_threshold
+from hf_vit.evaluation.universal import INSTANCE, UniversalMetric
+
+
+FAR = [200, 200, 220, 220]
+
+
+def f1(threshold: float, scores: np.ndarray, correct: np.ndarray, count: int) -> float:
+    given = scores > threshold
+    return 2 * correct[given].sum() / (given.sum() + count)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_other_threshold_is_much_better(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    correct = np.arange(400) < 120
+    scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)  # with equal ones
+    found = best_threshold(scores, correct, 150)
+    assert found is not None
+    assert found.f1 == pytest.approx(f1(found.value, scores, correct, 150))
+    assert found.f1 >= 0.99 * max(f1(value, scores, correct, 150) for value in np.linspace(0, 1, 1001)) - 0.01
+    order = generator.permutation(400)
+    assert best_threshold(scores[order], correct[order], 150) == found
+
+
+def test_it_lies_in_the_middle_of_a_gap() -> None:
+    assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None)
+
+
+def test_one_object_more_or_less_decides_nothing() -> None:
+    scores = np.linspace(0.9, 0.1, 81)  # 40 right ones, then one of two, then none
+    correct = np.array([True] * 40 + [number % 2 == 0 for number in range(20)] + [False] * 21)
+    curve = [f1(value, scores, correct, 55) for value in scores]
+    found = best_threshold(scores, correct, 55)
+    assert found is not None
+    assert found.f1 > 0.98 * max(curve)
+    assert found.value > scores[int(np.argmax(curve))] + 0.01  # the best one lies at the end of many good ones
+
+
+def test_without_a_right_prediction_there_is_none() -> None:
+    assert best_threshold([0.9], [False], 3) is None
+    assert DetectionMetric(["a"]).best_threshold() is None
+    assert UniversalMetric(["a", "b"], [], can_overlap=False).best_threshold() is None
+
+
+def shifted(box: list[float], by: float) -> list[float]:
+    return [value + by for value in box]
+
+
+def detections(*found: tuple[list[float], float], label: int = 0) -> dict[str, Any]:
+    return {
+        "boxes": np.array([box for box, _ in found], dtype=float).reshape(-1, 4),
+        "class_labels": np.full(len(found), label),
+        "scores": [score for _, score in found],
+    }
+
+
+def truth(*boxes: list[float], label: int = 0, crowds: tuple[bool, ...] = ()) -> dict[str, Any]:
+    return {
+        "boxes": np.array(boxes, dtype=float).reshape(-1, 4),
+        "class_labels": np.full(len(boxes), label),
+        "is_crowd": np.array(crowds or [False] * len(boxes)),
+    }
+
+
+def test_a_box_is_right_once_and_of_its_class() -> None:
+    box, crowd = [10, 10, 30, 30], [100, 100, 180, 180]
+    metric = DetectionMetric(["a", "b"])
+    image = (
+        detections((box, 0.8), (shifted(box, 2), 0.6), (FAR, 0.5), ([110, 110, 120, 120], 0.9)),
+        truth(box, crowd, crowds=(False, True)),
+    )
+    wrong = detections((box, 0.7)), truth(box, label=1)
+    metric.update([metric.record(*image)])
+    found = metric.best_threshold()
+    assert found is not None
+    assert (found.value, found.f1) == (0.7, 1.0)  # between 0.8 and the repeated box; the one of the crowd aside
+    metric.update([metric.record(*wrong)])
+    found = metric.best_threshold()
+    assert found is not None
+    assert found.f1 == pytest.approx(2 / 3)
+
+
+def test_repeated_boxes_are_left_out_where_that_helps() -> None:
+    metric, box = DetectionMetric(["a"]), [10, 10, 40, 40]
+    images = [
+        (
+            detections((shifted(box, i), 0.9 - 0.01 * i), (shifted(box, i + 2), 0.895 - 0.01 * i)),
+            truth(shifted(box, i)),
+        )
+        for i in range(9)
+    ]
+    records = [metric.record(*image) for image in images]
+    for _ in range(2):
+        metric.reset()
+        metric.update(random.sample(records, len(records)))
+        found = metric.best_threshold()
+        assert found is not None
+        assert (found.nms, found.f1) == (0.7, 1.0)
+    near = [(detections((box, 0.9), (shifted(box, 3), 0.8)), truth(box, shifted(box, 3)))] * 3  # which are two objects
+    metric.reset()
+    metric.update([metric.record(*image) for image in near])
+    found = metric.best_threshold()
+    assert found is not None
+    assert (found.nms, found.f1) == (None, 1.0)
+
+
+def test_instances_choose_by_their_masks() -> None:
+    mask = np.zeros((2, 20, 20), dtype=bool)
+    mask[0, 2:10, 2:10] = mask[1, 12:18, 12:18] = True
+    metric = UniversalMetric(["a"], [0], can_overlap=True)
+    prediction = {INSTANCE: {"masks": mask, "class_labels": [0, 0], "scores": [0.3, 0.1]}}
+    metric.update([metric.record(prediction, {"masks": mask[:1], "class_labels": np.array([0])})])
+    assert metric.best_threshold() == (0.2, 1.0, None)
+
+
+def test_keypoints_that_are_not_there_stay_away() -> None:
+    metric, points = KeypointMetric(["a", "b", "c"]), np.array([[10.0, 10], [60, 10], [10, 60]])
+
+    def record(visibility: list[int], scores: list[float]) -> Any:
+        target = {
+            "keypoints": np.column_stack([points, visibility]),
+            "box": [0, 0, 70, 70],
+            "area": 4900,
+            "image_id": 1,
+        }
+        return metric.record({"keypoints": points + 3, "scores": scores}, target)
+
+    metric.update([record([2, 1, 0], [0.5, 0.4, 0.1])] * 4)
+    found = metric.best_threshold()
+    assert found is not None
+    assert (found.value, found.f1) == (0.25, 1.0)
+    metric.reset()
+    metric.update([record([2, 2, 2], [0.5, 0.4, 0.1])] * 4)
+    assert metric.best_threshold() is None  # all are right, and all are given

@@ -1,0 +1,309 @@
+"""The command `hf-vit` and the same from Python: what is said, what is refused, and what comes of it."""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from transformers import TrainingArguments
+
+import hf_vit
+from hf_vit import cli
+from hf_vit.flags import named_recipes
+from hf_vit.flags.parser import unknown_option
+from hf_vit.flags.words import name_words
+from hf_vit.training import TASKS, given_arguments, parse_arguments
+from hf_vit.training.recipe import as_words, has_recipe
+from hf_vit.training.run import command_line
+from hf_vit.training.saving.output_folder import free_folder, last_folder
+
+from .helpers.datasets import write_class_folders
+from .helpers.fresh import ROOT, run_with_package
+
+
+SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
+OPTIONS = {
+    "preset": "tiny",
+    "image_size": 16,
+    "config_overrides": SHAPE,
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "use_cpu": True,
+    "report_to": "none",
+}
+
+
+@pytest.fixture(autouse=True)
+def program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["hf-vit"])
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with photos in it, where everything is written."""
+    write_class_folders(tmp_path / "photos", ["cat", "dog"])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[hf_vit.TrainingResult, list[str]]]:
+    """What a training by a call has come to, in the folder that it chose, and what it said."""
+    folder, said = tmp_path_factory.mktemp("trained"), list[str]()
+    write_class_folders(folder / "photos", ["cat", "dog"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield hf_vit.train("image_classification", folder / "photos", report=said.append, **OPTIONS), said
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_help_of_a_task_is_read_at_a_glance_and_its_longer_form_has_everything(
+    task: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    short, long = (help_of(capsys, "train", task.replace("_", "-"), "--help", *more) for more in ((), ("all",)))
+    assert len(short.splitlines()) < 60
+    assert max(map(len, short.splitlines())) <= 80
+    names = set(options_of(task))
+    for option in ("dataset_name", "model_name_or_path", "learning_rate", "output_dir", "dry_run"):
+        assert re.search(rf"^  --{option}\b", short, flags=re.MULTILINE)
+    listed = re.findall(r"^  --(\w+)", long, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(names)
+    ours, of_library = long.split("Options of the library's Trainer")
+    assert "--adam_epsilon" in of_library
+    assert not set(re.findall(r"^  --(\w+)", ours, flags=re.MULTILINE)) & {
+        option.name for option in fields(TrainingArguments)
+    }
+
+
+def options_of(task: str) -> Iterator[str]:
+    for kind in TASKS[task].argument_types():
+        yield from (option.name for option in fields(kind) if option.init)
+
+
+def test_commands_and_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main([])
+    assert {f"    {name} " for name in cli.COMMANDS} <= set(re.findall(r"^    \w+ ", capsys.readouterr().out, re.M))
+    cli.main(["train"])
+    assert all(f"\n    {task.replace('_', '-')}\n" in capsys.readouterr().out for task in ["image_text"])
+    for name in cli.COMMANDS:
+        assert (ROOT / "hf_vit" / "commands" / f"{name}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (
+            "train image-classification photos --epochs 3",
+            "There is no option --epochs. Did you mean --num_train_epochs?",
+        ),
+        ("train image-classification photos --lr=1", "no option --lr. Did you mean --learning_rate?"),
+        ("train image-classification photos --learning-rat 1", "Did you mean --learning_rate"),
+        ("train image-classification photos --batch_size 8", "Did you mean --per_device_train_batch_size"),
+        ("train object-detection photos --imgsz 8", "Did you mean --image_size?"),
+        ("train image-text --data photos", "Did you mean --dataset_name?"),
+        ("train depth-estimation photos --weights x", "Did you mean --model_name_or_path?"),
+        ("train image-classification photos --do_train", "do_train has nothing to switch on"),
+        ("train image-classification photos --do-eval true", "do_eval has nothing to switch on"),
+        ("train image-classification photos --seed 1 more", "'more' belongs to no option"),
+        ("train image-classification photos --recipe cifar-10", "There is no recipe 'cifar-10'. Did you mean cifar10"),
+        ("train image-clasification photos", "no task 'image-clasification'. Did you mean image_classification?"),
+        (
+            "train image-classification photos --help me",
+            "--help me: there are --help, for what matters, and --help all",
+        ),
+        ("predict model photos --treshold 1", "no option --treshold. Did you mean --threshold"),
+        ("features list", "There is no hf-vit features list. Choose extract or evaluate"),
+        ("trian photos", "There is no command 'trian'. Did you mean train?"),
+        ("info nothing/at/all", "There is no folder or file 'nothing/at/all'"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(
+    arguments: str, answer: str, capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments.split())
+    message = str(stopped.value.code)
+    assert answer in message
+    assert message.startswith("hf-vit: ")
+    assert "\n" not in message
+    assert not "".join(capsys.readouterr())
+    assert [place.name for place in workplace.iterdir()] == ["photos"]
+
+
+def test_what_is_far_from_all_options_gets_no_guess() -> None:
+    assert unknown_option("zzz", ["seed", "bf16"]) == "There is no option --zzz."
+
+
+def test_words_before_options_have_names() -> None:
+    assert name_words(["m", "d", "--seed", "1", "x"], ["a", "b"]) == ["--a", "m", "--b", "d", "--seed", "1", "x"]
+    assert name_words(["--seed", "1"], ["a"]) == ["--seed", "1"]
+
+
+def test_recipes_go_with_the_package_and_are_found_by_name() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    installed, checkout = named_recipes.FOLDERS
+    assert wheel["force-include"] == {
+        checkout.relative_to(ROOT).as_posix(): installed.relative_to(ROOT).as_posix(),
+    }
+    files = list((ROOT / "scripts" / "recipes").glob("*.yaml"))
+    assert set(named_recipes.named_recipes().values()) == set(files)
+    assert sum(len(named_recipes.recipes_of(task)) for task in TASKS) == len(files)
+
+
+def test_a_recipe_is_the_same_by_name_as_a_file_and_as_a_mapping() -> None:
+    file = str(ROOT / "scripts" / "recipes" / "bccd.yaml")
+    types, rest = TASKS["object_detection"].argument_types(), ["--dataset_name", "cells", "--seed", "3"]
+    by_file = given_arguments(types, [file, *rest])
+    assert by_file["seed"] == 3
+    assert by_file == given_arguments(types, [*rest, "--recipe", "bccd"])
+    assert by_file == given_arguments(types, [{"recipe": file, "dataset_name": "cells", "seed": 3}])
+    assert by_file == given_arguments(types, [by_file])
+    assert by_file == given_arguments(types, as_words([by_file]))
+    assert [has_recipe(words) for words in ([file], rest, [*rest, "--recipe=bccd"], [{"seed": 3}])] == [
+        *(True, False),
+        *(True, False),
+    ]
+
+
+def test_a_card_names_the_command_that_trains_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: Any = [
+        {"seed": 1, "hub_token": "hf_secret", "eval_scales": [1, 2], "bf16": True},
+        "--output_dir",
+        "out",
+    ]
+    words = ["--seed", "1", "--eval_scales", "1", "2", "--bf16", "true", "--output_dir", "out"]
+    program = ("train", "image-text")
+    assert command_line(arguments, program, world_size=1) == ["hf-vit", *program, *words]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    launcher = ["torchrun", "--nnodes", "2", "--nproc_per_node", "2", "-m", "hf_vit"]
+    assert command_line(arguments, program, world_size=4) == [*launcher, *program, *words]
+
+
+def test_the_folder_to_resume_in_is_the_last_one_that_was_given_out(tmp_path: Path) -> None:
+    for _ in range(3):
+        folder = free_folder(tmp_path / "photos-task")
+        assert last_folder(tmp_path / "photos-task") != folder or folder.name == "photos-task"
+        folder.mkdir()
+        (folder / "recipe.yaml").touch()
+        assert last_folder(tmp_path / "photos-task") == folder
+    assert folder.name == "photos-task-3"
+
+
+@pytest.mark.slow
+def test_a_dry_run_checks_and_says_everything_and_writes_nothing(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(workplace.rglob("*"))
+    words = as_words([{**OPTIONS, "max_steps": 7, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}])
+    cli.main(["train", "image-classification", "photos", *words, "--dry_run", "--push_to_hub"])
+    said = capsys.readouterr().out
+    parameters = re.findall(r"Model: ([\d,]+) parameters\. Output: outputs/photos-image-classification", said)
+    assert parameters
+    assert "Steps: 7 (" in said
+    assert "max_steps: 7" in said
+    assert "and 3 of its checkpoints" in said
+    assert sorted(workplace.rglob("*")) == before
+    (workplace / "photos" / "train" / "cat" / "0.png").write_bytes(b"")
+    with pytest.raises(SystemExit, match=r"0\.png"):
+        cli.main(["train", "image-classification", "photos", *words, "--dry_run"])
+
+
+@pytest.mark.slow
+def test_a_call_trains_as_the_command_does(trained: tuple[hf_vit.TrainingResult, list[str]]) -> None:
+    result, said = trained
+    assert result.output_dir == Path("outputs/photos-image-classification")
+    assert set(result.scores) >= {"accuracy", "loss"}
+    assert any(line.startswith("Scores: ") for line in said)
+    photo = Image.open(result.output_dir.parents[1] / "photos/test/cat/0.png")
+    (answer, _) = result.pipeline(photo, top_k=2)
+    assert answer["label"] in ("cat", "dog")
+    assert result.pipeline is result.pipeline
+    answers = hf_vit.predict(result.output_dir, ["photos/test/cat", Path("photos/test/dog/1.png")])
+    assert [Path(line["file"]).as_posix() for line in answers] == [
+        *("photos/test/cat/0.png", "photos/test/cat/1.png", "photos/test/dog/1.png"),
+    ]
+    assert answers[0]["label"] == answer["label"]
+    assert answers[0]["score"] == pytest.approx(answer["score"], abs=1e-5)
+    scores = hf_vit.evaluate(result.output_dir, "photos", report=lambda _: None, use_cpu=True, output_dir="scores")
+    assert scores == pytest.approx(result.scores, abs=1e-5)
+    assert "hf-vit train image-classification --preset tiny" in (result.output_dir / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_recipe_of_a_call_is_that_of_its_command(trained: tuple[hf_vit.TrainingResult, list[str]]) -> None:
+    result, _ = trained
+    types = TASKS["image_classification"].argument_types()
+    recipe = given_arguments(types, [str(result.output_dir / "recipe.yaml")])
+    assert SHAPE.items() <= recipe.pop("config_overrides").items()
+    assert {name: recipe.get(name) for name in OPTIONS if name != "config_overrides"}.items() <= OPTIONS.items()
+    assert Path(recipe["dataset_name"]).name == "photos"
+    assert parse_arguments(types, [recipe])[-3].max_steps == 2
+    # The next one gets a folder of its own.
+    plan: list[str] = []
+    hf_vit.train("image-classification", "photos", report=plan.append, dry_run=True, **OPTIONS)
+    assert any("Output: outputs/photos-image-classification-2" in line for line in plan)
+    assert not Path("outputs/photos-image-classification-2").exists()
+
+
+@pytest.mark.slow
+def test_info_tells_what_a_model_is(
+    trained: tuple[hf_vit.TrainingResult, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, _ = trained
+    cli.main(["info", str(result.output_dir)])
+    said = capsys.readouterr().out
+    count = sum(weights.numel() for weights in result.model.parameters())
+    for part in ("Task: image-classification", f"{count:,} parameters", "16x16 pixels", "Classes: 2: cat, dog"):
+        assert part in said
+    assert f"Score: accuracy {result.scores['accuracy']}" in said
+    cli.main(["info"])
+    assert f"hf-vit {hf_vit.__version__}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "classify"}, "no task 'classify'"),
+        ({"epochs": 3}, r"no option epochs\. Did you mean num_train_epochs\?"),
+        ({"do_train": True}, "do_train has nothing to switch on"),
+        ({"learning_rate": "fast"}, "invalid float value: 'fast'"),
+        ({"model_name_or_path": "x"}, "model_name_or_path is given by model or data"),
+        ({"recipe": "mnits"}, r"no recipe 'mnits'\. Did you mean mnist"),
+        ({"data": "nowhere/at/all"}, "nowhere/at/all"),
+    ],
+)
+def test_a_bad_call_raises_what_python_expects(options: dict[str, Any], message: str, workplace: Path) -> None:
+    call = {"task": "image-classification", "data": "photos", "model": None, "use_cpu": True, **options}
+    with pytest.raises((ValueError, OSError), match=message):
+        hf_vit.train(**call)
+    assert [place.name for place in workplace.iterdir()] == ["photos"]
+
+
+@pytest.mark.slow
+def test_the_package_opens_models_without_what_trains(tmp_path: Path) -> None:
+    code = """
+        import sys, hf_vit
+        assert not [name for name in sys.modules if name.startswith(("hf_vit.training", "hf_vit.calls"))]
+        import hf_vit.prediction
+        assert callable(hf_vit.predict) and callable(hf_vit.train) and callable(hf_vit.evaluate)
+        try:
+            hf_vit.trian
+        except AttributeError:
+            sys.argv = ["hf-vit", "--version"]
+            import runpy
+            runpy.run_module("hf_vit", run_name="__main__")
+    """
+    assert run_with_package(code, tmp_path, fresh=True).stdout == f"hf-vit {hf_vit.__version__}\n"
