@@ -19,6 +19,7 @@ from hf_vit.training.planning.budget import Budget, Pace
 from hf_vit.training.planning.defaults import CLASSIFICATION, DETECTION, PHOTOS, Size, TaskDefaults, choose
 from hf_vit.training.planning.facts import Facts
 from hf_vit.training.planning.plan import Planner
+from hf_vit.training.run import parse_evaluation
 
 
 NAMES = ["cat", "dog", "fox"]
@@ -167,7 +168,7 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
 ) -> None:
     monkeypatch.setattr(budget, "LEAST_TIMED", 3)
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # of this session, which has others
-    command = command_of(photos, tmp_path / "out", "--minutes", "0.2", "--config_overrides", '{"hidden_act": "silu"}')
+    command = command_of(photos, tmp_path / "out", "--minutes", "0.1", "--config_overrides", '{"hidden_act": "silu"}')
     told = "\n".join(train(command))
     size, steps, _ = re.search(r"(Size: .*)\n(Steps: .*)\n(End: .*)", told).groups()  # type: ignore[union-attr]
     assert "images of 16 pixels (most have 16)" in size
@@ -183,15 +184,9 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     monkeypatch.setattr(plan, "measure_pace", pytest.fail)
     train([*command, "--resume_from_checkpoint", "last"])
     assert yaml.safe_load(file.read_text()) == recipe
-    values = [parse_task(ImageClassification, [str(file), "--use_cpu"])]
-    values.append(Planner(values[0], [str(file), "--use_cpu"], print).started()[0])
-    first, again = (task.args for task in values)
-    assert (first.max_steps, first.learning_rate, first.use_muon) == (
-        recipe["max_steps"],
-        recipe["learning_rate"],
-        True,
-    )
-    assert again.to_dict() == first.to_dict()
+    train([str(file), "--output_dir", str(tmp_path / "again")])
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("length", ["--max_steps", "--num_train_epochs"])
@@ -259,3 +254,11 @@ def test_nothing_is_held_out_that_chooses_nothing(
     command = command_of(data, tmp_path / "out", "--max_steps", "2", "--image_size", "16", *options)
     command += ["--per_device_train_batch_size", "8", "--config_overrides", config]
     assert any(re.search(told, line) for line in train(command))
+    places = ["--model_name_or_path", str(tmp_path / "out"), "--dataset_name", str(data), "--use_cpu"]
+    evaluation, saved = parse_evaluation([*places, "--split", "validation", "--output_dir", str(tmp_path / "scores")])
+    if "no training image" not in told:
+        evaluation.make_evaluation_trainer(saved)
+        assert len(evaluation.loaded.splits["validation"]) == 6
+    else:  # images that were trained on would be taken for others
+        with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
+            evaluation.make_evaluation_trainer(saved)
