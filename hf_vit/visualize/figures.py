@@ -230,6 +230,8 @@ def fit_line(line: str, width: float, size: float) -> tuple[str, Font]:
 
 def arrange_pages(tiles: Sequence[Image.Image], margin: int = 8) -> list[Image.Image]:
     """Returns pictures of any sizes as `arrange_tiles` does, on as many pages as it takes for each to fit a screen."""
+    if not tiles:
+        return []
     room = MAX_SIDE - margin
     for tile in tiles:
         tile.thumbnail((room - margin, room - margin))
