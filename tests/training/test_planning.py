@@ -12,7 +12,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from hf_vit.training import TASKS, ImageClassification, parse_arguments, run
+from hf_vit.data import load_semantic_segmentation
+from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, parse_arguments, run
+from hf_vit.training.arguments import ImageDataArguments
+from hf_vit.training.load_data import load_targets
 from hf_vit.training.models import plan_config
 from hf_vit.training.planning import budget, plan
 from hf_vit.training.planning.budget import Budget, Pace
@@ -20,6 +23,8 @@ from hf_vit.training.planning.defaults import CLASSIFICATION, DETECTION, PHOTOS,
 from hf_vit.training.planning.facts import Facts
 from hf_vit.training.planning.plan import Planner
 from hf_vit.training.run import parse_evaluation
+
+from ..helpers.dense_trainings import write_scenes
 
 
 NAMES = ["cat", "dog", "fox"]
@@ -88,7 +93,7 @@ def test_fields_that_are_given_stay_and_others_are_added() -> None:
 @pytest.mark.parametrize("kind", TASKS.values(), ids=TASKS)
 def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
     command = ["--dataset_name", "photos", "--output_dir", str(tmp_path)]
-    for native in (28, 32, 50, 500):
+    for native in (28, 100):
         for bounded in kind.defaults.sizes(native):
             options = choose(kind.defaults, Facts(native_size=native), (), {}, size=bounded)
             task = Planner(parse_task(kind, command), command, print).task_with(options)
@@ -262,3 +267,16 @@ def test_nothing_is_held_out_that_chooses_nothing(
     else:  # images that were trained on would be taken for others
         with pytest.raises(ValueError, match=r"no split 'validation'.* add --train_val_split 0.1"):
             evaluation.make_evaluation_trainer(saved)
+
+
+@pytest.mark.parametrize("chooses_threshold", [False, True])
+def test_a_threshold_needs_images_that_are_held_out(chooses_threshold: bool, tmp_path: Path) -> None:
+    data = write_scenes(tmp_path / "scenes")
+    (data / "val").rename(data / "test")
+    args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
+    source = ImageDataArguments(dataset_name=str(data))
+    loaded = load_targets(
+        lambda: load_semantic_segmentation(str(data)), source, args, needs_validation=chooses_threshold
+    )
+    assert ("validation" in loaded.splits) == source.holds_out == chooses_threshold
+    assert source.train_val_split == (0.1 if chooses_threshold else 0.0)
