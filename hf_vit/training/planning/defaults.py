@@ -215,7 +215,7 @@ DEPTH = TaskDefaults(
     ),
     steps=1000,
     batch=8,
-    scratch={**MUON, "learning_rate": 2e-3},
+    scratch={**MUON, "learning_rate": 1e-3},
     config=REGULARIZED,
     head=depth_head,
     augmentation=lambda facts, epochs: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.5},

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -42,18 +42,14 @@ class Planner:
         task: The task, by the arguments that are given.
         arguments: These, as a command line without the program's name.
         report: Tells the user what is chosen.
-        may_start_workers: Whether worker processes may be started: they run the program again on some systems.
 
     Raises:
         ValueError: if a budget is given beside what it would choose.
     """
 
-    def __init__(
-        self, task: Task, arguments: Arguments, report: Callable[[str], None], may_start_workers: bool = True
-    ) -> None:
+    def __init__(self, task: Task, arguments: Arguments, report: Callable[[str], None]) -> None:
         self.start = time.monotonic() - import_seconds()
         self.task, self.arguments, self.report = task, arguments, report
-        self.may_start_workers = may_start_workers
         options = given_arguments(task.argument_types(), arguments)
         overrides = task.model.overrides()
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
@@ -92,16 +88,13 @@ class Planner:
         """Returns a task whose data are loaded with all that is chosen for it, and this."""
         if not self.is_planned:
             return task, UNPLANNED
-        facts = of_first_process(gather_facts(task, self.may_start_workers))
+        facts = of_first_process(gather_facts(task))
         batch = self.known_batch(task, facts)
         held_out = {"train_val_split": task.data.train_val_split}
         minutes = self.minutes(facts)
         if minutes is None:
-            size = (
-                task.defaults.sizes(facts.native_size)[-1 if facts.has_gpu else 1]
-                if self.may_choose_size(facts)
-                else None
-            )
+            sizes = self.sizes(task, facts)
+            size = sizes[-1 if facts.has_gpu else min(1, len(sizes) - 1)]
             chosen = self.choose(task, facts, size=size, steps=self.known_steps(task, facts, batch), batch=batch)
         else:
             chosen = self.fit(task, facts, minutes, batch)
@@ -121,9 +114,10 @@ class Planner:
         is_open = not (LENGTHS | SIZE_FIELDS) & self.given
         return DEFAULT_MINUTES if is_open and not facts.has_gpu and facts.num_images is not None else None
 
-    def may_choose_size(self, facts: Facts) -> bool:
-        """Returns whether the sizes of model and images are to be chosen."""
-        return facts.start == "scratch" and not SIZE_FIELDS & self.given
+    def sizes(self, task: Task, facts: Facts) -> Sequence[Size | None]:
+        """Returns the sizes of model and images to choose from, None where these are given."""
+        is_open = facts.start == "scratch" and not SIZE_FIELDS & self.given
+        return task.defaults.sizes(facts.native_size) if is_open else [None]
 
     def known_batch(self, task: Task, facts: Facts) -> int:
         """Returns the images of a step on all processes."""
@@ -147,26 +141,21 @@ class Planner:
     def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
         """Returns what fits into a budget, and tells what that is."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
-        budget = Budget(60 * minutes, facts.num_scored, num_validated, self.seconds)
-        sizes: list[Size | None] = (
-            list(task.defaults.sizes(facts.native_size)) if self.may_choose_size(facts) else [None]
-        )
+        num_scored = facts.num_scored + num_validated * task.chooses_threshold
+        budget = Budget(60 * minutes, num_scored, num_validated, self.seconds)
         needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4
-
-        def options(choice: Candidate) -> Options:
-            evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
-            known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
-            return self.choose(task, facts, batch=batch, **known)
 
         def measure(size: Size | None, steps: int = needed) -> Pace:
             trial = self.choose(task, facts, size=size, steps=steps, batch=batch)
             return measure_pace(self.task_with(trial, task), seconds)
 
-        choice = budget.choose(sizes, needed, measure)
+        choice = budget.choose(self.sizes(task, facts), needed, measure)
         if task.defaults.differ(facts, batch, needed, choice.steps):  # other augmentations take another time
             choice = budget.plan(choice.size, measure(choice.size, choice.steps))
-        chosen = options(choice)
+        evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
+        known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
+        chosen = self.choose(task, facts, batch=batch, **known)
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
         return chosen
 
