@@ -78,6 +78,24 @@ assert features(photo).shape == (1, 32)
 for batched in features([saved["photo"]] * 3, batch_size=2):
     torch.testing.assert_close(batched, features(photo))
 
+# As the library's tutorials give labels; other labels get a fresh head.
+given = {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": "0", "b": "1", "c": "2"}}
+assert AutoModelForImageClassification.from_pretrained(source, **given, **remote)(images).logits.shape[1] == 3
+config = AutoConfig.from_pretrained(source, **given, **remote)
+assert AutoModelForImageClassification.from_pretrained(source, config=config, **remote).config.id2label[2] == "c"
+segmenter = __import__("transformers").AutoModelForImageSegmentation.from_pretrained(source, **remote)
+assert type(segmenter).__name__ == "HfViTForSemanticSegmentation"
+
+# Models pickle, with what records their states, and so have a fingerprint.
+Hasher = __import__("datasets.fingerprint").fingerprint.Hasher
+for used in (model, processor):
+    assert Hasher.hash(used) == Hasher.hash(used)
+states = model(images, output_hidden_states=True).hidden_states
+torch.save(model, "model.pt")
+for copied in (torch.load("model.pt", weights_only=False), __import__("copy").deepcopy(model)):
+    own = copied(images, output_hidden_states=True).hidden_states
+    assert len(own) == len(states) and all(map(torch.equal, own, states))
+
 # What was opened saves again, and opens again: everything that the folder needs goes along.
 model.save_pretrained("again")
 processor.save_pretrained("again")
