@@ -53,6 +53,17 @@ assert config.model_type == "hf_vit" and config.id2label[1] == "dog", config
 model = AutoModelForImageClassification.from_pretrained(source, **remote).eval()
 assert type(model).__module__.startswith("transformers_modules"), type(model)
 assert torch.equal(model(images).logits, saved["logits"])
+
+# Models pickle, with what records their states, and so have a fingerprint. (The library may run code of the Hub anew
+# for another Auto class, after which Python no longer finds the class of this one by its name.)
+Hasher = __import__("datasets.fingerprint").fingerprint.Hasher
+assert Hasher.hash(model) == Hasher.hash(model)
+states = model(images, output_hidden_states=True).hidden_states
+torch.save(model, "model.pt")
+for copied in (torch.load("model.pt", weights_only=False), __import__("copy").deepcopy(model)):
+    own = copied(images, output_hidden_states=True).hidden_states
+    assert len(own) == len(states) and all(map(torch.equal, own, states))
+
 base, info = AutoModel.from_pretrained(source, output_loading_info=True, **remote)
 assert not info["missing_keys"] and set(info["unexpected_keys"]) == {"classifier.weight", "classifier.bias"}, info
 assert torch.equal(base.eval()(images).last_hidden_state, saved["last_hidden_state"])
@@ -77,6 +88,14 @@ features = pipeline("image-feature-extraction", model=source, pool=True, return_
 assert features(photo).shape == (1, 32)
 for batched in features([saved["photo"]] * 3, batch_size=2):
     torch.testing.assert_close(batched, features(photo))
+
+# As the library's tutorials give labels; other labels get a fresh head.
+given = {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": "0", "b": "1", "c": "2"}}
+assert AutoModelForImageClassification.from_pretrained(source, **given, **remote)(images).logits.shape[1] == 3
+config = AutoConfig.from_pretrained(source, **given, **remote)
+assert AutoModelForImageClassification.from_pretrained(source, config=config, **remote).config.id2label[2] == "c"
+segmenter = __import__("transformers").AutoModelForImageSegmentation.from_pretrained(source, **remote)
+assert type(segmenter).__name__ == "HfViTForSemanticSegmentation"
 
 # What was opened saves again, and opens again: everything that the folder needs goes along.
 model.save_pretrained("again")

@@ -10,6 +10,8 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, BertT
 
 from hf_vit import (
     HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForObjectDetection,
     HfViTForZeroShotImageClassification,
     HfViTImageProcessor,
     HfViTImageProcessorPil,
@@ -103,6 +105,43 @@ def test_processor_opens_as_it_was_saved(processor: HfViTProcessor, tmp_path: Pa
             assert (own - other).abs().max() < 0.03
         assert AutoTokenizer.from_pretrained(tmp_path / name).get_vocab() == processor.tokenizer.get_vocab()
         assert AutoImageProcessor.from_pretrained(tmp_path / name).size == processor.image_processor.size
+
+
+def test_a_hub_out_of_reach_is_no_missing_model(tmp_path: Path) -> None:
+    """Nothing is in the cache, and the Hub is not asked."""
+    hub = {"cache_dir": tmp_path, "local_files_only": True}
+    for open_it in (HfViTForZeroShotImageClassification.from_pretrained, HfViTImageProcessor.from_pretrained):
+        with pytest.raises(
+            OSError, match="The Hub cannot be reached, and 'user/model' is neither a folder here nor in"
+        ):
+            open_it("user/model", **hub)
+
+
+def test_an_image_processor_knows_the_task_of_its_model() -> None:
+    config = small_config(detection_config={"decoder": "queries", "num_queries": 2})
+    keypoints, detector = HfViTForKeypointDetection(config), HfViTForObjectDetection(config)
+    assert HfViTImageProcessor.for_model(keypoints).do_affine_crop
+    assert HfViTImageProcessor.for_model(detector).class_scores == "softmax"
+    plain = HfViTImageProcessor.for_model(config)
+    assert (plain.do_affine_crop, plain.class_scores) == (False, None)
+    config.architectures = ["HfViTForKeypointDetection"]  # as saving leaves it
+    assert HfViTImageProcessor.for_model(config).do_affine_crop
+
+
+def test_labels_of_annotations_keep_the_mask_of_padding() -> None:
+    """Scripts collate images and labels alone."""
+    torch.manual_seed(0)
+    model = HfViTForObjectDetection(small_config()).eval()
+    options = {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8}
+    annotation = {"annotations": [{"bbox": [2, 2, 9, 9], "category_id": 1}]}
+    image = np.random.default_rng(0).integers(0, 256, (20, 40, 3), dtype=np.uint8)
+    features = HfViTImageProcessor(**options, pad_size=32)(image, annotations=annotation, return_tensors="pt")
+    with torch.no_grad():
+        whole, collated = model(**features), model(features["pixel_values"], labels=features["labels"])
+        unmasked = model(features["pixel_values"])
+    assert torch.equal(whole.pred_boxes, collated.pred_boxes)
+    assert torch.equal(whole.loss, collated.loss)
+    assert not torch.equal(whole.pred_boxes, unmasked.pred_boxes)
 
 
 def test_a_model_without_texts_has_an_image_processor_alone(tmp_path: Path) -> None:

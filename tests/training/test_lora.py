@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import pipeline
@@ -194,6 +194,16 @@ def test_a_checkpoint_names_the_task_that_it_learns_and_its_options(tmp_path: Pa
     config = json.loads((tmp_path / "out" / "checkpoint-1" / "config.json").read_text())
     assert config["architectures"] == [case.model_class.__name__]
     assert config["depth_config"] == model.options.to_full_dict()
+
+
+def test_layers_of_another_model_are_answered_with_our_own() -> None:
+    model = HfViTForImageClassification(small_config())
+    with pytest.raises(
+        ValueError, match=r"not found.* are here attention\.projection, attention\.qkv, mlp\.fc1, mlp\.fc2"
+    ):
+        model.add_adapter(LoraConfig(target_modules=["query", "value"]))
+    model.add_adapter(LoraConfig(target_modules=["attention.qkv"]))  # nothing is left of the first attempt
+    assert model.active_adapters() == ["default"]
 
 
 def test_what_was_frozen_before_learns_nothing(tmp_path: Path) -> None:
