@@ -35,6 +35,7 @@ OPTIONS = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
     "use_cpu": True,
+    "bf16": False,  # evaluations are in float32
     "report_to": "none",
 }
 
