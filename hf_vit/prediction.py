@@ -90,43 +90,57 @@ def predict_files(
         OSError: if there is no such model or file.
         ValueError: if there is no image, no task for the model, an option does not fit it, or its code is not trusted.
     """
-    files = find_images(inputs)
-    names, tiles = name_outputs(files), list[Image.Image]()
-    options = {"threshold": threshold, "nms_threshold": nms_threshold, "trust_remote_code": trust_remote_code}
-    predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, **options)
-    best_scores: list[float] = []
-    num_answered = 0
+    files, tiles = find_images(inputs), list[Image.Image]()
+    options = {"threshold": threshold, "nms_threshold": nms_threshold}
+    predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, trust_remote_code, **options)
+    missed: list[float | None] = []  # the best score of each image in which nothing passes, None of the others
     for folder in filter(None, [output_dir, picture and picture.parent]):
         folder.mkdir(parents=True, exist_ok=True)
-    for index, image, answer in _answers(predictor, files):
-        if image is None:
-            yield {"file": str(files[index]), "error": answer}
-            continue
-        line = {"file": str(files[index]), **predictor.describe(image, answer)}
-        if predictor.scores(answer):
-            num_answered += 1
-        elif (best := predictor.best_score(files[index], image)) is not None:
-            best_scores.append(best)
-            line["best_score"] = best
-        is_tile = picture is not None and len(tiles) < MAX_TILES
-        if is_tile or output_dir is not None:
-            tile = predictor.draw(image, answer, files[index].name)
-        if output_dir is not None:
-            written = predictor.write(image, answer, output_dir / names[index])
-            written.append(output_dir / f"{names[index]}_picture.png")
-            arrange_tiles([tile], columns=1).save(written[-1])
-            line["written"] = [str(file) for file in written]
-        if is_tile:
-            tiles.append(tile)
+    for line in _lines(predictor, files, output_dir, tiles, MAX_TILES if picture is not None else 0):
+        if "error" not in line:
+            missed.append(line.get("best_score"))
         yield line
-    if best_scores and not num_answered:
-        logger.warning(
-            f"Nothing passes the threshold {predictor.options['threshold']:g}: the best score of all images is "
-            f"{max(best_scores):.3g}. Say --threshold {max(best_scores) * 0.9:.2g} to see what has it."
-        )
-    if picture is not None and tiles:
+    _warn_of_threshold(predictor, missed)
+    if picture is not None:
         for number, page in enumerate(arrange_pages(tiles), start=1):
             page.save(picture if number == 1 else picture.with_stem(f"{picture.stem}-{number}"))
+
+
+def _lines(
+    predictor: "Predictor", files: Sequence[Path], output_dir: Path | None, tiles: list[Image.Image], max_tiles: int
+) -> Iterator[dict[str, Any]]:
+    """Yields what JSON has of each file, writes what is asked for, and adds the pictures of the first to `tiles`."""
+    names = name_outputs(files)
+    for index, image, answer in _answers(predictor, files):
+        file = files[index]
+        if image is None:
+            yield {"file": str(file), "error": answer}
+            continue
+        line = {"file": str(file), **predictor.describe(image, answer), **predictor.missed_score(file, image, answer)}
+        if len(tiles) < max_tiles or output_dir is not None:
+            tile = predictor.draw(image, answer, file.name)
+            if output_dir is not None:
+                line["written"] = _write(predictor, image, answer, tile, output_dir / names[index])
+            if len(tiles) < max_tiles:
+                tiles.append(tile)
+        yield line
+
+
+def _write(predictor: "Predictor", image: Image.Image, answer: Any, tile: Image.Image, stem: Path) -> list[str]:
+    """Writes a prediction and its picture to files whose names start with `stem`, and returns their paths."""
+    written = [*predictor.write(image, answer, stem), stem.with_name(f"{stem.name}_picture.png")]
+    arrange_tiles([tile], columns=1).save(written[-1])
+    return [str(file) for file in written]
+
+
+def _warn_of_threshold(predictor: "Predictor", missed: Sequence[float | None]) -> None:
+    """Warns if nothing passes in any image, given the best score of each in which that is so."""
+    scores = [score for score in missed if score is not None]
+    if scores and len(scores) == len(missed):
+        logger.warning(
+            f"Nothing passes the threshold {predictor.options['threshold']:g}: the best score of all images is "
+            f"{max(scores):.3g}. Say --threshold {0.9 * max(scores):.2g} to see what has it."
+        )
 
 
 def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[int, Image.Image | None, Any]]:
@@ -157,10 +171,10 @@ def _open_predictor(
     top_k: int,
     batch_size: int,
     subtask: str | None,
+    trust_remote_code: bool,
     *,
     threshold: float | None,
     nms_threshold: float | None,
-    trust_remote_code: bool,
 ) -> "Predictor":
     """Opens a model with the pipeline of the class that it was saved as."""
     config, _ = PreTrainedConfig.get_config_dict(model)
@@ -222,13 +236,12 @@ class Predictor(ABC):
         """Returns the scores of all that a prediction has."""
         return [part["score"] for part in answer]
 
-    def best_score(self, file: Path, image: Image.Image) -> float | None:
-        """Returns the best score of an image in which nothing passes the threshold; None without a candidate."""
-        if "threshold" not in self.options:
-            return None
-        return max(
-            self.scores(self.run(self.prepare(file, image), **{**self.options, "threshold": 0.0})), default=None
-        )
+    def missed_score(self, file: Path, image: Image.Image, answer: Any) -> dict[str, float]:
+        """Returns the best score of an image as `best_score` if that does not pass the threshold, else nothing."""
+        if "threshold" not in self.options or self.scores(answer):
+            return {}
+        candidates = self.scores(self.run(self.prepare(file, image), **{**self.options, "threshold": 0.0}))
+        return {"best_score": max(candidates)} if candidates else {}
 
     @abstractmethod
     def describe(self, image: Image.Image, answer: Any) -> dict[str, Any]:

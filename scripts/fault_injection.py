@@ -69,7 +69,18 @@ class Case:
     def command(self, place: Path, output: Path, steps: int) -> list[str]:
         """Returns the arguments of its training, the same ones whether or not it is resumed."""
         model = MODEL if self.task == "image_text" else {k: v for k, v in MODEL.items() if k != "text_config"}
-        arguments = ["--preset", "tiny", "--image_size", "32", "--use_cpu", "true", "--disable_tqdm", "true"]
+        arguments = [
+            "--choose_defaults",
+            "false",
+            "--preset",
+            "tiny",
+            "--image_size",
+            "32",
+            "--use_cpu",
+            "true",
+            "--disable_tqdm",
+            "true",
+        ]
         arguments += ["--config_overrides", json.dumps({**model, "detection_config": self.detection})]
         arguments += ["--dataset_name", str(place / self.data), "--output_dir", str(output), "--max_steps", str(steps)]
         arguments += ["--save_strategy", "steps", "--save_steps", "4", "--save_total_limit", "3"]

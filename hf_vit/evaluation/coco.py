@@ -56,14 +56,18 @@ class CocoMetric(StreamedMetric):
         stats = self._evaluate().stats
         return {name: float(stats[place]) if stats[place] >= 0 else math.nan for name, place in self.places.items()}
 
-    def best_threshold(self, nms: float = 1.0) -> Threshold | None:
-        """Returns the score above which detections are given as answers: that of the best F1 at IoU 0.5.
+    def best_threshold(self) -> Threshold | None:
+        """Returns the score above which detections are given as answers: that of the best F1 at IoU 0.5."""
+        return self._threshold_after(nms=1.0)
 
-        Detections that overlap a surer one of their class by an IoU of more than `nms` are left out before.
-        """
+    def _threshold_after(self, nms: float) -> Threshold | None:
+        """Returns the same without detections that overlap a surer one of their class by an IoU above `nms`."""
         found = [pair for record in self._records for pair in self._matched(record, nms)]
         count = sum(not entry["iscrowd"] for record in self._records for entry in record["objects"])
-        return best_threshold(*zip(*found, strict=True), count) if found and count else None
+        if not found or not count:
+            return None
+        scores, is_correct = zip(*found, strict=True)
+        return best_threshold(scores, is_correct, count)
 
     def _matched(self, record: Record, nms: float) -> list[tuple[float, bool]]:
         """Returns the scores of the detections of an image, and which are of an object: the surest of a class first.

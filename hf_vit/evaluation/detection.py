@@ -68,12 +68,12 @@ class DetectionMetric(CocoMetric):
         )
         return ranked({"objects": objects, "detections": detections})
 
-    def best_threshold(self, nms: float = 1.0) -> Threshold | None:
+    def best_threshold(self) -> Threshold | None:
         """Returns the same, and, where it finds clearly more, from which overlap on to leave out repeated boxes."""
-        best = super().best_threshold(nms)
-        for overlap in NMS_THRESHOLDS if best is not None else ():
-            found = super().best_threshold(overlap)
-            if found is not None and found.f1 > best.f1 * (1 + NMS_GAIN):
+        best = super().best_threshold()
+        for overlap in NMS_THRESHOLDS:
+            found = self._threshold_after(nms=overlap)
+            if best is not None and found is not None and found.quality > best.quality * (1 + NMS_GAIN):
                 best = found._replace(nms=overlap)
         return best
 

@@ -40,11 +40,13 @@ class BaseEvaluator(ABC):
 
     parts = "classes"  # of which `per_class` gives scores
     class_score = ""  # which of these scores to draw
+    tries = False  # whether it takes an evaluation of its own to choose the threshold
     caption = "Image, truth and prediction"  # of what `draw` draws
 
     def __init__(self, processor: BaseImageProcessor, metric: StreamedMetric) -> None:
         self.processor = processor
         self.metric = metric
+        self.is_choosing = False  # the threshold, in that evaluation
         self.threshold: float | None = None  # score above which predictions are drawn; None has not been chosen
 
     @abstractmethod

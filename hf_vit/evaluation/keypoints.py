@@ -134,10 +134,11 @@ class KeypointMetric(CocoMetric):
         """
         answers = [answer for record in self._records for answer in record["answers"]]
         count = sum(record["num_truths"] for record in self._records)
-        if not answers or (best := best_threshold(*zip(*answers, strict=True), count)) is None:
+        scores, is_right = zip(*answers, strict=True) if answers else ((), ())
+        best = best_threshold(scores, is_right, count)
+        if best is None or 2 * sum(is_right) / (len(answers) + count) >= best.quality * (1 - TOLERANCE):
             return None
-        of_all = 2 * sum(is_right for _, is_right in answers) / (len(answers) + count)
-        return best if of_all < best.f1 * (1 - TOLERANCE) else None
+        return best
 
     def per_class(self) -> dict[str, dict[str, float]]:
         """Returns `pck` and `nme` of each keypoint, NaN where it counts in no object."""

@@ -11,14 +11,19 @@ TOLERANCE, MAX_TOLERANCE = 0.01, 0.1
 
 
 class Threshold(NamedTuple):
-    """A score above which predictions are given as answers, and their F1 on the images that it was chosen on.
+    """A score above which predictions are given as answers, and what that is worth on images that have chosen it.
 
-    `nms` is the overlap (IoU) with a surer one above which a box is left out before, if any.
+    Args:
+        value: The score.
+        quality: The F1 of the answers.
+        nms: The overlap (IoU) with a surer one above which a box is left out before, if any.
+        measure: What the quality is, if not the F1.
     """
 
     value: float
-    f1: float
+    quality: float
     nms: float | None = None
+    measure: str = "F1"
 
 
 def best_threshold(scores: ArrayLike, is_correct: ArrayLike, num_truths: int) -> Threshold | None:

@@ -15,10 +15,12 @@ from ..model.image_targets import IGNORED_LABEL
 from .base import StreamedMetric, as_array, check_labels, check_same_size, mean_of_known
 from .detection import InstanceMetric
 from .segmentation import SemanticSegmentationMetric
-from .thresholds import Threshold
+from .thresholds import TOLERANCE, Threshold
 
 
-PANOPTIC, SEMANTIC, INSTANCE = "panoptic", "semantic", "instance"
+PANOPTIC, SEMANTIC, INSTANCE, TRIED = "panoptic", "semantic", "instance", "tried"
+DEFAULT_THRESHOLD = 0.5  # of the probability of a segment's class
+TRIED_THRESHOLDS = (0.2, 0.35, DEFAULT_THRESHOLD, 0.65, 0.8)
 MATCH_IOU = 0.5  # above it no two segments can match the same one
 
 
@@ -184,24 +186,30 @@ class UniversalMetric(StreamedMetric):
         if thing_ids:
             self.parts[INSTANCE] = InstanceMetric(names, thing_ids)
         self.score_names = tuple(name for part in self.parts for name in self._names_of(part))
+        # of segments at other thresholds than that of the answers
+        self.tried = {threshold: PanopticMetric(names, thing_ids) for threshold in TRIED_THRESHOLDS}
 
     def record(self, prediction: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the records of all parts for one image.
 
         Args:
-            prediction: What each of `parts` takes, by name.
+            prediction: What each of `parts` takes, by name, and maybe as "tried" segments by `TRIED_THRESHOLDS`.
             target: `masks` (M, H, W), `class_labels` (M,) and maybe `is_crowd` (M,).
         """
-        return {
+        record = {
             name: part.record(prediction[name], class_map(target) if name == SEMANTIC else target)
             for name, part in self.parts.items()
         }
+        tried = prediction.get(TRIED, {})
+        return record | {TRIED: {value: self.tried[value].record(found, target) for value, found in tried.items()}}
 
     def update(self, records: Iterable[dict[str, Any]]) -> None:
         """Adds the records of images."""
         records = list(records)
         for name, part in self.parts.items():
             part.update([record[name] for record in records])
+        for threshold, part in self.tried.items():
+            part.update([record[TRIED][threshold] for record in records if record[TRIED]])
 
     def compute(self) -> dict[str, float]:
         """Returns the scores of segments and instances, and `mean_iou` of the classes of pixels."""
@@ -222,12 +230,22 @@ class UniversalMetric(StreamedMetric):
         return {name: scores for name, scores in classes.items() if scores}
 
     def best_threshold(self) -> Threshold | None:
-        """Returns the score above which instances are given as answers."""
-        return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
+        """Returns the score above which segments are given as answers: that of the best PQ, if several were tried.
+
+        A half stays where it is about as good. Where there is no PQ, instances choose.
+        """
+        if PANOPTIC not in self.parts:
+            return self.parts[INSTANCE].best_threshold() if INSTANCE in self.parts else None
+        qualities = {threshold: part.compute()["pq"] for threshold, part in self.tried.items()}
+        best = max(qualities, key=lambda threshold: (qualities[threshold], threshold == DEFAULT_THRESHOLD))
+        if not qualities[best] > 0:  # nor if it is not known
+            return None
+        best = best if qualities[DEFAULT_THRESHOLD] < qualities[best] * (1 - TOLERANCE) else DEFAULT_THRESHOLD
+        return Threshold(best, qualities[best], measure="PQ")
 
     def reset(self) -> None:
         """Removes all images."""
-        for part in self.parts.values():
+        for part in (*self.parts.values(), *self.tried.values()):
             part.reset()
 
 

@@ -26,7 +26,7 @@ def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
     """
     if config.model_type != "hf_vit":
         return {}
-    threshold = TASK_CONFIGS[field].of(vars(config).get(field)).score_threshold
+    threshold = vars(TASK_CONFIGS[field].of(vars(config).get(field)))["score_threshold"]
     return {} if threshold is None else {"threshold": threshold}
 
 

@@ -111,8 +111,10 @@ class EvaluatorTrainer(HfViTTrainer):
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
         if self.eval_dataset is None:
             self._found = {}
-        elif self._found_at_step != (self.state.global_step if best is None else best):
+        elif self.evaluator.tries or self._found_at_step != (self.state.global_step if best is None else best):
+            self.evaluator.is_choosing = True
             self.predict(self.eval_dataset, metric_key_prefix=CHOOSING)
+            self.evaluator.is_choosing = False
         self.thresholds = {False: None, **self._found}
         self.evaluator.threshold = self._set_threshold(self.thresholds[False])
 

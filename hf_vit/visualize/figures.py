@@ -220,8 +220,10 @@ def fit_line(line: str, width: float, size: float) -> tuple[str, Font]:
 
     Where letters would be too small to read, the middle of the line is left out.
     """
-    length = ImageFont.load_default(size).getlength(line)
-    font = ImageFont.load_default(max(LEAST_SIZE, size * min(1.0, width / max(length, 1.0))))
+    font = ImageFont.load_default(size)
+    while size > LEAST_SIZE and font.getlength(line) > width:
+        size = max(LEAST_SIZE, size - 1)
+        font = ImageFont.load_default(size)
     while len(line) > 1 and font.getlength(line) > width:
         middle = len(line) // 2
         line = f"{line[: middle - 1]}…{line[middle + 1 :]}" if len(line) > 2 else "…"
@@ -230,10 +232,14 @@ def fit_line(line: str, width: float, size: float) -> tuple[str, Font]:
 
 def arrange_pages(tiles: Sequence[Image.Image], margin: int = 8) -> list[Image.Image]:
     """Returns pictures of any sizes as `arrange_tiles` does, on as many pages as it takes for each to fit a screen."""
+    if not tiles:
+        return []
     room = MAX_SIDE - margin
     for tile in tiles:
         tile.thumbnail((room - margin, room - margin))
-    columns = min(max(5, math.isqrt(len(tiles))), room // (max(tile.width for tile in tiles) + margin), len(tiles))
+    columns = min(
+        max(5, math.ceil(math.sqrt(len(tiles)))), room // (max(tile.width for tile in tiles) + margin), len(tiles)
+    )
     pages: list[list[Image.Image]] = [[]]
     height = 0
     for start in range(0, len(tiles), columns):

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from hf_vit.evaluation import DetectionMetric, KeypointMetric
 from hf_vit.evaluation.thresholds import best_threshold
-from hf_vit.evaluation.universal import INSTANCE, UniversalMetric
+from hf_vit.evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, TRIED, TRIED_THRESHOLDS, UniversalMetric
 
 
 FAR = [200, 200, 220, 220]
@@ -26,14 +27,14 @@ def test_no_other_threshold_is_much_better(seed: int) -> None:
     scores = np.where(correct, generator.beta(3, 6, 400), generator.beta(1, 9, 400)).round(2)  # with equal ones
     found = best_threshold(scores, correct, 150)
     assert found is not None
-    assert found.f1 == pytest.approx(f1(found.value, scores, correct, 150))
-    assert found.f1 >= 0.99 * max(f1(value, scores, correct, 150) for value in np.linspace(0, 1, 1001)) - 0.01
+    assert found.quality == pytest.approx(f1(found.value, scores, correct, 150))
+    assert found.quality >= 0.99 * max(f1(value, scores, correct, 150) for value in np.linspace(0, 1, 1001)) - 0.01
     order = generator.permutation(400)
     assert best_threshold(scores[order], correct[order], 150) == found
 
 
 def test_it_lies_in_the_middle_of_a_gap() -> None:
-    assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None)
+    assert best_threshold([0.29, 0.25, 0.05, 0.01], [True, True, False, False], 2) == (0.15, 1.0, None, "F1")
 
 
 def test_one_object_more_or_less_decides_nothing() -> None:
@@ -42,7 +43,7 @@ def test_one_object_more_or_less_decides_nothing() -> None:
     curve = [f1(value, scores, correct, 55) for value in scores]
     found = best_threshold(scores, correct, 55)
     assert found is not None
-    assert found.f1 > 0.98 * max(curve)
+    assert found.quality > 0.98 * max(curve)
     assert found.value > scores[int(np.argmax(curve))] + 0.01  # the best one lies at the end of many good ones
 
 
@@ -83,11 +84,11 @@ def test_a_box_is_right_once_and_of_its_class() -> None:
     metric.update([metric.record(*image)])
     found = metric.best_threshold()
     assert found is not None
-    assert (found.value, found.f1) == (0.7, 1.0)  # between 0.8 and the repeated box; the one of the crowd aside
+    assert (found.value, found.quality) == (0.7, 1.0)  # between 0.8 and the repeated box; the one of the crowd aside
     metric.update([metric.record(*wrong)])
     found = metric.best_threshold()
     assert found is not None
-    assert found.f1 == pytest.approx(2 / 3)
+    assert found.quality == pytest.approx(2 / 3)
 
 
 def test_repeated_boxes_are_left_out_where_that_helps() -> None:
@@ -105,13 +106,13 @@ def test_repeated_boxes_are_left_out_where_that_helps() -> None:
         metric.update(random.sample(records, len(records)))
         found = metric.best_threshold()
         assert found is not None
-        assert (found.nms, found.f1) == (0.7, 1.0)
+        assert (found.nms, found.quality) == (0.7, 1.0)
     near = [(detections((box, 0.9), (shifted(box, 3), 0.8)), truth(box, shifted(box, 3)))] * 3  # which are two objects
     metric.reset()
     metric.update([metric.record(*image) for image in near])
     found = metric.best_threshold()
     assert found is not None
-    assert (found.nms, found.f1) == (None, 1.0)
+    assert (found.nms, found.quality) == (None, 1.0)
 
 
 def test_instances_choose_by_their_masks() -> None:
@@ -120,7 +121,38 @@ def test_instances_choose_by_their_masks() -> None:
     metric = UniversalMetric(["a"], [0], can_overlap=True)
     prediction = {INSTANCE: {"masks": mask, "class_labels": [0, 0], "scores": [0.3, 0.1]}}
     metric.update([metric.record(prediction, {"masks": mask[:1], "class_labels": np.array([0])})])
-    assert metric.best_threshold() == (0.2, 1.0, None)
+    assert metric.best_threshold() == (0.2, 1.0, None, "F1")
+
+
+@pytest.mark.parametrize(("right", "chosen"), [((0.2, 0.35), 0.35), ((0.2, 0.5), 0.5), ((), None)])
+def test_segments_choose_by_their_quality(right: tuple[float, ...], chosen: float | None) -> None:
+    mask = np.zeros((1, 20, 20), dtype=bool)
+    mask[0, 2:10, 2:10] = True
+    metric = UniversalMetric(["a"], [0], can_overlap=False)
+
+    def segments(threshold: float) -> dict[str, Any]:
+        info = [{"id": 1, "label_id": 0, "score": 0.9}]
+        noise = np.eye(20, dtype=int) * (threshold == 0.2)  # a wrong segment beside the right one
+        info += [{"id": 2, "label_id": 0, "score": 0.3}] if noise.any() else []
+        if threshold not in right:
+            return {"segmentation": np.zeros((20, 20), dtype=int), "segments_info": []}
+        return {"segmentation": np.where(mask[0], 1, 2 * noise), "segments_info": info}
+
+    prediction = {
+        PANOPTIC: segments(0.5),
+        SEMANTIC: np.zeros((20, 20), dtype=int),
+        INSTANCE: {"masks": mask, "class_labels": [0], "scores": [0.3]},
+        TRIED: {threshold: segments(threshold) for threshold in TRIED_THRESHOLDS},
+    }
+    target = {
+        "masks": torch.from_numpy(np.concatenate([mask, ~mask])),
+        "class_labels": torch.zeros(2, dtype=torch.long),
+    }
+    metric.update([metric.record(prediction, target)])
+    found = metric.best_threshold()
+    assert (None if found is None else (found.value, found.measure)) == (None if chosen is None else (chosen, "PQ"))
+    metric.reset()
+    assert metric.best_threshold() is None
 
 
 def test_keypoints_that_are_not_there_stay_away() -> None:
@@ -138,7 +170,7 @@ def test_keypoints_that_are_not_there_stay_away() -> None:
     metric.update([record([2, 1, 0], [0.5, 0.4, 0.1])] * 4)
     found = metric.best_threshold()
     assert found is not None
-    assert (found.value, found.f1) == (0.25, 1.0)
+    assert (found.value, found.quality) == (0.25, 1.0)
     metric.reset()
     metric.update([record([2, 2, 2], [0.5, 0.4, 0.1])] * 4)
     assert metric.best_threshold() is None  # all are right, and all are given

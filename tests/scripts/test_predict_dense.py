@@ -29,7 +29,7 @@ from .test_predict import lines_of
 NAMES = ["sky", "road", "cat", "dog", "car"]
 LABEL2ID = {name: number for number, name in enumerate(NAMES)}
 SIZES = {"wide.png": (60, 40), "high.jpg": (30, 50)}  # width and height
-PANEL_SIZE = 400  # pixels of the longer side of an image in a picture, at least
+PANEL_SIZE = 320  # pixels of the longer side of an image in a picture, at least
 MODELS: dict[str, tuple[type[HfViTPreTrainedModel], dict]] = {
     "semantic": (HfViTForSemanticSegmentation, {}),
     "universal": (
@@ -187,7 +187,7 @@ def test_one_picture_of_all_images(
     predict.main([str(workplace / model), str(workplace / "images"), *options])
     assert [set(line) & {"classes", "segments", "unit"} for line in lines_of(capsys.readouterr().out)] == [{key}] * 2
     with Image.open(file) as picture:
-        assert picture.height > 2 * PANEL_SIZE * 2 / 3
+        assert picture.width * picture.height > 4 * PANEL_SIZE**2 / 1.5  # two images, each beside its prediction
 
 
 def test_a_model_without_a_head_is_refused(workplace: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from hf_vit.visualize import (
     MAX_ROWS,
     color_depth,
+    draw_boxes,
     draw_class_scores,
     draw_depth,
     draw_panoptic,
@@ -23,6 +24,7 @@ from hf_vit.visualize import (
     overlay_segments,
     segmentation_palette,
 )
+from hf_vit.visualize.figures import arrange_pages, fit_line
 
 
 GRAY = np.array([128, 128, 128])
@@ -102,6 +104,33 @@ def test_a_picture_has_no_more_rows_than_can_be_seen(shape: tuple[int, int], row
             assert max(picture.size) <= 1600
     assert heights[0] < heights[1] == heights[2]
     assert rows <= MAX_ROWS
+
+
+@pytest.mark.parametrize(("size", "count", "pages"), [((128, 168), 90, 1), ((480, 380), 20, 2), ((2000, 900), 3, 2)])
+def test_a_sheet_fits_a_screen_or_continues_on_the_next(size: tuple[int, int], count: int, pages: int) -> None:
+    colors = [(1 + number, 0, 0) for number in range(count)]
+    sheets = arrange_pages([Image.new("RGB", size, color) for color in colors])
+    assert len(sheets) == pages
+    assert all(max(sheet.size) <= 1600 for sheet in sheets)
+    seen = [color for sheet in sheets for _, color in sorted(sheet.getcolors(), key=lambda entry: entry[1])]
+    assert [color for color in seen if color != (255, 255, 255)] == colors
+
+
+def test_a_line_is_as_wide_as_there_is_room() -> None:
+    for line in (
+        "cat (97 %)",
+        "Staffordshire bullterrier (97 %)",
+        "a very long name of a class that nobody reads (97 %)",
+    ):
+        fitted, font = fit_line(line, 128, 14)
+        assert font.getlength(fitted) <= 128
+        assert (fitted == line) == (len(line) < 40)
+        assert fitted[:3] == line[:3]
+        assert fitted[-5:] == line[-5:]
+    boxes = draw_boxes(np.zeros((480, 60, 3), np.uint8), [[20, 100, 55, 300]], [0], ["Staffordshire bullterrier"])
+    letters = (np.asarray(boxes) > 180).all(axis=-1)  # which are white on blue
+    assert letters.any()
+    assert not letters[:, -1].any()
 
 
 def boxes(*places: tuple[slice, slice]) -> np.ndarray:

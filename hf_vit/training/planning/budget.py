@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from accelerate.utils import broadcast_object_list
 from torch.utils.data import Subset
@@ -44,6 +44,9 @@ TRIAL = {
 }
 
 
+T = TypeVar("T")
+
+
 class Pace(NamedTuple):
     """Seconds of a step, and of an image in an evaluation."""
 
@@ -68,7 +71,7 @@ class Budget:
         seconds: All of it.
         num_scored: Images that are evaluated at the end.
         num_validated: Images of each evaluation before; 0 without.
-        clock: Tells how many seconds have gone by.
+        clock: Tells how many seconds have gone by, the same on all processes.
     """
 
     seconds: float
@@ -110,6 +113,12 @@ class Budget:
         return self.plan(best.size, best.pace)
 
 
+def of_first_process(value: T) -> T:
+    """Returns what the first process has, on all of them."""
+    (shared,) = broadcast_object_list([value])
+    return cast(T, shared)
+
+
 class StepTimes(TrainerCallback):
     """Notes when each step has ended, and ends the training when they have been timed for long enough.
 
@@ -146,15 +155,15 @@ def measure_pace(task: Task, seconds: float) -> Pace:
     # All processes have to make as many; and the sizes of images that grow come in turn.
     is_fixed = args.world_size > 1 or args.progressive_sizes
     with tempfile.TemporaryDirectory() as folder:
-        vars(args).update(TRIAL, output_dir=folder, max_steps=LEAST_TIMED + 1 if is_fixed else MOST_TIMED)
+        trial = {**TRIAL, "output_dir": folder, "max_steps": LEAST_TIMED + 1 if is_fixed else MOST_TIMED}
+        for name, value in trial.items():
+            setattr(args, name, value)
         trainer = task.make_trainer()
         trainer.pop_callback(PrinterCallback)
         times = StepTimes(seconds)
         trainer.add_callback(times)
         trainer.train()
-        pace = Pace(times.step(), time_evaluation(task, trainer))
-    (pace,) = broadcast_object_list([pace])  # that of the first process
-    return pace
+        return of_first_process(Pace(times.step(), time_evaluation(task, trainer)))
 
 
 def time_evaluation(task: Task, trainer: HfViTTrainer) -> float:

@@ -57,7 +57,8 @@ class TaskDefaults:
         head: Options of a fresh head by the field of `HfViTConfig` that holds them, given the size if it is chosen.
         tuned: Options of trainings that start from a saved or published model, where they differ from those of all.
         few: Those beside, where a large backbone meets few images, which would undo what it has learned.
-        augmentation: Options by the least number of epochs that they are for.
+        augmentation: Options of the augmentation, given how often each image is seen.
+        enlarges: Whether images smaller than a size are enlarged to it, as heatmaps are only so fine.
     """
 
     ladder: tuple[Size, ...]
@@ -69,6 +70,11 @@ class TaskDefaults:
     tuned: Mapping[str, Any] = field(default_factory=dict)
     few: Mapping[str, Any] = field(default_factory=lambda: {"trainable_blocks": LAST_BLOCKS})
     augmentation: Callable[[Facts, float], Options] = lambda facts, epochs: {}
+    enlarges: bool = False
+
+    def sizes(self, native_size: int) -> list[Size]:
+        """Returns the sizes to choose from for images with shorter sides of so many pixels, the smallest first."""
+        return list(dict.fromkeys(size if self.enlarges else size.bounded(native_size) for size in self.ladder))
 
     def differ(self, facts: Facts, batch: int, steps: int, other_steps: int) -> bool:
         """Returns whether images are changed otherwise in other steps of `batch` images."""
@@ -91,6 +97,7 @@ LARGE_WIDTH = 384  # of backbones that have learned enough to be frozen
 TUNED_STEPS = 1000
 MOST_EPOCHS, LEAST_EPOCHS = 300, 10
 TOO_FEW_STEPS = 300  # to learn anything from scratch
+GPU_BATCH, GPU_STEPS = 4, 5  # times those without one
 EVALUATIONS, CHECKPOINTS = 10, 4
 SMALL_NATIVE = 40  # pixels of pictures that are thumbnails or symbols, not photos
 
@@ -158,6 +165,7 @@ def text_tower(facts: Facts, size: Size | None) -> Options:
 # The tables
 
 PHOTOS = (
+    Size(128, 4, 64, 8),
     Size(128, 6, 64, 8),
     Size(192, 6, 64, 8),
     Size(192, 8, 96, 8),
@@ -170,7 +178,7 @@ REGULARIZED = {**SCRATCH_CONFIG, "drop_path_rate": 0.1}
 CLASSIFICATION = TaskDefaults(
     ladder=PHOTOS,
     steps=1500,
-    batch=64,
+    batch=32,
     scratch=MUON,
     config=SCRATCH_CONFIG,
     few={"trainable_blocks": 0, "learning_rate": 1e-3, "weight_decay": 0.0},  # a linear probe
@@ -193,8 +201,8 @@ SEGMENTATION = TaskDefaults(
 UNIVERSAL = TaskDefaults(
     ladder=SEGMENTATION.ladder,
     steps=1000,
-    batch=16,
-    scratch=MUON,
+    batch=8,
+    scratch={**MUON, "learning_rate": 2e-3},
     config=REGULARIZED,
     head=universal_head,
 )
@@ -207,7 +215,7 @@ DEPTH = TaskDefaults(
     ),
     steps=1000,
     batch=8,
-    scratch={**MUON, "learning_rate": 2e-3},
+    scratch={**MUON, "learning_rate": 1e-3},
     config=REGULARIZED,
     head=depth_head,
     augmentation=lambda facts, epochs: {"keep_aspect_ratio": False, "min_scale": 1.0, "max_scale": 1.5},
@@ -242,6 +250,7 @@ KEYPOINTS = TaskDefaults(
     batch=16,
     scratch={**MUON, "learning_rate": 2e-3},
     config=REGULARIZED,
+    enlarges=True,
 )
 MASKED_IMAGES = TaskDefaults(
     ladder=PHOTOS,
@@ -314,19 +323,19 @@ def choose(
         overrides: Fields of `HfViTConfig` that are given.
         size: That of model and images, where it is to be chosen.
         steps: Those of the training, where they are to be chosen or are known.
-        batch: Images of a step on all processes, if that is known.
+        batch: Images of a step on all processes, if that is given.
         evaluations: How many there are to be, that of the last step among them; 0 or 2 at least.
 
     Returns:
         Values by the names of options; `config_overrides` as a mapping, with what is given.
     """
-    batch = batch or choose_batch(table, facts)
     steps = steps or choose_steps(table, facts)
+    epochs = facts.epochs_of(steps, batch or choose_batch(table, facts))
     chosen: Options = {
-        "per_device_train_batch_size": max(1, batch // facts.num_processes),
+        "per_device_train_batch_size": max(1, choose_batch(table, facts) // facts.num_processes),
         **choose_optimizer(table, facts),
         **choose_schedule(facts, steps, evaluations),
-        **table.augmentation(facts, facts.epochs_of(steps, batch)),
+        **table.augmentation(facts, epochs),
         **({"bf16": True} if facts.has_bf16 else {}),
         **({"dataloader_num_workers": 1} if facts.spare_cores else {}),
     }
@@ -345,15 +354,22 @@ def is_settled(name: str, given: Collection[str]) -> bool:
 
 def choose_batch(table: TaskDefaults, facts: Facts) -> int:
     """Returns the images of a step: fewer where there are few, so that an epoch has some steps."""
-    batch = table.batch
+    batch = table.batch * (GPU_BATCH if facts.has_gpu else 1)
     while facts.num_images is not None and batch > max(8, facts.num_images // 3):
         batch //= 2
     return min(batch, facts.num_images or batch)
 
 
+def needed_steps(table: TaskDefaults, facts: Facts) -> int:
+    """Returns the steps that a model needs to learn: many more of a large one, which a GPU is for."""
+    if facts.start != "scratch":
+        return TUNED_STEPS
+    return table.steps * (GPU_STEPS if facts.has_gpu else 1)
+
+
 def choose_steps(table: TaskDefaults, facts: Facts) -> int:
     """Returns the steps of a training without a budget: enough to learn, in a sensible number of epochs."""
-    steps = table.steps if facts.start == "scratch" else TUNED_STEPS
+    steps = needed_steps(table, facts)
     if facts.num_images is None:
         return steps
     an_epoch = max(1, facts.num_images // choose_batch(table, facts))

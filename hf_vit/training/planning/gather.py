@@ -19,7 +19,7 @@ from .facts import Facts, Start
 SAMPLE = 32  # images that are opened
 
 
-def gather_facts(task: Task, may_start_workers: bool) -> Facts:
+def gather_facts(task: Task) -> Facts:
     """Returns the facts of a task whose data are loaded; the sample of images is spread evenly over them."""
     args, splits = task.args, task.loaded.splits
     sizes, is_gray, max_objects = look_at_images(task)
@@ -41,13 +41,15 @@ def gather_facts(task: Task, may_start_workers: bool) -> Facts:
         has_gpu=has_gpu,
         has_bf16=is_fast_in_bf16(args.device),
         num_processes=args.world_size,
-        spare_cores=cores - 1 if may_start_workers and not has_gpu else 0,
+        spare_cores=0 if has_gpu else cores - 1,
     )
 
 
 def look_at_images(task: Task) -> tuple[list[int], bool, int]:
     """Returns, of a sample of training images, the shorter sides, whether all are gray, and the most objects."""
-    examples = task.loaded.examples("train")
+    splits = task.loaded.splits
+    # Of a stream there may be none to train on.
+    examples = task.loaded.examples("train" if "train" in splits else next(iter(splits)))
     indices = np.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).round().astype(int).tolist()
     sizes, are_gray, counts = [], [], [0]
     for example in (examples[index] for index in indices):

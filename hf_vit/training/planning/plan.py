@@ -4,27 +4,30 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any
 
+import psutil
 from transformers.utils import logging
 
 from ...model.configuration_hf_vit import PRESETS
+from ..arguments import StreamArguments
 from ..conditions import read_conditions
 from ..load_data import chooses_step
 from ..recipe import Arguments, given_arguments, has_recipe, parse_arguments
 from ..tasks.base import Task
-from .budget import TIMING_SHARE, Budget, Candidate, Pace, measure_pace
-from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps
+from .arguments import PlanArguments
+from .budget import TIMING_SHARE, Budget, Candidate, Pace, measure_pace, of_first_process
+from .defaults import SIZE_FIELDS, TOO_FEW_STEPS, Options, Size, choose, choose_batch, choose_steps, needed_steps
 from .facts import Facts
 from .gather import gather_facts
 
 
 logger = logging.get_logger(__name__)
 DEFAULT_MINUTES = 10.0
-IMPORT_SECONDS = 5.0  # before the program gets here
+FRESH_SECONDS = 60.0  # a process that is no older has been started for this training
 # What held for all trainings before anything could be chosen, and holds for recipes, which stand as they are.
 UNPLANNED: Options = {"train_val_split": 0.1}
 LENGTHS = {"max_steps", "num_train_epochs"}
@@ -39,18 +42,14 @@ class Planner:
         task: The task, by the arguments that are given.
         arguments: These, as a command line without the program's name.
         report: Tells the user what is chosen.
-        may_start_workers: Whether worker processes may be started: they run the program again on some systems.
 
     Raises:
         ValueError: if a budget is given beside what it would choose.
     """
 
-    def __init__(
-        self, task: Task, arguments: Arguments, report: Callable[[str], None], may_start_workers: bool = True
-    ) -> None:
-        self.start = time.monotonic() - IMPORT_SECONDS
+    def __init__(self, task: Task, arguments: Arguments, report: Callable[[str], None]) -> None:
+        self.start = time.monotonic() - import_seconds()
         self.task, self.arguments, self.report = task, arguments, report
-        self.may_start_workers = may_start_workers
         options = given_arguments(task.argument_types(), arguments)
         overrides = task.model.overrides()
         nested = [name for value in overrides.values() if isinstance(value, dict) for name in value]
@@ -61,6 +60,11 @@ class Planner:
             raise ValueError(
                 f"--minutes {task.args.minutes:g} chooses the number of steps, and --{lengths[0]} "
                 f"{options[lengths[0]]} gives it. Leave one of the two out."
+            )
+        if task.args.minutes is not None and isinstance(task.data, StreamArguments) and task.data.streaming:
+            raise ValueError(
+                f"--minutes {task.args.minutes:g} plans epochs of images, of which a stream does not tell the number. "
+                "Give --max_steps in its place."
             )
 
     @property
@@ -84,12 +88,13 @@ class Planner:
         """Returns a task whose data are loaded with all that is chosen for it, and this."""
         if not self.is_planned:
             return task, UNPLANNED
-        facts = gather_facts(task, self.may_start_workers)
+        facts = of_first_process(gather_facts(task))
         batch = self.known_batch(task, facts)
         held_out = {"train_val_split": task.data.train_val_split}
         minutes = self.minutes(facts)
         if minutes is None:
-            size = self.sizes(task, facts)[-1 if facts.has_gpu else 1] if self.may_choose_size(facts) else None
+            sizes = self.sizes(task, facts)
+            size = sizes[-1 if facts.has_gpu else min(1, len(sizes) - 1)]
             chosen = self.choose(task, facts, size=size, steps=self.known_steps(task, facts, batch), batch=batch)
         else:
             chosen = self.fit(task, facts, minutes, batch)
@@ -109,13 +114,10 @@ class Planner:
         is_open = not (LENGTHS | SIZE_FIELDS) & self.given
         return DEFAULT_MINUTES if is_open and not facts.has_gpu and facts.num_images is not None else None
 
-    def may_choose_size(self, facts: Facts) -> bool:
-        """Returns whether the sizes of model and images are to be chosen."""
-        return facts.start == "scratch" and not SIZE_FIELDS & self.given
-
-    def sizes(self, task: Task, facts: Facts) -> list[Size]:
-        """Returns the sizes to choose from, none larger than the images."""
-        return list(dict.fromkeys(size.bounded(facts.native_size) for size in task.defaults.ladder))
+    def sizes(self, task: Task, facts: Facts) -> Sequence[Size | None]:
+        """Returns the sizes of model and images to choose from, None where these are given."""
+        is_open = facts.start == "scratch" and not SIZE_FIELDS & self.given
+        return task.defaults.sizes(facts.native_size) if is_open else [None]
 
     def known_batch(self, task: Task, facts: Facts) -> int:
         """Returns the images of a step on all processes."""
@@ -132,27 +134,28 @@ class Planner:
             return max(1, math.ceil(task.args.num_train_epochs * (facts.num_images // batch or 1)))
         return choose_steps(task.defaults, facts)
 
+    def seconds(self) -> float:
+        """Returns how long the first process has run."""
+        return of_first_process(time.monotonic() - self.start)
+
     def fit(self, task: Task, facts: Facts, minutes: float, batch: int) -> Options:
         """Returns what fits into a budget, and tells what that is."""
         num_validated = task.count_evaluated_images("validation") if facts.has_validation else 0
-        budget = Budget(60 * minutes, facts.num_scored, num_validated, lambda: time.monotonic() - self.start)
-        sizes: list[Size | None] = list(self.sizes(task, facts)) if self.may_choose_size(facts) else [None]
-        needed = task.defaults.steps
+        num_scored = facts.num_scored + num_validated * task.chooses_threshold
+        budget = Budget(60 * minutes, num_scored, num_validated, self.seconds)
+        needed = needed_steps(task.defaults, facts)
         seconds = TIMING_SHARE * budget.seconds / 4
-
-        def options(choice: Candidate) -> Options:
-            evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
-            known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
-            return self.choose(task, facts, batch=batch, **known)
 
         def measure(size: Size | None, steps: int = needed) -> Pace:
             trial = self.choose(task, facts, size=size, steps=steps, batch=batch)
             return measure_pace(self.task_with(trial, task), seconds)
 
-        choice = budget.choose(sizes, needed, measure)
+        choice = budget.choose(self.sizes(task, facts), needed, measure)
         if task.defaults.differ(facts, batch, needed, choice.steps):  # other augmentations take another time
             choice = budget.plan(choice.size, measure(choice.size, choice.steps))
-        chosen = options(choice)
+        evaluations = max(choice.evaluations, 2) if chooses_step(task.args) else choice.evaluations
+        known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
+        chosen = self.choose(task, facts, batch=batch, **known)
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
         return chosen
 
@@ -171,9 +174,15 @@ class Planner:
         return task
 
     def recipe(self, chosen: Mapping[str, Any]) -> Options:
-        """Returns the recipe that repeats the training: what is given, without the budget, and what is chosen."""
+        """Returns the recipe that repeats the training: what is given and, in place of the budget, what is chosen."""
         given = given_arguments(self.task.argument_types(), self.arguments)
-        return {**{name: value for name, value in given.items() if name != "minutes"}, **chosen}
+        return {**{name: value for name, value in given.items() if name not in vars(PlanArguments())}, **chosen}
+
+
+def import_seconds() -> float:
+    """Returns what the start of the program has taken, 0 where it has done other things before."""
+    age = time.time() - psutil.Process().create_time()
+    return age if age <= FRESH_SECONDS else 0.0
 
 
 def describe_choice(task: Task, chosen: Mapping[str, Any]) -> str:
@@ -205,7 +214,7 @@ def describe_budget(minutes: float, choice: Candidate, facts: Facts, batch: int,
     return (
         f"Size: {model}.\n"
         f"Steps: {choice.steps:,} of {batch} images ({epochs:.3g} epochs), {pace.step:.3g} s each.\n"
-        f"End: about {end:%H:%M:%S}, {minutes:g} minutes after the start, evaluation and report included."
+        f"End: about {end:%H:%M:%S}, {minutes:g} min after the start, evaluation and report included."
     )
 
 

@@ -346,9 +346,10 @@ class Task(ABC):
             return "none chosen, as there are no validation images: that of who calls the model"
         chosen = trainer.thresholds.get(False)
         if chosen is None:
-            return "none: no score divides right from wrong answers to the validation images"
+            return "none, as no score divides right answers from wrong ones on the validation images"
         same = ", the ones above" if evaluation_split(self.loaded.splits) == "validation" else ""
-        return f"{chosen.value:g}, that of the best F1 ({chosen.f1:.3f}) on the validation images{same}"
+        best = f"the best {chosen.measure} ({chosen.quality:.3f})"
+        return f"{chosen.value:g}, that of {best} on the validation images{same}"
 
     def count_examples(self) -> dict[str, int]:
         """Returns the number of examples of each split, of a stream that of those that are evaluated."""

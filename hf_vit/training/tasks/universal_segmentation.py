@@ -18,7 +18,7 @@ from transformers import (
 
 from ...data import load_universal_segmentation
 from ...evaluation.evaluator import Batch, Evaluator, ImageResult
-from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, UniversalMetric, class_map
+from ...evaluation.universal import INSTANCE, PANOPTIC, SEMANTIC, TRIED, TRIED_THRESHOLDS, UniversalMetric, class_map
 from ...model.image_geometry import resize_nearest
 from ...model.task_universal_segmentation import HfViTForUniversalSegmentation, universal_segmentation_loss
 from ...visualize import draw_panoptic
@@ -41,7 +41,8 @@ class UniversalEvaluator(Evaluator):
 
     def __init__(self, processor: BaseImageProcessor, metric: UniversalMetric) -> None:
         super().__init__(processor, metric)
-        self.class_score = "PQ" if PANOPTIC in metric.parts else "AP"
+        self.tries = PANOPTIC in metric.parts
+        self.class_score = "PQ" if self.tries else "AP"
 
     def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
         """Returns the predictions that the parts of the metric take, and the loss, of each image."""
@@ -53,7 +54,11 @@ class UniversalEvaluator(Evaluator):
         if PANOPTIC in self.metric.parts:
             chosen = model.options.score_threshold
             least = {} if chosen is None else {"threshold": chosen}
-            found[PANOPTIC] = self.processor.post_process_panoptic_segmentation(outputs, **least, **same)
+            segments = self.processor.post_process_panoptic_segmentation
+            found[PANOPTIC] = segments(outputs, **least, **same)
+            if self.is_choosing:
+                tried = [segments(outputs, threshold, **same) for threshold in TRIED_THRESHOLDS]
+                found[TRIED] = [dict(zip(TRIED_THRESHOLDS, one, strict=True)) for one in zip(*tried, strict=True)]
         if SEMANTIC in self.metric.parts:
             found[SEMANTIC] = self.processor.post_process_semantic_segmentation(outputs, **same)
         if INSTANCE in self.metric.parts:
