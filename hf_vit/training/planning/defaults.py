@@ -202,7 +202,7 @@ UNIVERSAL = TaskDefaults(
     ladder=SEGMENTATION.ladder,
     steps=1000,
     batch=8,
-    scratch={**MUON, "learning_rate": 2e-3},
+    scratch={**MUON, "learning_rate": 1e-3},
     config=REGULARIZED,
     head=universal_head,
 )
