@@ -165,7 +165,6 @@ def text_tower(facts: Facts, size: Size | None) -> Options:
 # The tables
 
 PHOTOS = (
-    Size(128, 4, 64, 8),
     Size(128, 6, 64, 8),
     Size(192, 6, 64, 8),
     Size(192, 8, 96, 8),
