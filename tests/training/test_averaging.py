@@ -239,7 +239,7 @@ RECIPE = {
     "config_overrides": json.dumps(
         {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
     ),
-    **{"use_cpu": "true", "report_to": "none", "disable_tqdm": "true", "ema_decay": 0.7},
+    **{"use_cpu": "true", "report_to": "none", "disable_tqdm": "true", "ema_decay": 0.7, "choose_defaults": "false"},
     **{"metric_for_best_model": "ema_loss", "load_best_model_at_end": "true"},
 }
 

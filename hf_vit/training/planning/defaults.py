@@ -165,7 +165,6 @@ def text_tower(facts: Facts, size: Size | None) -> Options:
 # The tables
 
 PHOTOS = (
-    Size(128, 4, 64, 8),
     Size(128, 6, 64, 8),
     Size(192, 6, 64, 8),
     Size(192, 8, 96, 8),
@@ -202,7 +201,7 @@ UNIVERSAL = TaskDefaults(
     ladder=SEGMENTATION.ladder,
     steps=1000,
     batch=8,
-    scratch={**MUON, "learning_rate": 2e-3},
+    scratch={**MUON, "learning_rate": 1e-3},
     config=REGULARIZED,
     head=universal_head,
 )
