@@ -173,11 +173,12 @@ def evaluation_images(
     `was_streamed` tells that `source` came as a stream when "validation" was held out of it.
     """
     images = readable_images(DatasetDict({source: images}), args, training_args, find_faults, fault)[source]
-    assert args.train_val_split is not None  # `choose_split` has seen to it
-    if split != source and was_streamed:
-        images = held_out_of_stream(images, args.dataset_name, args.train_val_split)
-    elif split != source:
-        images = hold_out(images, args.train_val_split)["test"]
+    if split != source:
+        assert args.train_val_split is not None  # `choose_split` has seen to it
+        if was_streamed:
+            images = held_out_of_stream(images, args.dataset_name, args.train_val_split)
+        else:
+            images = hold_out(images, args.train_val_split)["test"]
     return at_most(args.max_eval_samples, images, training_args.seed)
 
 

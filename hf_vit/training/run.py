@@ -339,6 +339,8 @@ def parse_evaluation(arguments: Arguments, description: str | None = None) -> tu
     )
     given = {"args": args, **dict(zip(options, parsed, strict=True))}
     given["data"].refuse_training_options()
+    if useless := [name for name in ("minutes", "choose_defaults", "dry_run") if vars(args)[name]]:
+        raise ValueError(f"{useless[0]} is an option of trainings. Leave it out.")
     args.name_output(saved.model_name_or_path, given["data"].sources)
     return task_class(**{name: given[name] if name in given else kind() for name, kind in kinds.items()}), saved
 

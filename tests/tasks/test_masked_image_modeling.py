@@ -267,7 +267,10 @@ def test_a_path_may_have_commas(tmp_path: Path) -> None:
         (["--max_knn_samples", "-1"], "max_knn_samples=-1 must be 0 or more"),
         (["--mask_ratio", "1.5"], r"mask_ratio=1\.5 must lie in \(0, 1\)"),
         (["--per_device_train_batch_size", "50"], "training images do not fill a batch of 50"),
-        (["--metric_for_best_model", "accuracy"], "no score 'accuracy' .* Choose knn_accuracy, loss"),
+        (
+            ["--early_stopping_patience", "1", "--metric_for_best_model", "accuracy"],
+            "no score 'accuracy' .* Choose knn_accuracy, loss",
+        ),
     ],
 )
 def test_mistakes_are_found_before_training(options: list[str], message: str, workplace: Path, tmp_path: Path) -> None:

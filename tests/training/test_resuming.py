@@ -28,6 +28,7 @@ MODEL = '{"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "i
 SCRIPT = (
     *("--dataset_name", "photos", "--output_dir", "output", "--image_size", "16", "--config_overrides", MODEL),
     *("--per_device_train_batch_size", "4", "--use_cpu", "--report_to", "none", "--num_train_epochs", "2"),
+    *("--choose_defaults", "false"),
 )
 LAST = ("--resume_from_checkpoint", "last")
 
