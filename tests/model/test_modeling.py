@@ -57,8 +57,8 @@ HEADS = (
 all_classes = pytest.mark.parametrize("model_class", MODEL_CLASSES, ids=lambda c: c.__name__)
 all_variants = pytest.mark.parametrize("variant", VARIANTS)
 slow_flex_attention = pytest.param("flex_attention", marks=pytest.mark.slow)
-# Kernels of flex attention: what torch 2.14 writes in C++ for them does not compile without vector instructions, and with
-# those of AVX2 it reads masks beyond their end, and stops.
+# Kernels of flex attention: what torch 2.14 writes in C++ for them does not compile without vector instructions, and
+# with those of AVX2 it reads masks beyond their end, and stops.
 COMPILES_KERNELS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
