@@ -90,6 +90,8 @@ MODEL_TYPES = {
     "DeformableDetr": ("lw_detr",),
     "Yolos": ("yolos",),
 }
+# How logits are read that come without probabilities
+CLASS_SCORES = {"DeformableDetr": "sigmoid", "Yolos": "softmax"}
 MODEL_CLASSES = {model_type: name for name, model_types in MODEL_TYPES.items() for model_type in model_types}
 
 # Options by the same names and with the same meaning there and here
@@ -216,7 +218,8 @@ def image_processor_options(preprocessor_config: Mapping[str, Any], *, model_typ
     if not options.get("keep_aspect_ratio"):
         options.pop("keep_aspect_ratio", None)
     honored = {key: options[key] for key in options if key in HONORED}
-    return honored | padding | (_padded(options["size"]) if is_padded else {})
+    scores = {"class_scores": CLASS_SCORES[name]} if name in CLASS_SCORES else {}
+    return honored | padding | scores | (_padded(options["size"]) if is_padded else {})
 
 
 def timm_image_processor_options(pretrained_cfg: Mapping[str, Any]) -> Options:

@@ -12,6 +12,7 @@ import transformers as hf
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers.models.yolos.modeling_yolos import YolosObjectDetectionOutput
 
 from hf_vit import (
     HfViTBackbone,
@@ -242,6 +243,21 @@ def test_images_are_those_of_the_source(size: dict[str, int], tmp_path: Path) ->
     expected, actual = (processor(image, return_tensors="pt")["pixel_values"] for processor in (theirs, ours))
     assert actual.shape == (1, 3, 48, 64)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("source", [hf.DeformableDetrImageProcessor, hf.YolosImageProcessor])
+def test_logits_are_read_as_by_the_source(source: type[Any], tmp_path: Path) -> None:
+    theirs = source()
+    theirs.save_pretrained(tmp_path)
+    ours = HfViTImageProcessor.from_pretrained(tmp_path, do_pad=False, size={"height": 48, "width": 64})
+    outputs = YolosObjectDetectionOutput(logits=torch.randn(1, 4, 3), pred_boxes=torch.rand(1, 4, 4))
+    ((expected,), (actual,)) = (
+        processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=[(48, 64)])
+        for processor in (theirs, ours)
+    )
+    likeliest = expected["scores"].max()
+    torch.testing.assert_close(actual["scores"][0], likeliest)
+    torch.testing.assert_close(actual["boxes"][0], expected["boxes"][expected["scores"].argmax()])
 
 
 def test_script_converts_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
