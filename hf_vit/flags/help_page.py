@@ -46,6 +46,8 @@ IN_SHORT = {
     "seed": "Of all that is random.",
     "output_dir": "Folder for all that is written; by default a new one in outputs/.",
 }
+# What is chosen by data and device where it is not given, so that the default on the long page is not what it becomes
+CHOSEN = {"image_size", "num_train_epochs", "max_steps", "learning_rate", "per_device_train_batch_size", "bf16"}
 OF_THE_LIBRARY = "Options of the library's Trainer (transformers.TrainingArguments), some with other defaults"
 COLUMN, LEAST_WIDTH, MOST_WIDTH = 34, 80, 120  # where descriptions begin, and letters of a line
 MOST_CHOICES = 40  # letters
@@ -68,9 +70,12 @@ def help_page(description: str, types: Sequence[type], actions: Sequence[argpars
     del options["help"]
     groups = all_groups(types, options) if has_all else essential_groups(options)
     parts = [description.strip()]
-    parts += ["\n".join([f"{title}:", *map(row, group)]) for title, group in groups.items() if group]
+    chosen = set() if has_all else CHOSEN
+    for title, group in groups.items():
+        if group:
+            parts.append("\n".join([f"{title}:", *(row(action, action.dest in chosen) for action in group)]))
     if not has_all:
-        parts.append(f"--help all lists all {len(options)} options.")
+        parts.append(f"--help all lists all {len(options)} options. Those that are chosen follow data and device.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -92,11 +97,12 @@ def all_groups(types: Sequence[type], options: dict[str, argparse.Action]) -> Gr
     return {**groups, OF_THE_LIBRARY: [options[name] for name in sorted(options)]}
 
 
-def row(action: argparse.Action) -> str:
+def row(action: argparse.Action, is_chosen: bool) -> str:
     """Returns the lines on an option."""
     width = min(max(shutil.get_terminal_size().columns, LEAST_WIDTH), MOST_WIDTH)
     flag = f"  {' '.join([usual_name(action), *takes(action)])}"
-    text = textwrap.wrap(" ".join([describe(action), *default(action)]), width - COLUMN)
+    ending = ["(chosen)"] if is_chosen else default(action)
+    text = textwrap.wrap(" ".join([describe(action), *ending]), width - COLUMN)
     lines = [" " * COLUMN + line for line in text]
     if len(flag) > COLUMN - 2 or not lines:
         return "\n".join([flag, *lines])

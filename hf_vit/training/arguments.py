@@ -42,7 +42,10 @@ class ModelArguments:
     )
     preset: str | None = field(
         default=None,
-        metadata={"help": f"Size of a model that starts from scratch: {', '.join(PRESETS)}. small by default."},
+        metadata={
+            "help": f"Size of a model that starts from scratch: {', '.join(PRESETS)}. By default it is chosen, or "
+            "small with --choose_defaults false."
+        },
     )
     image_size: int | None = field(
         default=None,
