@@ -9,6 +9,7 @@ the script's, in a folder of its own; those that have ended are not run again, s
 The table, in Markdown, is printed and written beside them.
 """
 
+import argparse
 import json
 import re
 import subprocess
@@ -22,11 +23,15 @@ import yaml
 from transformers import HfArgumentParser
 
 from hf_vit.convert.model_card import escape_markdown
-from hf_vit.training.recipe import HelpFormatter, read_recipe
+from hf_vit.training.recipe import read_recipe
 
 
 SCRIPTS = Path(__file__).parent
 FIELDS = {"script", "recipe", "score", "variants"}
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
 
 
 @dataclass

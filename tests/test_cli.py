@@ -16,8 +16,7 @@ from transformers import TrainingArguments
 import hf_vit
 from hf_vit import cli
 from hf_vit.flags import named_recipes
-from hf_vit.flags.parser import unknown_option
-from hf_vit.flags.words import name_words
+from hf_vit.flags.parser import name_words, unknown_option
 from hf_vit.training import TASKS, given_arguments, parse_arguments
 from hf_vit.training.recipe import as_words, has_recipe
 from hf_vit.training.run import command_line

@@ -12,7 +12,7 @@ Examples:
 
 from collections.abc import Callable, Sequence
 
-from ..flags.words import name_words
+from ..flags.parser import name_words
 from ..training.run import evaluate
 
 

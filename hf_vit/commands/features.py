@@ -12,8 +12,7 @@ from pathlib import Path
 
 from ..features import extract, open_train_and_test
 from ..features import report as report_scores
-from ..flags.parser import OneLineParser, exit_in_one_line
-from ..flags.words import name_words
+from ..flags.parser import OneLineParser, exit_in_one_line, name_words
 from ..training.checks import check_output, check_packages
 from ..training.saving.output_folder import free_folder
 

@@ -16,8 +16,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from ..flags.named_recipes import recipes_of
-from ..flags.parser import exit_in_one_line, nearest
-from ..flags.words import name_words
+from ..flags.parser import exit_in_one_line, name_words, nearest
 from ..training.run import run
 from ..training.tasks import TASKS
 

@@ -80,6 +80,25 @@ def nearest(wanted: str, names: Iterable[str], prefix: str = "") -> str:
     return f" Did you mean {' or '.join(prefix + name for name in meant)}?" if meant else ""
 
 
+def name_words(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns a command line whose first words have names: `photos --seed 1` with "data" is `--data photos --seed 1`.
+
+    Args:
+        arguments: The command line. It may start with as many words, or fewer.
+        names: The options that these words are values of, in their order.
+
+    Returns:
+        The command line, with options alone.
+    """
+    options: list[str] = []
+    rest = list(arguments)
+    for name in names:
+        if not rest or rest[0].startswith("-"):
+            break
+        options += [f"--{name}", rest.pop(0)]
+    return [*options, *rest]
+
+
 @contextmanager
 def exit_in_one_line(*errors: type[Exception]) -> Iterator[None]:
     """Exits with the name of the program and one line where something fails for a reason that a user can mend."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from transformers.utils import logging
 
-from ..flags.named_recipes import find_recipe
+from ..flags.named_recipes import SUFFIXES, find_recipe
 from ..flags.parser import ANSWERS, REFUSED, OneLineParser, Parser, unknown_option
 from .ranges import check_ranges
 from .saving.output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
@@ -20,7 +20,6 @@ from .saving.output_files import RECIPE_HEADING, RECIPE_NAME, write_whole
 logger = logging.get_logger(__name__)
 # The words of a command line; the first of them may be the file of a recipe, or its content
 Arguments = Sequence[str | Mapping[str, Any]]
-SUFFIXES = {".yaml", ".yml", ".json"}
 # What may change when a training is resumed: where it runs, on how many processes, and what it reports. The images and
 # the batch on all processes are compared themselves.
 FREE = {
@@ -83,10 +82,6 @@ def has_recipe(arguments: Arguments) -> bool:
         return "recipe" in first
     is_named = any(str(word).partition("=")[0] == "--recipe" for word in [first, *rest])
     return is_named or Path(first).suffix in SUFFIXES
-
-
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the description as it is written."""
 
 
 def make_parser(types: Sequence[type], recipe: Mapping[str, Any], description: str | None = None) -> Parser:

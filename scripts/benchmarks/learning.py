@@ -31,6 +31,7 @@ from hf_vit.model.configuration_hf_vit import to_pair
 from hf_vit.model.deformable_decoder import NUM_LAYERS
 from hf_vit.model.task_depth import depth_loss
 from hf_vit.model.task_keypoints import flip_heatmaps, keypoint_loss
+from hf_vit.training.publishing.report import evaluation_split
 from hf_vit.training.recipe import parse_arguments, read_recipe
 
 from .harness import OutputArguments, describe_run, print_header, print_row, save
@@ -161,12 +162,11 @@ def make_universal_segmenter(ours: Any) -> Peer:
 
 def make_depth_estimator(ours: Any) -> Peer:
     """Returns DPT of the same shape, with the same neck."""
-    blocks = ours.config.num_hidden_layers
     config = transformers.DPTConfig(
         **shape_of(ours.config),
         neck_hidden_sizes=list(ours.options.neck_hidden_sizes),
         fusion_hidden_size=ours.options.fusion_hidden_size,
-        backbone_out_indices=[max(1, round(blocks * part / 4)) - 1 for part in (1, 2, 3, 4)],
+        backbone_out_indices=[block - 1 for block in ours.depth_head.out_indices],
         depth_estimation_type=ours.options.depth_estimation_type,
         max_depth=ours.options.max_depth,
         is_hybrid=False,
@@ -296,8 +296,7 @@ def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[
         peer = MAKE_PEER[args.task](trainer.model).to(trainer.args.device)
         steps = learn(peer, trainer, rate, seconds)
         trainer.model = trainer.model_wrapped = peer
-        split = next(name for name in ("test", "validation", "train") if name in task.loaded.splits)
-        scores, _ = task.evaluate(trainer, split)
+        scores, _ = task.evaluate(trainer, evaluation_split(task.loaded.splits))
     size = sum(weight.numel() for weight in peer.parameters())
     return {**scores, "steps": steps, "parameters": size}
 
