@@ -141,6 +141,13 @@ class ImageDataArguments(SourceArguments):
             "By default a tenth where it chooses something (the best step, a threshold) or there is no test split."
         },
     )
+    validation_as_test: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Report the scores of the validation split, and hold images for choices out of the training ones. "
+            "By default where something is chosen (the best step, a threshold) and there is no test split."
+        },
+    )
     max_train_samples: int | None = field(
         default=None, metadata={"help": "Train on this many images, drawn at random: for a trial."}
     )

@@ -77,16 +77,21 @@ def prepare_splits(
     """Checks the splits of a training, and holds out images for validation if there is no such split.
 
     Where `args.train_val_split` leaves it open, a tenth is held out if something is chosen by its scores, of
-    which `needs_validation` tells too, or nothing else is there to evaluate. Both it and `holds_out` then say what was
-    done. Returns "train" and, where there are such, "validation" and "test". `fault` tells what is wrong with images
-    that `find_faults` finds.
+    which `needs_validation` tells too, or nothing else is there to evaluate; nothing is chosen by images that are
+    reported, see `args.validation_as_test`. These two and `holds_out` then say what was done. Returns "train" and,
+    where there are such, "validation" and "test". `fault` tells what is wrong with images that `find_faults` finds.
     """
     if "train" not in splits:
         raise ValueError(f"{args.dataset_name} has no training images, only the splits {', '.join(splits)}.")
     splits = readable_images(splits, args, training_args, find_faults, fault)
     if args.train_val_split is None:
-        is_needed = needs_validation or chooses_step(training_args) or "test" not in splits
-        args.train_val_split = HELD_OUT if is_needed and "validation" not in splits else 0.0
+        is_chosen = needs_validation or chooses_step(training_args)
+        if args.validation_as_test is None:
+            args.validation_as_test = is_chosen and "validation" in splits and "test" not in splits
+        is_needed = is_chosen or "test" not in splits
+        is_open = args.validation_as_test or "validation" not in splits
+        args.train_val_split = HELD_OUT if is_needed and is_open else 0.0
+    splits = named_splits(splits, args)
     args.holds_out = "validation" not in splits and args.train_val_split > 0
     if args.holds_out:
         held_out = hold_out(splits["train"], args.train_val_split)
@@ -140,12 +145,26 @@ def chooses_step(args: HfViTTrainingArguments) -> bool:
     return bool(args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST)
 
 
+def named_splits(splits: DatasetDict, args: ImageDataArguments) -> DatasetDict:
+    """Returns the splits of a training by what they are for; see `args.validation_as_test`."""
+    if not args.validation_as_test:
+        return splits
+    if "validation" not in splits or "test" in splits:
+        raise ValueError(
+            f"validation_as_test=True takes a validation split for the test split, but {args.dataset_name} has "
+            f"{', '.join(splits)}. Leave it out."
+        )
+    return DatasetDict({"test" if name == "validation" else name: images for name, images in splits.items()})
+
+
 def choose_split(splits: DatasetDict, args: ImageDataArguments, split: str | None) -> tuple[str, str]:
     """Returns which split to evaluate, and the one that its images are in; see `load_evaluation_split`."""
     sources = {name: name for name in ("test", "validation", "train") if name in splits}
+    if args.validation_as_test and "validation" in sources:
+        sources.setdefault("test", sources.pop("validation"))
     if args.train_val_split is None:  # and what the model was trained on does not tell
-        args.train_val_split = 0.0 if "test" in splits else HELD_OUT
-    if "train" in splits and args.train_val_split > 0:
+        args.train_val_split = 0.0 if "test" in sources else HELD_OUT
+    if "train" in sources and args.train_val_split > 0:
         sources.setdefault("validation", "train")
     if split is None:
         split = next(name for name in ("test", "validation", "train") if name in sources)
@@ -173,7 +192,7 @@ def evaluation_images(
     `was_streamed` tells that `source` came as a stream when "validation" was held out of it.
     """
     images = readable_images(DatasetDict({source: images}), args, training_args, find_faults, fault)[source]
-    if split != source:
+    if source == "train" != split:
         assert args.train_val_split is not None  # `choose_split` has seen to it
         if was_streamed:
             images = held_out_of_stream(images, args.dataset_name, args.train_val_split)

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from hf_vit.data import load_semantic_segmentation
+from hf_vit.data import TargetData, load_semantic_segmentation
 from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, parse_arguments, run
 from hf_vit.training.arguments import ImageDataArguments
-from hf_vit.training.load_data import load_targets
+from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.models import plan_config
 from hf_vit.training.planning import budget, plan
 from hf_vit.training.planning.budget import Budget, Pace
@@ -270,13 +270,36 @@ def test_nothing_is_held_out_that_chooses_nothing(
 
 
 @pytest.mark.parametrize("chooses_threshold", [False, True])
-def test_a_threshold_needs_images_that_are_held_out(chooses_threshold: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reported", ["test", "val"])
+def test_a_threshold_needs_images_that_are_held_out(reported: str, chooses_threshold: bool, tmp_path: Path) -> None:
+    data = write_scenes(tmp_path / "scenes")
+    (data / "val").rename(data / reported)
+    args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
+
+    def load() -> TargetData:
+        return load_semantic_segmentation(str(data))
+
+    source = ImageDataArguments(dataset_name=str(data))
+    loaded = load_targets(load, source, args, needs_validation=chooses_threshold)
+    assert source.holds_out == chooses_threshold
+    assert source.train_val_split == (0.1 if chooses_threshold else 0.0)
+    if not chooses_threshold:
+        assert ("validation" in loaded.splits) == (reported == "val")
+        return
+    images = load().splits
+    assert len(loaded.splits["test"]) == len(images["test" if reported == "test" else "validation"])
+    assert len(loaded.splits["train"]) + len(loaded.splits["validation"]) == len(images["train"])
+    # An evaluation by the recipe of that training knows them by the same names.
+    label2id = {name: number for number, name in enumerate(loaded.names)}
+    for split, count in ((None, len(loaded.splits["test"])), ("validation", len(loaded.splits["validation"]))):
+        name, evaluated = load_evaluation_targets(load, source, split, label2id, args)
+        assert (name, len(evaluated.splits[name])) == (split or "test", count)
+
+
+def test_a_test_split_is_not_taken_from_data_that_have_one(tmp_path: Path) -> None:
     data = write_scenes(tmp_path / "scenes")
     (data / "val").rename(data / "test")
     args = HfViTTrainingArguments(output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none")
-    source = ImageDataArguments(dataset_name=str(data))
-    loaded = load_targets(
-        lambda: load_semantic_segmentation(str(data)), source, args, needs_validation=chooses_threshold
-    )
-    assert ("validation" in loaded.splits) == source.holds_out == chooses_threshold
-    assert source.train_val_split == (0.1 if chooses_threshold else 0.0)
+    source = ImageDataArguments(dataset_name=str(data), validation_as_test=True)
+    with pytest.raises(ValueError, match="validation_as_test=True takes a validation split"):
+        load_targets(lambda: load_semantic_segmentation(str(data)), source, args)

@@ -90,7 +90,7 @@ class Planner:
             return task, UNPLANNED
         facts = of_first_process(gather_facts(task))
         batch = self.known_batch(task, facts)
-        held_out = {"train_val_split": task.data.train_val_split}
+        held_out = {name: vars(task.data)[name] for name in ("train_val_split", "validation_as_test")}
         minutes = self.minutes(facts)
         if minutes is None:
             sizes = self.sizes(task, facts)

@@ -322,6 +322,7 @@ class Task(ABC):
         recipe = recipe_of(Path(saved.model_name_or_path))
         if self.data.train_val_split is None and recipe:
             self.data.train_val_split = recipe.get("train_val_split", HELD_OUT)
+            self.data.validation_as_test = recipe.get("validation_as_test", False)
         processor = self.open_processor(model, saved.model_name_or_path)
         split, self.loaded = self.load_evaluation_data(saved, model.config.label2id)
         self.note_data()
@@ -364,7 +365,8 @@ class Task(ABC):
             *(["choose the threshold"] if self.chooses_threshold else []),
             *([] if "test" in self.loaded.splits else ["are evaluated at the end"]),
         ]
-        return f"those for validation are held out, and {' and '.join(purposes) or 'follow the training'}"
+        as_test = "; the validation split is the test" if self.data.validation_as_test else ""
+        return f"those for validation are held out, and {' and '.join(purposes) or 'follow the training'}{as_test}"
 
     def evaluate(self, trainer: HfViTTrainer, split: str) -> tuple[dict[str, float], dict[str, str]]:
         """Evaluates a model on a split, on all processes, and writes scores and pictures into the output folder.
