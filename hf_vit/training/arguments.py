@@ -18,7 +18,7 @@ from .callbacks.ema import AveragingArguments
 from .callbacks.resume import ResumeArguments
 from .lora import LoraArguments
 from .optim.arguments import OptimizationArguments, check_optimization
-from .planning.arguments import PlanArguments
+from .planning.arguments import PlanArguments, parse_changes
 from .ranges import check_ranges
 from .regularization import RepeatedAugmentationArguments
 
@@ -342,6 +342,13 @@ class HfViTTrainingArguments(
         default=False,
         metadata={"help": "Check data, model and options, say what would be done, and write nothing."},
     )
+    length_changes: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Numbers of steps by the step from which on they counted, like 143:812, as recipe.yaml notes them "
+            "where a budget in minutes was kept."
+        },
+    )
     # Early stopping counts on where it stood, and the wall time adds up.
     restore_callback_states_from_checkpoint: bool = field(
         default=True, metadata=LIBRARY["restore_callback_states_from_checkpoint"].metadata
@@ -370,6 +377,7 @@ class HfViTTrainingArguments(
     def __post_init__(self) -> None:
         check_ranges(self)
         self.check_plan()
+        parse_changes(self.length_changes)
         # The library refuses bfloat16 and several processes on a CPU unless it is asked for.
         if not torch.accelerator.is_available() and not is_torch_xla_available():
             self.use_cpu = True

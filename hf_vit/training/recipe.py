@@ -24,7 +24,7 @@ Arguments = Sequence[str | Mapping[str, Any]]
 # the batch on all processes are compared themselves.
 FREE = {
     *("dataset_name", "dataset_license", "license", "skip_unreadable", "check_images", "output_dir"),
-    *("minutes", "choose_defaults", "holds_out"),  # what comes of them stands beside them
+    *("minutes", "choose_defaults", "holds_out", "length_changes"),  # what comes of them stands beside them
     *("use_cpu", "local_rank", "disable_tqdm", "report_to", "run_name", "project"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("resume_from_checkpoint", "resume_with_changes", "dry_run", "do_train", "do_eval", "do_predict", "debug"),

@@ -26,6 +26,7 @@ from .dry_run import describe_plan
 from .errors import CheckpointError, ExampleError, NotFiniteError, Preempted, as_sentence, how_to_resume, in_one_line
 from .lora import count_parameters
 from .models import check_architecture, check_head
+from .planning.keep_budget import KeepBudget, LengthChanges
 from .planning.plan import Planner, warn_of_few_steps
 from .recipe import (
     Arguments,
@@ -44,6 +45,7 @@ from .trainer import HfViTTrainer
 
 
 logger = logging.get_logger(__name__)
+TOLD_CHANGE = 0.1  # of the steps
 
 
 def run(
@@ -104,6 +106,7 @@ class Training:
     checkpoint: str | None  # that it starts from
     command: str  # that repeats it
     report: Callable[[str], None]
+    planner: Planner
     scores: dict[str, float] = field(default_factory=dict)
 
 
@@ -153,7 +156,7 @@ def prepare(
         check_head(checkpoint, trainer.model)
         check_projection(checkpoint, trainer.distillation)
     command = shlex.join(command_line(arguments, program, args.world_size))
-    training = Training(task, trainer, checkpoint, command, report)
+    training = Training(task, trainer, checkpoint, command, report, planner)
     compares = checkpoint is not None and not read_conditions(checkpoint) and not args.resume_with_changes
     # What is compared is what was given: that is all that a checkpoint without conditions has beside it.
     recipe = planner.recipe({} if compares else chosen)
@@ -235,7 +238,8 @@ def find_conditions(task: Task, values: dict[str, Any], checkpoint: str | None) 
 def finish(training: Training) -> None:
     """Trains, from a checkpoint on if there is one, evaluates and saves."""
     task, trainer, report = training.task, training.trainer, training.report
-    if trainer.is_world_process_zero():
+    follow_budget(training)
+    if training.planner.budget is None and trainer.is_world_process_zero():
         trainer.add_callback(ExpectedEnd(report, warn=partial(warn_of_few_steps, task)))
     result = trainer.train(resume_from_checkpoint=training.checkpoint)
     task.choose_threshold(trainer)  # before it is saved
@@ -254,6 +258,30 @@ def finish(training: Training) -> None:
             averaged = {name: value for name, value in trainer.averaged_scores.items() if name in training.scores}
             report(f"Averaged weights: {listed(averaged)}")
         report(f"The model, its scores and its card: {task.args.output_dir}")
+
+
+def follow_budget(training: Training) -> None:
+    """Lets the number of steps follow the time that they take; what resumes or repeats a training repeats the changes.
+
+    Where DeepSpeed makes the schedule, it stays as planned.
+    """
+    trainer, planner = training.trainer, training.planner
+    if planner.budget is None or trainer.is_deepspeed_enabled:
+        trainer.add_callback(LengthChanges(trainer, training.checkpoint))
+        return
+    planned = told = trainer.args.max_steps
+
+    def changed(steps: int) -> None:
+        nonlocal told
+        chosen = {**trainer.conditions["chosen"], "length_changes": trainer.args.length_changes}
+        trainer.conditions["chosen"] = chosen
+        if trainer.is_world_process_zero():
+            start_recipe(Path(trainer.args.output_dir), planner.recipe(chosen), is_resumed=False)
+        if abs(steps - told) > TOLD_CHANGE * told:
+            told = steps
+            training.report(f"Steps: {steps:,} in place of {planned:,}, by the time that those until now have taken.")
+
+    trainer.add_callback(KeepBudget(trainer, *planner.budget, changed))
 
 
 def listed(scores: dict[str, float]) -> str:

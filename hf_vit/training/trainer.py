@@ -153,6 +153,7 @@ class HfViTTrainer(Trainer):
         self.averaged_scores: dict[str, float] = {}  # of the last evaluation, by plain names
         self._flops: dict[tuple[int, int], int] = {}
         self._resumed_step = 0
+        self.most_steps = 0  # that a training may get when it has begun, see `change_length`
         self._add_callbacks()
 
     def _prepare_optimization(self) -> None:
@@ -275,8 +276,11 @@ class HfViTTrainer(Trainer):
         teaching = nullcontext() if self.distillation is None else self.distillation.attached(self.model)
         try:
             with teaching, self.safe_stop.guarding(self.args), self._as_peft_model():
+                planned = self.args.max_steps
                 output = super().train(None if checkpoint is None else str(checkpoint), *args, **kwargs)
                 self._check_numbers()
+                if planned > 0:  # the library counts the images of as many steps
+                    output.metrics["train_samples_per_second"] *= self.args.max_steps / planned
         finally:
             self.progress.close()
         return output
@@ -301,6 +305,8 @@ class HfViTTrainer(Trainer):
         num_epochs, steps_per_epoch, *others = super().set_initial_training_values(*args, **kwargs)
         if self._resumed_step >= others[-1]:  # the number of all steps
             num_epochs = self._resumed_step // steps_per_epoch
+        elif self.most_steps:  # the last step ends the training, in whichever epoch
+            num_epochs = max(num_epochs, 1 + self.most_steps // steps_per_epoch)
         return num_epochs, steps_per_epoch, *others
 
     def get_batch_samples(

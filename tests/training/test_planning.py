@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,13 @@ from hf_vit.training import TASKS, HfViTTrainingArguments, ImageClassification, 
 from hf_vit.training.arguments import ImageDataArguments
 from hf_vit.training.load_data import load_evaluation_targets, load_targets
 from hf_vit.training.models import plan_config
-from hf_vit.training.planning import budget, plan
-from hf_vit.training.planning.budget import Budget, Pace
+from hf_vit.training.planning import budget, keep_budget, plan
+from hf_vit.training.planning.budget import Budget, Pace, measure_pace
 from hf_vit.training.planning.defaults import CLASSIFICATION, DETECTION, PHOTOS, Size, TaskDefaults, choose
 from hf_vit.training.planning.facts import Facts
 from hf_vit.training.planning.plan import Planner
 from hf_vit.training.run import parse_evaluation
+from hf_vit.training.saving.checkpoints import checkpoints_in
 
 from ..helpers.dense_trainings import write_scenes
 
@@ -173,8 +175,16 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
 ) -> None:
     monkeypatch.setattr(budget, "LEAST_TIMED", 3)
     monkeypatch.setattr(plan, "import_seconds", lambda: 0.0)  # of this session, which has others
-    command = command_of(photos, tmp_path / "out", "--minutes", "0.1", "--config_overrides", '{"hidden_act": "silu"}')
+
+    def measure_wrongly(*args: Any) -> Pace:
+        assert min(measure_pace(*args)) > 0
+        return Pace(step=4.0, image=0.0)
+
+    monkeypatch.setattr(plan, "measure_pace", measure_wrongly)
+    monkeypatch.setattr(keep_budget, "INTERVAL", 1.0)  # a single correction
+    command = command_of(photos, tmp_path / "out", "--minutes", "1", "--config_overrides", '{"hidden_act": "silu"}')
     told = "\n".join(train(command))
+    first = (tmp_path / "out" / "model.safetensors").read_bytes()
     size, steps, _ = re.search(r"(Size: .*)\n(Steps: .*)\n(End: .*)", told).groups()  # type: ignore[union-attr]
     assert "images of 16 pixels (most have 16)" in size
     assert "no training image is held out" in told
@@ -185,13 +195,19 @@ def test_a_budget_makes_a_recipe_that_resumes_and_repeats(
     assert recipe["config_overrides"]["hidden_act"] == "silu"
     assert recipe["config_overrides"]["position_embedding_type"] == "sincos2d"
     assert recipe["train_val_split"] == 0.0
+    (change,) = recipe["length_changes"]
+    length = int(change.partition(":")[2])
+    assert length == 2 * recipe["max_steps"]  # a step takes far less than was measured
+    checkpoints = checkpoints_in(tmp_path / "out")
+    assert list(checkpoints)[-1] == length
 
     monkeypatch.setattr(plan, "measure_pace", pytest.fail)
+    shutil.rmtree(checkpoints[length])  # as if it had been killed before its end
     train([*command, "--resume_from_checkpoint", "last"])
     assert yaml.safe_load(file.read_text()) == recipe
     train([str(file), "--output_dir", str(tmp_path / "again")])
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again")]
-    assert weights[0] == weights[1]
+    assert weights == [first, first]
 
 
 @pytest.mark.parametrize("length", ["--max_steps", "--num_train_epochs"])

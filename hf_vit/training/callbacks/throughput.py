@@ -192,6 +192,13 @@ class TrainingProgress(ProgressCallback):
             bar.initial = bar.n = bar.last_print_n = state.global_step
             bar.refresh()
 
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.training_bar is not None:
+            self.training_bar.total = state.max_steps  # which can change on the way
+        super().on_step_end(args, state, control, **kwargs)
+
     def on_log(
         self,
         args: TrainingArguments,

@@ -1,6 +1,7 @@
 """Options of how a training is planned."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -34,3 +35,21 @@ class PlanArguments:
                 f"minutes={self.minutes:g} leaves the number of steps to be chosen, and choose_defaults=False chooses "
                 "nothing. Give one of the two."
             )
+
+
+def parse_changes(changes: Sequence[str] | None) -> dict[int, int]:
+    """Returns all steps of a training from some step on, by that step.
+
+    Args:
+        changes: Like "143:812", by which a training has 812 steps from its 143rd on.
+
+    Raises:
+        ValueError: if one is something else.
+    """
+    found = dict[int, int]()
+    for change in changes or ():
+        step, _, length = change.partition(":")
+        if not (step.isdecimal() and length.isdecimal() and 0 < int(step) < int(length)):
+            raise ValueError(f"length_changes={change!r} must be like 143:812: a step, and the steps from it on.")
+        found[int(step)] = int(length)
+    return found

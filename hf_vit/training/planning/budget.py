@@ -79,10 +79,13 @@ class Budget:
     num_validated: int
     clock: Callable[[], float]
 
+    def report_seconds(self, pace: Pace) -> float:
+        """Returns what follows the last step."""
+        return min(REPORT_SECONDS, 0.2 * self.seconds) + REPORTED_TWICE * self.num_scored * pace.image
+
     def plan(self, size: Size | None, pace: Pace) -> Candidate:
         """Returns the steps and evaluations of a size that fit into what is left."""
-        report = min(REPORT_SECONDS, 0.2 * self.seconds) + REPORTED_TWICE * self.num_scored * pace.image
-        left = self.seconds - self.clock() - report
+        left = self.seconds - self.clock() - self.report_seconds(pace)
         evaluation = EVALUATION_SECONDS + self.num_validated * pace.image
         evaluations = 0
         if self.num_validated:

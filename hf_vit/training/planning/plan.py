@@ -49,6 +49,7 @@ class Planner:
 
     def __init__(self, task: Task, arguments: Arguments, report: Callable[[str], None]) -> None:
         self.start = time.monotonic() - import_seconds()
+        self.budget: tuple[Budget, Pace] | None = None  # that the training is to keep, once it is planned
         self.task, self.arguments, self.report = task, arguments, report
         options = given_arguments(task.argument_types(), arguments)
         overrides = task.model.overrides()
@@ -157,6 +158,8 @@ class Planner:
         known = {"size": choice.size, "steps": choice.steps, "evaluations": evaluations}
         chosen = self.choose(task, facts, batch=batch, **known)
         self.report(describe_budget(minutes, choice, facts, batch, budget.seconds - budget.clock()))
+        warn_of_few_steps(task, choice.steps)
+        self.budget = budget, choice.pace
         return chosen
 
     def task_with(self, chosen: Mapping[str, Any], loaded: Task | None = None) -> Task:
