@@ -3,7 +3,7 @@
 The peer takes the place of our model in the training that a recipe describes: the same images, augmentation, image
 size, batch, precision and evaluation. It learns in a bare loop of PyTorch, by AdamW with warm-up and cosine decay,
 whose rate follows the clock, so that it has exactly the seconds of our training (`train_runtime` of its
-train_results.json) and no step more or less. Of several learning rates, tried with the first seed, the best counts;
+train_results.json) and no step more or less, or a number of steps. Of several learning rates, tried with the first seed, the best counts;
 the other seeds repeat it.
 
 Peers: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, and LW-DETR of the same width and depth.
@@ -48,6 +48,10 @@ class Arguments(OutputArguments):
     task: str = field(default="image_classification", metadata={"help": "name of the task"})
     training: str = field(default="", metadata={"help": "output folder of our training, which has its recipe.yaml"})
     seconds: float | None = field(default=None, metadata={"help": "of the peer's training; by default those of ours"})
+    steps: int | None = field(
+        default=None,
+        metadata={"help": "of the peer's training in place of seconds, where the machine has other work meanwhile"},
+    )
     learning_rates: list[float] = field(default_factory=lambda: [3e-4, 1e-3, 3e-3], metadata={"help": "to try"})
     seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "the first tries all rates"})
 
@@ -171,7 +175,10 @@ def make_depth_estimator(ours: Any) -> Peer:
         max_depth=ours.options.max_depth,
         is_hybrid=False,
     )
-    return DepthPeer(ours, transformers.DPTForDepthEstimation(config))
+    peer = transformers.DPTForDepthEstimation(config)
+    *_, last, _ = peer.head.head
+    nn.init.constant_(last.bias, START_DEPTH)
+    return DepthPeer(ours, peer)
 
 
 def make_detector(ours: Any) -> Peer:
@@ -230,6 +237,7 @@ CHOOSES = {  # the learning rate
     "object_detection": "map",
     "keypoint_detection": "nme",
 }
+START_DEPTH = 1.0  # of DPT, which else starts around 0, where its last ReLU can keep it
 SQUEEZED = {"universal_segmentation", "depth_estimation"}  # whose peers take images of one size
 
 
@@ -245,8 +253,8 @@ def parse_recipe(args: Arguments, seed: int, folder: str) -> training.Task:
     return task_class(*parse_arguments(task_class.argument_types(), [str(file)]))
 
 
-def learn(model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float) -> int:
-    """Trains a model for so many seconds on what a trainer trains on; returns the number of steps."""
+def learn(model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds: float, length: int | None) -> int:
+    """Trains a model on what a trainer trains on, for so many seconds or steps; returns the number of steps."""
     args = trainer.args
     loader = DataLoader(
         trainer.train_dataset,
@@ -270,7 +278,7 @@ def learn(model: nn.Module, trainer: training.HfViTTrainer, rate: float, seconds
     model.train()
     start, steps = time.perf_counter(), 0
     for batch in batches():
-        share = (time.perf_counter() - start) / seconds
+        share = steps / length if length else (time.perf_counter() - start) / seconds
         if share >= 1:
             break
         for group in optimizer.param_groups:
@@ -294,7 +302,7 @@ def train_peer(args: Arguments, rate: float, seed: int, seconds: float) -> dict[
         transformers.set_seed(seed)
         trainer = task.make_trainer()
         peer = MAKE_PEER[args.task](trainer.model).to(trainer.args.device)
-        steps = learn(peer, trainer, rate, seconds)
+        steps = learn(peer, trainer, rate, seconds, args.steps)
         trainer.model = trainer.model_wrapped = peer
         scores, _ = task.evaluate(trainer, evaluation_split(task.loaded.splits))
     size = sum(weight.numel() for weight in peer.parameters())
