@@ -3,8 +3,8 @@
 The peer takes the place of our model in the training that a recipe describes: the same images, augmentation, image
 size, batch, precision and evaluation. It learns in a bare loop of PyTorch, by AdamW with warm-up and cosine decay,
 whose rate follows the clock, so that it has exactly the seconds of our training (`train_runtime` of its
-train_results.json) and no step more or less, or a number of steps. Of several learning rates, tried with the first seed, the best counts;
-the other seeds repeat it.
+train_results.json) and no step more or less, or else a number of steps. Of several learning rates, tried with the
+first seed, the best counts; the other seeds repeat it.
 
 Peers: ViT, EoMT, DPT and ViTPose of the same shape, SegFormer-b0, and LW-DETR of the same width and depth.
 """
