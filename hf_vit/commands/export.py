@@ -11,7 +11,7 @@ Examples:
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..export import FORMATS, export
+from ..export import FORMATS, export_model
 from ..flags.parser import OneLineParser, exit_in_one_line
 
 
@@ -35,4 +35,4 @@ def main(arguments: Sequence[str], description: str | None, report: Callable[[st
     """
     with exit_in_one_line(ImportError, OSError, ValueError):
         args = vars(make_parser(description).parse_args(arguments))
-        export(args.pop("model"), report=report, **args)
+        export_model(args.pop("model"), report=report, **args)

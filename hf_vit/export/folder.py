@@ -26,7 +26,7 @@ RUN = Path(__file__).with_name("run_onnx.py")
 UNKNOWN_STEPS = ("do_pad", "do_affine_crop", "keep_aspect_ratio")
 
 
-def export(
+def export_model(
     model: str | os.PathLike[str],
     output_dir: str | os.PathLike[str],
     format: str = "onnx",

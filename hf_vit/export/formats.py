@@ -31,7 +31,8 @@ class Format:
         exporter: What it is called in `transformers.exporters`.
         packages: What must be installed to write and to run it.
         extra: The extra of ours that brings them.
-        write: Writes a traced program to a file without the library's exporters; None where only they can.
+        write: Writes a traced program, whose outputs have these names, where the library has no exporters; None where
+            only they can.
         open: Returns what runs a file, given the names of the outputs.
         is_bounded: Whether memory is planned ahead, for a largest batch and image.
     """
@@ -40,7 +41,7 @@ class Format:
     exporter: str
     packages: tuple[str, ...]
     extra: str
-    write: Callable[[torch.export.ExportedProgram, Path], None] | None
+    write: Callable[[torch.export.ExportedProgram, Path, tuple[str, ...]], None] | None
     open: Callable[[Path, tuple[str, ...]], Run]
     is_bounded: bool = False
 
@@ -52,21 +53,14 @@ class Format:
         return Bounds(MOST_IMAGES, (rows, columns))
 
 
-def write_onnx(program: torch.export.ExportedProgram, file: Path) -> None:
+def write_onnx(program: torch.export.ExportedProgram, file: Path, outputs: tuple[str, ...]) -> None:
     """Writes an ONNX file by torch's own exporter."""
-    written = torch.onnx.export(program, dynamo=True, verbose=False)
+    written = torch.onnx.export(program, dynamo=True, output_names=list(outputs), verbose=False)
     assert written is not None  # it is where dynamo is on
     written.save(file, external_data=True)
 
 
-def write_openvino(program: torch.export.ExportedProgram, file: Path) -> None:
-    """Writes OpenVINO's pair of files, in float32."""
-    import openvino
-
-    openvino.save_model(openvino.convert_model(program), file, compress_to_fp16=False)
-
-
-def write_torch(program: torch.export.ExportedProgram, file: Path) -> None:
+def write_torch(program: torch.export.ExportedProgram, file: Path, outputs: tuple[str, ...]) -> None:
     """Writes torch's own file."""
     torch.export.save(program, file)
 
@@ -124,7 +118,7 @@ def open_executorch(file: Path, outputs: tuple[str, ...]) -> Run:
 
 FORMATS = {
     "onnx": Format("model.onnx", "onnx", ("onnx", "onnxscript", "onnxruntime"), "export", write_onnx, open_onnx),
-    "openvino": Format("openvino_model.xml", "openvino", ("openvino",), "export", write_openvino, open_openvino),
+    "openvino": Format("openvino_model.xml", "openvino", ("openvino",), "export", None, open_openvino),
     "torch": Format("model.pt2", "dynamo", (), "export", write_torch, open_torch),
     "executorch": Format(
         "model.pte", "executorch", ("executorch",), "executorch", None, open_executorch, is_bounded=True
@@ -177,7 +171,7 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
         return
     assert chosen.write is not None  # refused by `check_format`
     with torch.no_grad():
-        chosen.write(torch.export.export(program, (), inputs, dynamic_shapes=sizes), file)
+        chosen.write(torch.export.export(program, (), inputs, dynamic_shapes=sizes), file, program.outputs)
 
 
 def versions(chosen: Format) -> dict[str, str]:
