@@ -16,7 +16,7 @@ from ..model.task_mim import HfViTForMaskedImageModeling
 from .card import write_card
 from .comparison import TOLERANCE, Difference, compare
 from .formats import FORMATS, check_format, write_program
-from .programs import OUTPUTS, open_model
+from .programs import open_model, output_names
 
 
 WITH_OTHER_INPUTS = (HfViTForMaskedImageModeling, HfViTForZeroShotImageClassification)
@@ -70,7 +70,7 @@ def export_model(
                 f"{others}."
             ) from error
         rows = []
-        for row in compare(opened, chosen.open(file, OUTPUTS[type(opened)]), bounds):
+        for row in compare(opened, chosen.open(file, output_names(opened)), bounds):
             rows.append(row)
             report(describe(row))
         if wrong := [row for row in rows if not row.is_equal]:

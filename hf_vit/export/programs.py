@@ -10,32 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from ..convert import TASKS
 from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.embeddings import Grid
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel, read_config
-from ..model.task_classification import HfViTForImageClassification
 from ..model.task_contrastive import HfViTForZeroShotImageClassification
-from ..model.task_depth import HfViTForDepthEstimation
-from ..model.task_detection import HfViTForObjectDetection
-from ..model.task_keypoints import HfViTForKeypointDetection
 from ..model.task_mim import HfViTForMaskedImageModeling
-from ..model.task_segmentation import HfViTForSemanticSegmentation
-from ..model.task_universal_segmentation import HfViTForUniversalSegmentation
 
 
-# What the program of each class returns, in this order
-OUTPUTS: dict[type[HfViTPreTrainedModel], tuple[str, ...]] = {
-    HfViTModel: ("last_hidden_state", "pooler_output"),
-    HfViTForImageClassification: ("logits",),
-    HfViTForSemanticSegmentation: ("logits",),
-    HfViTForUniversalSegmentation: ("class_queries_logits", "masks_queries_logits"),
-    HfViTForDepthEstimation: ("predicted_depth",),
-    HfViTForObjectDetection: ("logits", "pred_boxes", "probabilities"),
-    HfViTForKeypointDetection: ("heatmaps",),
-    HfViTForMaskedImageModeling: ("logits", "reconstruction"),
-    HfViTForZeroShotImageClassification: ("logits_per_image", "image_embeds", "text_embeds"),
-}
+# What a forward returns and a program does not: what needs labels, what was an input, tokens beside a prediction
+LEFT_OUT = ("loss", "bool_masked_pos", "last_hidden_state")
 TRACED_BATCH = 2
 MOST_TOKENS = 512  # of a text, where the text tower names no limit
 
@@ -53,7 +38,7 @@ class HfViTProgram(nn.Module):
     def __init__(self, model: HfViTPreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.outputs = OUTPUTS[type(model)]
+        self.outputs = output_names(model)
         # A loss has no place in a program.
         self.options = {"return_loss": False} if isinstance(model, HfViTForMaskedImageModeling) else {}
 
@@ -68,7 +53,15 @@ class HfViTProgram(nn.Module):
         given = {"bool_masked_pos": bool_masked_pos, "input_ids": input_ids, "attention_mask": attention_mask}
         given = {name: value for name, value in given.items() if value is not None}
         outputs = self.model(pixel_values=pixel_values, return_dict=True, **given, **self.options)
-        return {name: outputs[name] for name in self.outputs if outputs.get(name) is not None}
+        return {name: outputs[name] for name in self.outputs}
+
+
+@torch.no_grad()
+def output_names(model: HfViTPreTrainedModel) -> tuple[str, ...]:
+    """Returns the names of what the program of a model, in evaluation mode, returns: all that it predicts."""
+    outputs = model(**example_inputs(model, 1, least_grid(model)), return_dict=True)
+    left_out = LEFT_OUT[:-1] if isinstance(model, HfViTModel) else LEFT_OUT
+    return tuple(name for name, value in outputs.items() if isinstance(value, Tensor) and name not in left_out)
 
 
 def open_model(name_or_path: str, **kwargs: Any) -> HfViTPreTrainedModel:
@@ -84,7 +77,7 @@ def open_model(name_or_path: str, **kwargs: Any) -> HfViTPreTrainedModel:
     """
     config = read_config(name_or_path, **kwargs)
     name = (config.get("architectures") or ["a model that names no class"])[0]
-    classes = {known.__name__: known for known in OUTPUTS}
+    classes = {known.__name__: known for known in TASKS.values()}
     if config.get("model_type") != "hf_vit" or name not in classes:
         raise ValueError(
             f"{name_or_path} is {name} of model_type {config.get('model_type')!r}, which cannot be exported. It must "
@@ -97,7 +90,7 @@ def example_inputs(model: HfViTPreTrainedModel, batch: int, grid: Grid, seed: in
     """Returns random inputs of a model.
 
     Args:
-        model: One of `OUTPUTS`.
+        model: Of any task.
         batch: Number B of images.
         grid: Rows and columns (h, w) of patches.
         seed: Of the random numbers.
@@ -149,12 +142,9 @@ def least_grid(model: HfViTPreTrainedModel) -> Grid:
     `torch.export` makes sizes of 1 a case of their own, so the coarsest map has two rows and columns, and so have
     windows.
     """
-    factors: tuple[float, ...] = (1.0,)
-    if isinstance(model, HfViTForDepthEstimation) and model.options.head == "dpt":
-        factors = tuple(model.options.reassemble_factors)
-    if isinstance(model, HfViTForObjectDetection) and model.options.decoder == "deformable":
-        factors = tuple(model.options.scale_factors)
-    least = math.ceil(2 / min(1.0, *factors))
+    options = vars(model.options) if "options" in vars(model) else {}  # of the head
+    factors = [*options.get("scale_factors", ()), *options.get("reassemble_factors", ())]
+    least = math.ceil(2 / min([1.0, *factors]))
     rows, columns = (max(least, side + 1) for side in windows_of(model.config))
     return rows, columns
 
