@@ -7,7 +7,7 @@ group, K classes, n heads, d head size, T points a head samples on a level.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -352,7 +352,7 @@ def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tens
     if pyramid.visible is not None:
         is_valid = is_valid & pyramid.visible
     features, anchors = (values.masked_fill(~is_valid[..., None], 0) for values in (pyramid.tokens, anchors))
-    missing = torch.sym_max(0, least - features.shape[1])
+    missing: Any = torch.sym_max(0, least - features.shape[1])
     return F.pad(features, (0, 0, 0, missing)), F.pad(anchors, (0, 0, 0, missing)), F.pad(is_valid, (0, missing))
 
 

@@ -291,8 +291,7 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             None if values is None else values[:, : input_ids.shape[1]] for values in (position_ids, token_type_ids)
         )
         if options.pad_token_id is not None:  # padding is attended to
-            missing = options.max_position_embeddings - input_ids.shape[1]
-            missing = torch.sym_max(missing, 0)
+            missing: Any = torch.sym_max(options.max_position_embeddings - input_ids.shape[1], 0)
             input_ids, attention_mask = F.pad(input_ids, (0, missing), value=options.pad_token_id), None
         given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: value for name, value in given.items() if value is not None}
