@@ -61,7 +61,7 @@ from .model.task_universal_segmentation import HfViTForUniversalSegmentation, Hf
 
 
 if TYPE_CHECKING:
-    from .calls import TrainingResult, evaluate, predict, train
+    from .calls import TrainingResult, evaluate, export_model, predict, train
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
 if not is_torchvision_available():
@@ -103,6 +103,7 @@ __version__ = "0.1.0"
 CALLS = (
     "TrainingResult",
     "evaluate",
+    "export_model",
     "predict",
     "train",
 )  # imported at their first use: not all who open a model train
@@ -149,6 +150,7 @@ __all__ = [
     "HfViTUniversalSegmentationConfig",
     "TrainingResult",
     "evaluate",
+    "export_model",
     "predict",
     "soften_labels",
     "train",

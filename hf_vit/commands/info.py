@@ -38,6 +38,8 @@ EXTRAS = {
     "torchvision": ("images are resized faster", ("torchvision",)),
     "schedulefree": ("optimizers without a schedule, --optim schedule_free_adamw", ("schedulefree",)),
     "peft": ("small changes of large models, LoRA", ("peft",)),
+    "export": ("programs for ONNX and OpenVINO", ("onnx", "onnxruntime", "onnxscript", "openvino")),
+    "executorch": ("programs for ExecuTorch", ("executorch",)),
     "dev": ("what the tests need", ("pytest", "timm", "torchmetrics", "pycocotools")),
 }
 MOST_NAMES = 12  # of classes

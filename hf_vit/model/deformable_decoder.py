@@ -7,7 +7,7 @@ group, K classes, n heads, d head size, T points a head samples on a level.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -159,9 +159,17 @@ class Pyramid(NamedTuple):
         precision = torch.promote_types(tokens.dtype, torch.float32)
         masks = [visible for _, visible in levels if visible is not None]
         if not masks:
-            return cls(tokens, grids, None, torch.tensor([grids], dtype=precision, device=tokens.device))
+            return cls(tokens, grids, None, sizes_of(grids, tokens.to(precision))[None])
         sizes = torch.stack([torch.stack((own[:, :, 0].sum(1), own[:, 0].sum(1)), dim=1) for own in masks], dim=1)
         return cls(tokens, grids, torch.cat([own.flatten(1) for own in masks], dim=1), sizes.to(precision))
+
+
+def sizes_of(grids: Sequence[Grid], like: Tensor) -> Tensor:
+    """Returns the rows and columns of grids as a tensor (V, 2) of the kind of another."""
+    if not torch.compiler.is_exporting():
+        return like.new_tensor(grids)
+    sides = [torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for grid in grids for side in grid]
+    return torch.stack(sides).unflatten(0, (-1, 2))  # numbers that a traced program leaves open
 
 
 def refine_boxes(boxes: Tensor, offsets: Tensor) -> Tensor:
@@ -242,7 +250,7 @@ class HfViTDeformableAttention(nn.Module):
         points = centers + offsets / num_points * sizes / 2
         weights = self.weights(queries).to(precision).unflatten(2, (num_heads, -1)).softmax(dim=-1)
         weights = weights.unflatten(3, self.shape[1:])  # (B, G·Q, n, V, T)
-        shares = pyramid.sizes / pyramid.sizes.new_tensor(pyramid.grids)  # (B or 1, V, 2)
+        shares = pyramid.sizes / sizes_of(pyramid.grids, pyramid.sizes)  # (B or 1, V, 2)
         read = deformable_attention(maps, points * shares.flip(2)[:, None, None, :, None], weights)
         return self.projection(read.to(queries.dtype))
 
@@ -257,7 +265,7 @@ class HfViTGroupAttention(nn.Module):
 
     def forward(self, states: Tensor, positions: Tensor, num_groups: int) -> Tensor:
         """(B, G·Q, C) twice to (B, G·Q, C)."""
-        batch, placed = len(states), states + positions
+        batch, placed = states.shape[0], states + positions
         query, key, value = (
             projected.unflatten(1, (num_groups, -1)).flatten(0, 1).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
             for projected in (self.query(placed), self.key(placed), self.value(states))
@@ -339,12 +347,12 @@ def select_proposals(pyramid: Pyramid, least: int) -> tuple[Tensor, Tensor, Tens
         y, x = y[:, :, None].expand(-1, -1, grid[1]), x[:, None].expand(-1, grid[0], -1)
         size = torch.full_like(x, FIRST_SIZE * 2**level)
         boxes.append(torch.stack((x, y, size, size), dim=-1).flatten(1, 2))  # (B, h·w, 4)
-    anchors = torch.cat(boxes, dim=1).expand(len(pyramid.tokens), -1, -1)
+    anchors = torch.cat(boxes, dim=1).expand(pyramid.tokens.shape[0], -1, -1)
     is_valid = ((anchors > MARGIN) & (anchors < 1 - MARGIN)).all(dim=-1)
     if pyramid.visible is not None:
         is_valid = is_valid & pyramid.visible
     features, anchors = (values.masked_fill(~is_valid[..., None], 0) for values in (pyramid.tokens, anchors))
-    missing = max(0, least - features.shape[1])
+    missing: Any = torch.sym_max(0, least - features.shape[1])
     return F.pad(features, (0, 0, 0, missing)), F.pad(anchors, (0, 0, 0, missing)), F.pad(is_valid, (0, missing))
 
 
@@ -409,7 +417,7 @@ class HfViTDeformableDecoder(nn.Module):
         numbers = torch.arange(num_groups * self.num_queries, device=pyramid.tokens.device)
         features, offsets = (table(numbers).to(numbers.device) for table in (self.query_features, self.query_boxes))
         boxes = refine_boxes(predictions[0].boxes.detach(), offsets)
-        states = features.expand(len(boxes), -1, -1)
+        states = features.expand(boxes.shape[0], -1, -1)
         positions = sine_positions(boxes, states.shape[-1] // 2).to(states.dtype)
         positions = self.position_fc2(F.relu(self.position_fc1(positions)))
         for block in self.blocks:

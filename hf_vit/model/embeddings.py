@@ -34,15 +34,61 @@ def resample_position_embeddings(
     """Resamples K position tables (K, P + N, D) to another patch grid, in float32; the first P rows stay."""
     # `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks. With `offset` the grid is scaled as
     # if it became so much more than `new_grid`, and the rest is left out.
+    prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
+    if torch.compiler.is_exporting():
+        patches = resample_by_products(patches, old_grid, new_grid, mode=mode, antialias=antialias, offset=offset)
+        return torch.cat((prefix, patches), dim=1)
     if old_grid == new_grid:
         return table
-    prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
     patches = patches.float().unflatten(1, old_grid).permute(0, 3, 1, 2)  # (K, D, h, w)
     factors = [(new + offset) / old for new, old in zip(new_grid, old_grid, strict=True)]
     target: dict[str, Any] = {"scale_factor": factors} if offset else {"size": new_grid}
     patches = F.interpolate(patches, **target, mode=mode, antialias=antialias, align_corners=False)
     patches = patches.to(table.dtype).flatten(2).transpose(1, 2)  # (K, N, D)
     return torch.cat((prefix, patches), dim=1)
+
+
+def resample_by_products(
+    patches: Tensor, old_grid: Grid, new_grid: Grid, *, mode: str, antialias: bool, offset: float
+) -> Tensor:
+    """Does what `F.interpolate` does to patches (K, N, D), for a new grid whose size a traced program leaves open."""
+    # Resizing is linear: a product with a matrix of weights along each side. In a program that runs at every size it
+    # must not matter whether the grid is the native one, and not every runtime has torch's cubic weights.
+    new = [torch.scalar_tensor(side, dtype=torch.float32, device=patches.device) for side in new_grid]
+    is_native = (new[0] == old_grid[0]) & (new[1] == old_grid[1])  # where the offset plays no part
+    rows, columns = (
+        interpolation_weights(old, side, old / (length + offset * ~is_native), mode, antialias, patches.device)
+        for old, side, length in zip(old_grid, new_grid, new, strict=True)
+    )
+    maps = patches.float().unflatten(1, old_grid)  # (K, old h, old w, D)
+    maps = torch.einsum("hi,wj,kijd->khwd", rows, columns, maps)
+    return maps.flatten(1, 2).to(patches.dtype)
+
+
+def interpolation_weights(
+    old: int, new: int, step: Tensor, mode: str, antialias: bool, device: torch.device
+) -> Tensor:
+    """Returns by which weights (new, old) each of `new` values along a side mixes the `old` ones, `step` apart."""
+    # As torch computes them: the cubic convolution of https://doi.org/10.1109/TASSP.1981.1163711 with a = -0.75, or
+    # -0.5 where it is widened against aliases; what lies beyond the border is repeated, or then left out.
+    centers = (torch.arange(new, dtype=torch.float32, device=device) + 0.5) * step - 0.5  # (new,)
+    margin = 0 if antialias else 2
+    places = torch.arange(-margin, old + margin, dtype=torch.float32, device=device)
+    if mode == "bilinear" and not antialias:
+        centers = centers.clamp(0, old - 1)
+    distances = (places - centers[:, None]).abs() / (step.clamp_min(1) if antialias else 1)
+    weights = cubic_weights(distances, -0.5 if antialias else -0.75) if mode == "bicubic" else (1 - distances).relu()
+    if antialias:
+        return weights / weights.sum(dim=1, keepdim=True)
+    meant = places.clamp(0, old - 1)[:, None] == torch.arange(old, device=device)  # (old + 4, old)
+    return weights @ meant.to(weights.dtype)
+
+
+def cubic_weights(distances: Tensor, a: float) -> Tensor:
+    """Returns the weights of a cubic convolution at distances of any shape."""
+    near = ((a + 2) * distances - (a + 3)) * distances**2 + 1
+    far = ((distances - 5) * distances + 8) * distances * a - 4 * a
+    return torch.where(distances <= 1, near, torch.where(distances < 2, far, 0.0))
 
 
 def resample_to_grid(table: Tensor, config: HfViTConfig, grid: Grid, num_prefix: int) -> Tensor:
@@ -68,7 +114,7 @@ def rotary_coordinates(grid: Grid, native_grid: Grid, kind: str, device: torch.d
     """Returns the row and column (h·w, 2) by which patches of a grid are rotated at frequency 1, in float32."""
     # `kind` is `rope_coordinates` of `HfViTConfig`, which names the sources; "scaled_index" spans `native_grid`.
     first = 0.5 if kind == "centered" else 0.0
-    axes = [torch.arange(first, n, dtype=torch.float32, device=device) for n in grid]
+    axes = [torch.arange(n, dtype=torch.float32, device=device) + first for n in grid]
     if kind == "centered":
         axes = [2 * math.pi * (2.0 * (axis / n) - 1.0) for axis, n in zip(axes, grid, strict=True)]
     elif kind == "scaled_index":
@@ -196,7 +242,7 @@ class HfViTEmbeddings(HfViTInitialized):
         if bool_masked_pos is not None:
             patches = self.replace_masked(patches, bool_masked_pos)
         learned = (self.cls_token, self.distillation_token, self.register_tokens)
-        prefix = [tokens.expand(len(patches), -1, -1) for tokens in learned if tokens is not None]
+        prefix = [tokens.expand(patches.shape[0], -1, -1) for tokens in learned if tokens is not None]
         tokens = torch.cat((*prefix, patches), dim=1)  # (B, L, D)
         positions = self.positions(grid, patch_attention_mask)
         return self.dropout(tokens if positions is None else tokens + positions)
@@ -204,7 +250,7 @@ class HfViTEmbeddings(HfViTInitialized):
     def check(self, pixel_values: Tensor, patch_attention_mask: Tensor | None = None) -> Grid:
         """Returns rows and columns of patches of images (B, C, H, W); `ValueError` if they or a mask do not fit."""
         grid = self.patch_embeddings.grid(pixel_values)
-        if patch_attention_mask is not None and patch_attention_mask.shape != (len(pixel_values), *grid):
+        if patch_attention_mask is not None and patch_attention_mask.shape != (pixel_values.shape[0], *grid):
             raise ValueError(
                 f"patch_attention_mask must be (batch, rows, columns) = {(len(pixel_values), *grid)}, one entry per "
                 f"patch, not {tuple(patch_attention_mask.shape)}."

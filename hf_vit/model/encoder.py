@@ -73,18 +73,31 @@ class Windows(NamedTuple):
     def _join(self, windows: Tensor) -> Tensor:
         """Joins windows (B, W, S, n, d) to patches (B, N, n, d)."""
         height, width = self.grid
-        windows = windows.unflatten(2, self.size).unflatten(1, (-1, -(width // -self.size[1])))
+        windows = windows.unflatten(2, self.size).unflatten(1, count_windows(self.grid, self.size))
         maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, filled up h, filled up w, n, d)
+        if torch.compiler.is_exporting():  # whether a slice is a copy depends on the grid, and would become a guard
+            sides = (torch.arange(side, device=maps.device) for side in self.grid)
+            for dim, side in enumerate(sides, start=1):
+                maps = maps.index_select(dim, side)
+            return maps.flatten(1, 2)
         return maps[:, :height, :width].flatten(1, 2)
 
 
 def split_windows(maps: Tensor, size: Grid) -> Tensor:
     """Splits maps (B, n, h, w, d) into windows (B, W, n, S, d), padded with zeros to whole ones."""
-    missing = [-length % side for length, side in zip(maps.shape[2:4], size, strict=True)]
-    if any(missing):
+    height, width = maps.shape[2:4]
+    rows, columns = count_windows((height, width), size)
+    missing = rows * size[0] - height, columns * size[1] - width
+    if torch.compiler.is_exporting() or any(missing):
         maps = F.pad(maps, (0, 0, 0, missing[1], 0, missing[0]))
-    windows = maps.unflatten(3, (-1, size[1])).unflatten(2, (-1, size[0]))  # (B, n, rows, ., columns, ., d)
+    windows = maps.unflatten(3, (columns, size[1])).unflatten(2, (rows, size[0]))  # (B, n, rows, ., columns, ., d)
     return windows.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(1, 2)
+
+
+def count_windows(grid: Grid, size: Grid) -> Grid:
+    """Returns how many rows and columns of windows cover a grid."""
+    rows, columns = ((length + side - 1) // side for length, side in zip(grid, size, strict=True))
+    return rows, columns
 
 
 def visible_in_windows(visible: Tensor, size: Grid, num_others: int) -> Tensor:
@@ -109,6 +122,8 @@ def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
     """Returns rows and columns of the windows on a patch grid; None where one window would hold all."""
     if config.window_size is None:
         return None
+    if torch.compiler.is_exporting():  # a program for grids of any size
+        return to_pair(config.window_size)
     rows, columns = (min(side, length) for side, length in zip(to_pair(config.window_size), grid, strict=True))
     return None if (rows, columns) == grid else (rows, columns)
 
@@ -259,7 +274,7 @@ class HfViTAttentionPooling(HfViTInitialized):
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pools tokens (B, L, D) to (B, D); `mask` is (B, L) bool, True for tokens that count."""
-        query = self.query(self.probe.expand(len(hidden_states), -1, -1))  # (B, 1, D)
+        query = self.query(self.probe.expand(hidden_states.shape[0], -1, -1))  # (B, 1, D)
         query, key, value = (
             states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for states in (query, *self.key_value(hidden_states).chunk(2, dim=-1))

@@ -129,7 +129,7 @@ class HfViTQueries(HfViTInitialized, nn.Embedding):
         """Returns tokens (B, P + N, D) with the queries behind them, (B, P + N + Q, D)."""
         # Not `weight`, which may lie on a disk: only a call fetches it.
         queries = self(torch.arange(self.num_embeddings, device=hidden_states.device))
-        queries = queries.to(hidden_states.device).expand(len(hidden_states), -1, -1)
+        queries = queries.to(hidden_states.device).expand(hidden_states.shape[0], -1, -1)
         return torch.cat((hidden_states, queries), dim=1)
 
 

@@ -173,18 +173,20 @@ class HfViTModel(HfViTPreTrainedModel):
                 f"kept_patches leaves holes in the grid, where window_size={self.config.window_size} finds no "
                 "windows. Keep all patches, or set window_size=None."
             )
-        if kept_patches.ndim != 2 or len(kept_patches) != len(hidden_states):
+        if kept_patches.ndim != 2 or kept_patches.shape[0] != hidden_states.shape[0]:
             raise ValueError(
-                f"kept_patches must be (batch, kept) = ({len(hidden_states)}, …), not {tuple(kept_patches.shape)}."
+                f"kept_patches must be (batch, kept) = ({hidden_states.shape[0]}, …), not {tuple(kept_patches.shape)}."
             )
         num_prefix = self.config.num_prefix_tokens
-        prefix = torch.arange(num_prefix, device=kept_patches.device).expand(len(kept_patches), -1)
+        prefix = torch.arange(num_prefix, device=kept_patches.device).expand(kept_patches.shape[0], -1)
         kept = torch.cat((prefix, kept_patches + num_prefix), dim=1)  # (B, P + K)
         hidden_states = hidden_states.gather(1, kept[..., None].expand(-1, -1, hidden_states.shape[-1]))
         if rotary is None:
             return hidden_states, None
         cosine, sine = (
-            table.expand(len(kept), 1, -1, -1).gather(2, kept[:, None, :, None].expand(-1, -1, -1, table.shape[-1]))
+            table.expand(kept.shape[0], 1, -1, -1).gather(
+                2, kept[:, None, :, None].expand(-1, -1, -1, table.shape[-1])
+            )
             for table in rotary
         )  # (B, 1, P + K, d)
         return hidden_states, (cosine, sine)
@@ -236,13 +238,14 @@ class HfViTModel(HfViTPreTrainedModel):
             return mask if seen is None else mask & seen
         others_mask = self.attention_mask(hidden_states, visible, output_attentions=True)
         if visible is None:
-            if grid[0] % size[0] == grid[1] % size[1] == 0:
+            if not torch.compiler.is_exporting() and grid[0] % size[0] == grid[1] % size[1] == 0:
                 return Windows(grid, size, num_prefix)
             visible = torch.ones(1, *grid, dtype=torch.bool, device=hidden_states.device)
-        seen = visible_in_windows(visible.bool().expand(len(hidden_states), -1, -1), size, num_others)  # (B·W, O + S)
+        visible = visible.bool().expand(hidden_states.shape[0], -1, -1)
+        seen = visible_in_windows(visible, size, num_others)  # (B·W, O + S)
         mask = create_bidirectional_mask(
             config=self.config,
-            inputs_embeds=hidden_states.new_empty(len(seen), size[0] * size[1], 1),
+            inputs_embeds=hidden_states.new_empty(seen.shape[0], size[0] * size[1], 1),
             attention_mask=seen,
             encoder_hidden_states=hidden_states.new_empty(*seen.shape, 1),
         )

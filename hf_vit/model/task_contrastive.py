@@ -291,8 +291,8 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             None if values is None else values[:, : input_ids.shape[1]] for values in (position_ids, token_type_ids)
         )
         if options.pad_token_id is not None:  # padding is attended to
-            missing = options.max_position_embeddings - input_ids.shape[1]
-            input_ids, attention_mask = F.pad(input_ids, (0, max(missing, 0)), value=options.pad_token_id), None
+            missing: Any = torch.sym_max(options.max_position_embeddings - input_ids.shape[1], 0)
+            input_ids, attention_mask = F.pad(input_ids, (0, missing), value=options.pad_token_id), None
         given = {"attention_mask": attention_mask, "position_ids": position_ids, "token_type_ids": token_type_ids}
         given = {name: value for name, value in given.items() if value is not None}
         # The library would count the states from the end of the image tower's.
@@ -316,10 +316,10 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
         own = self.text_options.encoder_config is None
         limits = vars(self.text_options if own else self.text_model.config)
         length, longest = input_ids.shape[1], limits.get("max_position_embeddings")
-        # the tower refuses texts that are padded on the left
-        is_left_padded = attention_mask is not None and not bool(attention_mask[:, 0].bool().all())
-        if longest is None or length <= longest or is_left_padded:
+        if longest is None or length <= longest:
             return input_ids, attention_mask
+        if attention_mask is not None and not bool(attention_mask[:, 0].bool().all()):
+            return input_ids, attention_mask  # the tower refuses texts that are padded on the left
         logger.warning_once(
             f"Texts have up to {length} tokens, of which the model reads the first {longest}: the rest is cut off, as "
             f"tokenizer(texts, truncation=True, max_length={longest}) does."

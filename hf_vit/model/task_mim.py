@@ -131,7 +131,7 @@ class HfViTMaeDecoder(HfViTInitialized, HfViTInputSized):
         mask_token = self.mask_token.to(hidden_states.dtype)
         if seen is not None:
             visible = torch.where(seen[..., None], visible, mask_token)
-        patches = mask_token.expand(len(index), grid[0] * grid[1], -1)
+        patches = mask_token.expand(index.shape[0], grid[0] * grid[1], -1)
         patches = patches.scatter(1, index[..., None].expand_as(visible), visible)  # (B, N, E)
         patches = patches + self.positions(grid, patch_attention_mask)
         hidden_states = torch.cat((prefix, patches), dim=1)  # (B, P + N, E)
@@ -276,6 +276,8 @@ def visible_patches(
     h, w), is not visible. `ValueError` if an image has no visible patch.
     """
     hidden = mask if patch_attention_mask is None else mask | ~patch_attention_mask.flatten(1).bool()
+    if torch.compiler.is_exporting():  # a program's sizes cannot depend on values: what is hidden is filler
+        return torch.arange(hidden.shape[1], device=hidden.device).expand_as(hidden), ~hidden
     has_fillers = False
     if num_visible is None:
         counts = (~hidden).sum(dim=1).tolist()
@@ -447,7 +449,7 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         patch_attention_mask: Tensor | None,
     ) -> Tensor:
         """Returns the mask (B, N) bool that was given, without padding, or a drawn one."""
-        batch, device = len(pixel_values), pixel_values.device
+        batch, device = pixel_values.shape[0], pixel_values.device
         if bool_masked_pos is None:
             visible = patch_attention_mask
             return draw_mask(batch, grid, self.options, noise=noise, patch_attention_mask=visible, device=device)
@@ -493,7 +495,9 @@ class HfViTForMaskedImageModeling(HfViTPreTrainedModel):
         """Runs encoder and decoder of "mae" and returns the logits (B, N, p·q·C)."""
         hidden_states, index, seen = self.encode_visible(pixel_values, mask, patch_attention_mask, **kwargs)
         length = self.config.num_prefix_tokens + mask.shape[1]
-        attention_mask = self.model.attention_mask(hidden_states.new_empty(len(mask), length, 1), patch_attention_mask)
+        attention_mask = self.model.attention_mask(
+            hidden_states.new_empty(mask.shape[0], length, 1), patch_attention_mask
+        )
         decoder = self.masked_image_modeling_head.decoder
         logits: Tensor = decoder(hidden_states, grid, index, seen, patch_attention_mask, attention_mask)
         return logits

@@ -95,7 +95,7 @@ class HfViTMaskSegmentationHead(HfViTInitialized):
     def forward(self, maps: Tensor) -> Tensor:
         """(B, C, h, w) to (B, K, h, w)."""
         patches = self.projection(maps.flatten(2).transpose(1, 2))  # (B, N, D)
-        tokens = torch.cat((patches, self.class_tokens.expand(len(patches), -1, -1)), dim=1)  # (B, N + K, D)
+        tokens = torch.cat((patches, self.class_tokens.expand(patches.shape[0], -1, -1)), dim=1)  # (B, N + K, D)
         for layer in self.layers:
             tokens = layer(tokens)
         patches, classes = self.norm(tokens).split([patches.shape[1], self.class_tokens.shape[1]], dim=1)

@@ -38,7 +38,7 @@ def pool_tokens(
         assert eos_token_id is not None  # refused by the configuration
         is_end = input_ids == eos_token_id
         index = torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), index)
-    return hidden_states[torch.arange(len(index), device=index.device), index]
+    return hidden_states[torch.arange(index.shape[0], device=index.device), index]
 
 
 class HfViTTextModel(HfViTPreTrainedModel):

@@ -22,6 +22,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}  # which tor
 NO_COUNTING = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+    "ORT_DISABLE_TELEMETRY": "1",
 }  # which is done over the network
 
 ZYGOTES: set[int] = set()  # their ids; they end with this process

@@ -1,0 +1,128 @@
+"""Exports a model to a folder that holds what running it takes, once its program has proved equal to the model."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..convert import check_new_folder, load_image_processor, load_tokenizer, new_folder
+from ..model.configuration_hf_vit import to_pair
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import HfViTPreTrainedModel
+from ..model.task_contrastive import HfViTForZeroShotImageClassification
+from ..model.task_mim import HfViTForMaskedImageModeling
+from .card import write_card
+from .comparison import TOLERANCE, Difference, compare
+from .formats import FORMATS, check_format, write_program
+from .programs import open_model, output_names
+
+
+WITH_OTHER_INPUTS = (HfViTForMaskedImageModeling, HfViTForZeroShotImageClassification)
+WITHOUT_LABELS = (HfViTModel, *WITH_OTHER_INPUTS)
+RUN = Path(__file__).with_name("run_onnx.py")
+# Steps of an image processor that `run.py` does not know
+UNKNOWN_STEPS = ("do_pad", "do_affine_crop", "keep_aspect_ratio")
+
+
+def export_model(
+    model: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    format: str = "onnx",
+    *,
+    report: Callable[[str], None] = print,
+    **kwargs: Any,
+) -> Path:
+    """Exports a saved model, batch and image size left open, as `hf-vit export` does.
+
+    The program is run in its runtime beside the model at three batches and three image sizes that were not traced, and
+    nothing is written unless all outputs are equal, up to 1e-4 of the largest value.
+
+    Args:
+        model: Folder of a saved model, or its name on the Hub.
+        output_dir: New folder.
+        format: "onnx", "openvino", "torch" or "executorch".
+        report: Called with lines of text on how equal it is.
+        **kwargs: For `from_pretrained`, such as `revision`.
+
+    Returns:
+        The folder: the program, config.json, labels.json, preprocessor_config.json, a card, and for ONNX run.py.
+
+    Raises:
+        ValueError: if the model cannot be exported to the format, or its program is not equal to it.
+        OSError: if there is no such model, or nothing can be written.
+        ImportError: if a package is missing.
+    """
+    chosen = check_format(format)
+    check_new_folder(output_dir)
+    source = os.fspath(model)
+    opened = open_model(source, **kwargs)
+    bounds = chosen.bounds(opened)
+    with new_folder(output_dir) as folder:
+        file = folder / chosen.file
+        try:
+            write_program(opened, chosen, file)
+        except Exception as error:  # each format has its own
+            others = " or ".join(name for name in FORMATS if name != format)
+            raise ValueError(
+                f"The format {format} cannot express {type(opened).__name__} of {source}: {first_line(error)} Choose "
+                f"{others}."
+            ) from error
+        rows = []
+        for row in compare(opened, chosen.open(file, output_names(opened)), bounds):
+            rows.append(row)
+            report(describe(row))
+        if wrong := [row for row in rows if not row.is_equal]:
+            raise ValueError(
+                f"The program is not equal to the model, so nothing was written: {describe(wrong[0])}, more than "
+                f"{TOLERANCE:.0e}. Choose another format than {format}."
+            )
+        write_companions(folder, opened, source, format, rows, **kwargs)
+    report(f"Saved {output_dir}: equal at {len({row[:3] for row in rows})} sizes that were not traced.")
+    return Path(output_dir)
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of what an error says, as a sentence."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{lines[0].rstrip('.')}."
+
+
+def describe(row: Difference) -> str:
+    """Returns a difference in words."""
+    return f"{row.batch} x {row.height}x{row.width}  {row.output:<22}{row.largest:.1e} of its largest value"
+
+
+def write_companions(
+    folder: Path, model: HfViTPreTrainedModel, source: str, format: str, rows: Sequence[Difference], **kwargs: Any
+) -> None:
+    """Writes what a program needs beside it: config, labels, image processor, tokenizer, a script and a card."""
+    model.config.to_json_file(folder / "config.json")
+    labels = {} if isinstance(model, WITHOUT_LABELS) else model.config.id2label
+    (folder / "labels.json").write_text(json.dumps(labels, indent=2) + "\n", encoding="utf-8")
+    image_processor = load_image_processor(source, **kwargs)
+    image_processor.to_json_file(folder / "preprocessor_config.json")
+    if isinstance(model, HfViTForZeroShotImageClassification):
+        load_tokenizer(model, source, **kwargs).save_pretrained(folder)
+    missing = why_no_script(model, format, json.loads(image_processor.to_json_string()))
+    if missing is None:
+        shutil.copy(RUN, folder / "run.py")
+    write_card(folder, model, source, format, rows, missing)
+
+
+def why_no_script(model: HfViTPreTrainedModel, format: str, options: Mapping[str, Any]) -> str | None:
+    """Returns why there is no `run.py` for a model with an image processor of such options; None if there is one."""
+    if format != "onnx":
+        return "it is written for ONNX alone"
+    if isinstance(model, WITH_OTHER_INPUTS):
+        return "the model takes more than images"
+    if steps := [name for name in UNKNOWN_STEPS if options.get(name)]:
+        return f"it does not know the step {steps[0]} of the image processor"
+    size = {name: value for name, value in options["size"].items() if value is not None}
+    rows, columns = to_pair(options.get("ensure_multiple_of") or 1)
+    is_exact = {*size} == {"height", "width"} and not (size["height"] % rows or size["width"] % columns)
+    is_scaled = {*size} == {"shortest_edge"} and rows == columns == 1
+    if options["do_resize"] and not (is_exact or is_scaled):
+        return f"it does not know the size {size} of the image processor"
+    return None

@@ -1,0 +1,179 @@
+"""The formats: how a program is written in each, and how its runtime runs the file."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import transformers
+from packaging.version import Version
+from torch import Tensor
+
+from ..model.pretrained import HfViTPreTrainedModel
+from .programs import TRACED_BATCH, Bounds, HfViTProgram, example_inputs, open_sizes, traced_grid
+
+
+Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+# The first release whose exporters have the form that is used here (they are experimental), and the torch they need
+EXPORTERS_SINCE, EXPORTERS_TORCH = Version("5.23.0"), Version("2.11")
+MOST_IMAGES = 8  # of a program that plans its memory ahead
+MOST_TIMES_NATIVE = 2  # and of the native grid, per side
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of programs.
+
+    Args:
+        file: Name of the program in its folder.
+        exporter: What it is called in `transformers.exporters`.
+        packages: What must be installed to write and to run it.
+        extra: The extra of ours that brings them.
+        write: Writes a traced program, whose outputs have these names, where the library has no exporters; None where
+            only they can.
+        open: Returns what runs a file, given the names of the outputs.
+        is_bounded: Whether memory is planned ahead, for a largest batch and image.
+    """
+
+    file: str
+    exporter: str
+    packages: tuple[str, ...]
+    extra: str
+    write: Callable[[torch.export.ExportedProgram, Path, tuple[str, ...]], None] | None
+    open: Callable[[Path, tuple[str, ...]], Run]
+    is_bounded: bool = False
+
+    def bounds(self, model: HfViTPreTrainedModel) -> Bounds:
+        """Returns the largest batch and grid that a program of this format takes."""
+        if not self.is_bounded:
+            return Bounds()
+        rows, columns = (MOST_TIMES_NATIVE * max(side, 8) for side in model.config.grid_size)
+        return Bounds(MOST_IMAGES, (rows, columns))
+
+
+def write_onnx(program: torch.export.ExportedProgram, file: Path, outputs: tuple[str, ...]) -> None:
+    """Writes an ONNX file by torch's own exporter."""
+    written = torch.onnx.export(program, dynamo=True, output_names=list(outputs), verbose=False)
+    assert written is not None  # it is where dynamo is on
+    written.save(file, external_data=True)
+
+
+def write_torch(program: torch.export.ExportedProgram, file: Path, outputs: tuple[str, ...]) -> None:
+    """Writes torch's own file."""
+    torch.export.save(program, file)
+
+
+def open_onnx(file: Path, outputs: tuple[str, ...]) -> Run:
+    """Opens an ONNX file on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        return {name: torch.from_numpy(value) for name, value in zip(names, results, strict=True)}
+
+    return run
+
+
+def open_openvino(file: Path, outputs: tuple[str, ...]) -> Run:
+    """Opens OpenVINO's files on the CPU, in float32: where it can, it would infer in bfloat16 unless told."""
+    import openvino
+
+    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = compiled({name: value.numpy() for name, value in inputs.items()})
+        return {output.any_name: torch.from_numpy(results[output].copy()) for output in compiled.outputs}
+
+    return run
+
+
+def open_torch(file: Path, outputs: tuple[str, ...]) -> Run:
+    """Opens torch's own file."""
+    module = torch.export.load(file).module()
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results: dict[str, Tensor] = module(**inputs)
+        return results
+
+    return run
+
+
+def open_executorch(file: Path, outputs: tuple[str, ...]) -> Run:
+    """Opens an ExecuTorch file."""
+    from executorch.runtime import Runtime
+
+    method = Runtime.get().load_program(file).load_method("forward")
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        results = [value.clone() for value in method.execute(list(inputs.values()))]  # it owns their memory
+        return dict(zip(outputs, results, strict=True))
+
+    return run
+
+
+FORMATS = {
+    "onnx": Format("model.onnx", "onnx", ("onnx", "onnxscript", "onnxruntime"), "export", write_onnx, open_onnx),
+    "openvino": Format("openvino_model.xml", "openvino", ("openvino",), "export", None, open_openvino),
+    "torch": Format("model.pt2", "dynamo", (), "export", write_torch, open_torch),
+    "executorch": Format(
+        "model.pte", "executorch", ("executorch",), "executorch", None, open_executorch, is_bounded=True
+    ),
+}
+
+
+def check_format(name: str) -> Format:
+    """Returns the format of a name; `ValueError` if there is none, `ImportError` if what it needs is missing."""
+    if name not in FORMATS:
+        raise ValueError(f"There is no format {name!r}. Choose one of {', '.join(FORMATS)}.")
+    chosen = FORMATS[name]
+    if missing := [package for package in chosen.packages if find_spec(package) is None]:
+        raise ImportError(
+            f'The format {name} needs {" and ".join(missing)}. Install: pip install "hf-vit[{chosen.extra}]".'
+        )
+    if chosen.write is None and not has_exporters():
+        raise ImportError(
+            f"The format {name} needs transformers {EXPORTERS_SINCE} and torch {EXPORTERS_TORCH} or newer, not "
+            f"{transformers.__version__} and {torch.__version__}. Upgrade them, or choose onnx."
+        )
+    return chosen
+
+
+def has_exporters() -> bool:
+    """Returns whether the installed transformers has the exporters that are used here."""
+    return Version(transformers.__version__) >= EXPORTERS_SINCE and Version(torch.__version__) >= EXPORTERS_TORCH
+
+
+def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> None:
+    """Traces a model and writes the program, its batch and image size open.
+
+    Args:
+        model: In evaluation mode, in float32 on the CPU.
+        chosen: The format.
+        file: To be written; some formats write the weights beside it.
+
+    Raises:
+        RuntimeError: if the format cannot express the model.
+    """
+    program, sizes = HfViTProgram(model).eval(), open_sizes(model, chosen.bounds(model))
+    inputs = example_inputs(model, TRACED_BATCH, traced_grid(model))
+    if has_exporters():
+        from transformers.exporters.auto import get_exporter_class
+
+        exporter = get_exporter_class(chosen.exporter)
+        config = exporter.config_class(dynamic=True, dynamic_shapes=sizes)
+        written, _ = exporter().export_program(program, inputs, config)
+        exporter.save_program(written, file)
+        return
+    assert chosen.write is not None  # refused by `check_format`
+    with torch.no_grad():
+        chosen.write(torch.export.export(program, (), inputs, dynamic_shapes=sizes), file, program.outputs)
+
+
+def versions(chosen: Format) -> dict[str, str]:
+    """Returns the versions of what wrote a program, by package."""
+    return {name: version(name) for name in ("torch", "transformers", *chosen.packages)}

@@ -1,0 +1,172 @@
+"""What is traced of a model: its inputs and outputs, and which of their sizes stay open.
+
+Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, T texts, S tokens of a text.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from ..convert import TASKS
+from ..model.configuration_hf_vit import HfViTConfig, to_pair
+from ..model.embeddings import Grid
+from ..model.modeling_hf_vit import HfViTModel
+from ..model.pretrained import HfViTPreTrainedModel, read_config
+from ..model.task_contrastive import HfViTForZeroShotImageClassification
+from ..model.task_mim import HfViTForMaskedImageModeling
+
+
+# What a forward returns and a program does not: what needs labels, what was an input, tokens beside a prediction
+LEFT_OUT = ("loss", "bool_masked_pos", "last_hidden_state")
+TRACED_BATCH = 2
+MOST_TOKENS = 512  # of a text, where the text tower names no limit
+
+
+class Bounds(NamedTuple):
+    """The largest batch and patch grid of a program; None leaves them open."""
+
+    batch: int | None = None
+    grid: Grid | None = None
+
+
+class HfViTProgram(nn.Module):
+    """A model as it is traced: tensors in, a dictionary of tensors out."""
+
+    def __init__(self, model: HfViTPreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.outputs = output_names(model)
+        # A loss has no place in a program.
+        self.options = {"return_loss": False} if isinstance(model, HfViTForMaskedImageModeling) else {}
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        bool_masked_pos: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Returns the outputs by name; inputs are those of `example_inputs`."""
+        given = {"bool_masked_pos": bool_masked_pos, "input_ids": input_ids, "attention_mask": attention_mask}
+        given = {name: value for name, value in given.items() if value is not None}
+        outputs = self.model(pixel_values=pixel_values, return_dict=True, **given, **self.options)
+        return {name: outputs[name] for name in self.outputs}
+
+
+@torch.no_grad()
+def output_names(model: HfViTPreTrainedModel) -> tuple[str, ...]:
+    """Returns the names of what the program of a model, in evaluation mode, returns: all that it predicts."""
+    outputs = model(**example_inputs(model, 1, least_grid(model)), return_dict=True)
+    left_out = LEFT_OUT[:-1] if isinstance(model, HfViTModel) else LEFT_OUT
+    return tuple(name for name, value in outputs.items() if isinstance(value, Tensor) and name not in left_out)
+
+
+def open_model(name_or_path: str, **kwargs: Any) -> HfViTPreTrainedModel:
+    """Opens a saved model in float32 as what it was trained for.
+
+    Args:
+        name_or_path: Folder of a saved model, or its name on the Hub.
+        **kwargs: For `from_pretrained`, such as `revision`.
+
+    Raises:
+        ValueError: if it is no model of ours that can be exported.
+        OSError: if there is no such model.
+    """
+    config = read_config(name_or_path, **kwargs)
+    name = (config.get("architectures") or ["a model that names no class"])[0]
+    classes = {known.__name__: known for known in TASKS.values()}
+    if config.get("model_type") != "hf_vit" or name not in classes:
+        raise ValueError(
+            f"{name_or_path} is {name} of model_type {config.get('model_type')!r}, which cannot be exported. It must "
+            f"be one of {', '.join(classes)}; hf-vit convert turns other checkpoints into ours."
+        )
+    return classes[name].from_pretrained(name_or_path, dtype=torch.float32, **kwargs).eval()
+
+
+def example_inputs(model: HfViTPreTrainedModel, batch: int, grid: Grid, seed: int = 0) -> dict[str, Tensor]:
+    """Returns random inputs of a model.
+
+    Args:
+        model: Of any task.
+        batch: Number B of images.
+        grid: Rows and columns (h, w) of patches.
+        seed: Of the random numbers.
+
+    Returns:
+        `pixel_values` (B, C, H, W); of masked image modeling `bool_masked_pos` (B, N); of image-text models
+        `input_ids` and `attention_mask` (T, S), with T = B + 1.
+    """
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    height, width = (side * patch for side, patch in zip(grid, to_pair(config.patch_size), strict=True))
+    inputs = {"pixel_values": torch.randn(batch, config.num_channels, height, width, generator=generator)}
+    if isinstance(model, HfViTForMaskedImageModeling):
+        inputs["bool_masked_pos"] = torch.rand(batch, grid[0] * grid[1], generator=generator) > 0.5
+    if isinstance(model, HfViTForZeroShotImageClassification):
+        vocabulary, longest = text_limits(model)
+        length = 2 + (batch + seed) % max(1, longest - 2)
+        inputs["input_ids"] = torch.randint(vocabulary, (batch + 1, length), generator=generator)
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        inputs["attention_mask"][0, 2:] = 0
+    return inputs
+
+
+def text_limits(model: HfViTForZeroShotImageClassification) -> tuple[int, int]:
+    """Returns how many tokens there are, and how many of them the text tower reads."""
+    own = model.text_options.encoder_config is None
+    limits = vars(model.text_options if own else model.text_model.config)
+    return limits["vocab_size"], limits.get("max_position_embeddings") or MOST_TOKENS
+
+
+def open_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> dict[str, dict[int, Any]]:
+    """Returns which dimensions of each input stay open, by its name, as `torch.export` takes them."""
+    least, most = least_grid(model), bounds.grid or (None, None)
+    batch = Dim("batch", min=1, max=bounds.batch)
+    sides = [Dim(name, min=least[i], max=most[i]) for i, name in enumerate(("rows", "columns"))]
+    height, width = (patch * side for patch, side in zip(to_pair(model.config.patch_size), sides, strict=True))
+    sizes: dict[str, dict[int, Any]] = {"pixel_values": {0: batch, 2: height, 3: width}}
+    if isinstance(model, HfViTForMaskedImageModeling):
+        sizes["bool_masked_pos"] = {0: batch, 1: Dim.AUTO}  # rows times columns, for which there is no name
+    if isinstance(model, HfViTForZeroShotImageClassification):
+        longest = text_limits(model)[1]
+        texts = {0: Dim("texts", min=1, max=bounds.batch), 1: Dim("tokens", min=1, max=longest)}
+        sizes |= {"input_ids": texts, "attention_mask": texts}
+    return sizes
+
+
+def least_grid(model: HfViTPreTrainedModel) -> Grid:
+    """Returns the rows and columns (h, w) of patches that an image must have at least for a program.
+
+    `torch.export` makes sizes of 1 a case of their own, so the coarsest map has two rows and columns, and so have
+    windows.
+    """
+    options = vars(model.options) if "options" in vars(model) else {}  # of the head
+    factors = [*options.get("scale_factors", ()), *options.get("reassemble_factors", ())]
+    least = math.ceil(2 / min([1.0, *factors]))
+    rows, columns = (max(least, side + 1) for side in windows_of(model.config))
+    return rows, columns
+
+
+def windows_of(config: HfViTConfig) -> Grid:
+    """Returns rows and columns of the windows, (1, 1) without."""
+    return (1, 1) if config.window_size is None else to_pair(config.window_size)
+
+
+def traced_grid(model: HfViTPreTrainedModel) -> Grid:
+    """Returns the patch grid (h, w) that a model is traced at: small, not square, and not the native one."""
+    rows, columns = least_grid(model)
+    grid = rows + 1, columns + 3
+    return grid if grid != model.config.grid_size else (rows + 1, columns + 4)
+
+
+def checked_sizes(model: HfViTPreTrainedModel, bounds: Bounds) -> list[tuple[int, Grid]]:
+    """Returns three batches and three patch grids to compare at, none of them the traced one: native, tall, wide."""
+    least, traced = least_grid(model), traced_grid(model)
+    rows, columns = (max(own, side) for own, side in zip(model.config.grid_size, least, strict=True))
+    wanted = [(rows, columns), (rows + 3, columns), (max(least[0], rows - 1), columns + 5)]
+    if bounds.grid is not None:
+        wanted = [(min(grid[0], bounds.grid[0]), min(grid[1], bounds.grid[1])) for grid in wanted]
+    grids = [grid if grid != traced else (grid[0], grid[1] - 1) for grid in wanted]
+    return list(zip((1, 3, 4), grids, strict=True))

@@ -1,0 +1,187 @@
+"""The folder that an export writes, and what stops one."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+from transformers import pipeline
+
+from hf_vit import (
+    HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForMaskedImageModeling,
+    HfViTForSemanticSegmentation,
+    HfViTImageProcessorPil,
+    cli,
+    export_model,
+)
+from hf_vit.convert.export import export_checkpoint
+from hf_vit.export import folder as export_folder
+from hf_vit.export import formats
+from hf_vit.export.folder import why_no_script
+from hf_vit.export.formats import FORMATS, Run
+
+from ..helpers.fresh import run_python
+from ..helpers.models import small_config
+
+
+LABELS = ["roof", "sky", "tree", "water", "wall"]
+# As on a machine where neither is installed
+WITHOUT_TORCH = """
+import runpy, sys
+for name in ("torch", "transformers", "torchvision", "hf_vit"):
+    sys.modules[name] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of uneven labels, saved with its image processor, which crops."""
+    torch.manual_seed(0)
+    config = small_config(num_hidden_layers=2, id2label=dict(enumerate(LABELS)))
+    model = HfViTForImageClassification(config)
+    path = tmp_path_factory.mktemp("saved") / "model"
+    model.save_pretrained(path)
+    HfViTImageProcessorPil(
+        size={"shortest_edge": 40}, do_center_crop=True, crop_size=32, image_mean=[0.4, 0.5, 0.6], image_std=0.25
+    ).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def exported(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["hf-vit"])
+        cli.main(["export", str(saved), "--output_dir", str(path)])
+    return path
+
+
+def test_the_script_gives_what_the_pipeline_gives_without_torch(saved: Path, exported: Path, tmp_path: Path) -> None:
+    photo = tmp_path / "photo.png"
+    Image.fromarray(load_sample_image("china.jpg")).save(photo)
+    arguments = (str(exported / "run.py"), str(photo), str(tmp_path / "outputs.npz"))
+    process = run_python("-c", WITHOUT_TORCH, *arguments, workdir=tmp_path)
+    assert process.returncode == 0, process.stderr
+    model = HfViTForImageClassification.from_pretrained(saved)
+    image_processor = HfViTImageProcessorPil.from_pretrained(saved)
+    classify = pipeline("image-classification", model=model, image_processor=image_processor)
+    expected = {entry["label"]: entry["score"] for entry in classify(str(photo))}
+    found = json.loads(process.stdout)
+    assert list(found) == list(expected)
+    assert found == pytest.approx(expected, abs=1e-5)
+    with torch.no_grad():
+        logits = model(**image_processor(Image.open(photo), return_tensors="pt")).logits
+    np.testing.assert_allclose(np.load(tmp_path / "outputs.npz")["logits"], logits.numpy(), rtol=0, atol=1e-5)
+
+
+def test_the_folder_holds_what_running_it_takes(exported: Path) -> None:
+    files = {"README.md", "config.json", "labels.json", "model.onnx", "model.onnx.data", "preprocessor_config.json"}
+    assert {file.name for file in exported.iterdir()} == {*files, "run.py"}
+    assert json.loads((exported / "labels.json").read_text()) == {str(i): name for i, name in enumerate(LABELS)}
+    card = (exported / "README.md").read_text()
+    opset = onnx.load(exported / "model.onnx").opset_import[0].version
+    assert f"opset {opset}" in card
+    assert f"torch {torch.__version__.partition('+')[0]}" in card
+    rows = [line for line in card.splitlines() if line.endswith("e-07 |") or line.endswith("e-06 |")]
+    assert len(rows) == 3
+    assert "path" not in card  # of this machine
+    assert str(exported.parent.parent) not in card
+
+
+def test_a_program_that_differs_is_not_written(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def open_wrong(file: Path, outputs: tuple[str, ...]) -> Run:
+        run = FORMATS["torch"].open(file, outputs)
+
+        def run_wrong(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            results = run(inputs)
+            if len(inputs["pixel_values"]) == 4:
+                results["logits"][-1, 0] += 1e-2
+            return results
+
+        return run_wrong
+
+    monkeypatch.setitem(formats.FORMATS, "wrong", replace(FORMATS["torch"], open=open_wrong))
+    monkeypatch.setattr("sys.argv", ["hf-vit"])
+    output = tmp_path / "outputs" / "wrong"
+    with pytest.raises(SystemExit) as left:
+        cli.main(["export", str(saved), "--format", "wrong", "--output_dir", str(output)])
+    assert str(left.value).startswith("hf-vit: The program is not equal to the model, so nothing was written: 4 x ")
+    assert not list(tmp_path.iterdir())
+    assert "1 x 32x32  logits" in capsys.readouterr().out  # what it compared with before
+
+
+def test_what_a_format_cannot_express_is_named(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("No operator for this.\nAnd much more.")
+
+    monkeypatch.setattr(export_folder, "write_program", fail)
+    message = "The format onnx cannot express HfViTForImageClassification .* No operator for this. Choose openvino or"
+    with pytest.raises(ValueError, match=message):
+        export_model(saved, tmp_path / "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_are_answered_before_anything_is_traced(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_folder, "write_program", None)
+    with pytest.raises(ValueError, match=r"There is no format 'onyx'\. Choose one of onnx, openvino"):
+        export_model(saved, tmp_path / "new", "onyx")
+    with pytest.raises(ValueError, match="exists and is not empty"):
+        export_model(saved, saved)
+    with pytest.raises(OSError, match="There is no folder or file '/nowhere/at/all'"):
+        export_model("/nowhere/at/all", tmp_path / "new")
+    theirs = tmp_path / "theirs"
+    processor = HfViTImageProcessorPil.from_pretrained(saved)
+    model = HfViTForImageClassification.from_pretrained(saved)
+    export_checkpoint(model, theirs, "vit", processor)
+    with pytest.raises(ValueError, match="is ViTForImageClassification of model_type 'vit', which cannot be exported"):
+        export_model(theirs, tmp_path / "new")
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'needs onnx and .* Install: pip install "hf-vit\[export\]"'):
+        export_model(saved, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_the_librarys_exporters_torch_writes_the_same(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "has_exporters", lambda: False)
+    with pytest.raises(ImportError, match=r"executorch needs (executorch|transformers 5.23)"):
+        export_model(saved, saved / "new", "executorch")
+    written = export_model(saved, saved.parent / "torch-alone", report=lambda line: None)
+    assert (written / "model.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("model_class", "options", "reason"),
+    [
+        (HfViTForSemanticSegmentation, {"do_resize": True, "size": {"height": 32, "width": 48}}, None),
+        (HfViTForSemanticSegmentation, {"do_resize": True, "size": {"longest_edge": 48}}, "the size"),
+        (
+            HfViTForSemanticSegmentation,
+            {"do_resize": True, "size": {"shortest_edge": 48}, "ensure_multiple_of": 8},
+            "the size",
+        ),
+        (HfViTForKeypointDetection, {"do_affine_crop": True}, "do_affine_crop"),
+        (HfViTForMaskedImageModeling, {}, "more than images"),
+    ],
+)
+def test_there_is_no_script_where_it_would_process_images_otherwise(
+    model_class: type, options: dict[str, object], reason: str | None
+) -> None:
+    overrides = {"use_mask_token": True} if model_class is HfViTForMaskedImageModeling else {}
+    found = why_no_script(model_class(small_config(**overrides)), "onnx", options)
+    assert found is None if reason is None else reason in str(found)
+    assert why_no_script(model_class(small_config(**overrides)), "openvino", options) == "it is written for ONNX alone"

@@ -1,0 +1,174 @@
+"""Programs of every head, at batches and image sizes that were not traced."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from hf_vit import (
+    HfViTForDepthEstimation,
+    HfViTForImageClassification,
+    HfViTForKeypointDetection,
+    HfViTForMaskedImageModeling,
+    HfViTForObjectDetection,
+    HfViTForSemanticSegmentation,
+    HfViTForUniversalSegmentation,
+    HfViTForZeroShotImageClassification,
+    HfViTModel,
+    HfViTPreTrainedModel,
+)
+from hf_vit.export.comparison import Difference, compare, in_order
+from hf_vit.export.formats import FORMATS, write_program
+from hf_vit.export.programs import TRACED_BATCH, checked_sizes, output_names, traced_grid
+from hf_vit.model.embeddings import resample_by_products, resample_position_embeddings
+
+from ..helpers.models import DEFORMABLE, SMALL, SMALL_DEPTH, small_config
+
+
+TINY = {
+    "num_hidden_layers": 1,
+    "universal_segmentation_config": {"num_queries": 5, "num_blocks": 1},
+    "depth_config": {**SMALL_DEPTH, "neck_hidden_sizes": (8, 8), "reassemble_factors": (2, 0.5)},
+    "detection_config": {"decoder": "queries", "num_queries": 5},
+    "masked_image_modeling_config": {**SMALL["masked_image_modeling_config"], "decoder_num_hidden_layers": 1},
+    "text_config": {**SMALL["text_config"], "num_hidden_layers": 1},
+}
+
+
+class Case(NamedTuple):
+    model_class: type[HfViTPreTrainedModel]
+    overrides: Mapping[str, Any] = MappingProxyType({})
+    variant: str = "plain"
+
+
+HEADS = {
+    "features": Case(HfViTModel),
+    "classification": Case(HfViTForImageClassification, {"position_interpolation_offset": 0.1}),
+    "semantic": Case(HfViTForSemanticSegmentation, variant="rotary"),
+    "universal": Case(HfViTForUniversalSegmentation),
+    "depth": Case(HfViTForDepthEstimation),
+    "queries": Case(HfViTForObjectDetection),
+    "deformable": Case(
+        HfViTForObjectDetection, {"detection_config": {**DEFORMABLE, "num_layers": 1, "scale_factors": (0.5,)}}
+    ),
+    "keypoints": Case(HfViTForKeypointDetection),
+    "mae": Case(HfViTForMaskedImageModeling),
+    "image_text": Case(HfViTForZeroShotImageClassification),
+}
+RETURNED = {
+    "features": ("last_hidden_state", "pooler_output"),
+    "classification": ("logits",),
+    "semantic": ("logits",),
+    "universal": ("class_queries_logits", "masks_queries_logits"),
+    "depth": ("predicted_depth",),
+    "queries": ("logits", "pred_boxes", "probabilities"),
+    "deformable": ("logits", "pred_boxes", "probabilities"),
+    "keypoints": ("heatmaps",),
+    "mae": ("logits", "reconstruction"),
+    "image_text": ("logits_per_image", "logits_per_text", "text_embeds", "image_embeds"),
+}
+# What further options change about tracing, for which one format is enough.
+OPTIONS = {
+    "windows": Case(HfViTForSemanticSegmentation, {"global_attention_layers": []}, "windows"),
+    "antialias": Case(HfViTForImageClassification, variant="registers"),
+    "attention_pooling": Case(HfViTModel, variant="siglip"),
+    "mask_head": Case(HfViTForSemanticSegmentation, {"segmentation_config": {"head": "mask", "num_layers": 1}}),
+    "middle_positions": Case(
+        HfViTForObjectDetection,
+        {
+            "num_hidden_layers": 2,
+            "detection_config": {"num_queries": 5, "decoder": "queries", "use_mid_position_embeddings": True},
+        },
+    ),
+}
+
+
+def build(case: Case) -> HfViTPreTrainedModel:
+    torch.manual_seed(0)
+    config = small_config(case.variant, **{**TINY, **case.overrides})
+    return case.model_class(config).eval()
+
+
+def differences(case: Case, name: str, folder: Path) -> list[Difference]:
+    chosen, model = FORMATS[name], build(case)
+    write_program(model, chosen, folder / chosen.file)
+    return list(compare(model, chosen.open(folder / chosen.file, output_names(model)), chosen.bounds(model)))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_onnx_equals_every_head(name: str, tmp_path: Path) -> None:
+    rows = differences(HEADS[name], "onnx", tmp_path)
+    assert {row.output for row in rows} == set(RETURNED[name])
+    assert all(row.is_equal for row in rows), rows
+
+
+@pytest.mark.parametrize("name", [*HEADS, *OPTIONS])
+def test_torch_equals_every_head(name: str, tmp_path: Path) -> None:
+    rows = differences((HEADS | OPTIONS)[name], "torch", tmp_path)
+    assert all(row.is_equal for row in rows), rows
+
+
+@pytest.mark.parametrize("name", ["semantic"])
+def test_openvino_equals(name: str, tmp_path: Path) -> None:
+    rows = differences(HEADS[name], "openvino", tmp_path)
+    assert all(row.is_equal for row in rows), rows
+
+
+@pytest.mark.parametrize("case", [HEADS["features"], HEADS["deformable"], OPTIONS["windows"]])
+def test_checked_sizes_are_none_of_the_traced_one(case: Case) -> None:
+    model = build(case)
+    sizes = checked_sizes(model, FORMATS["torch"].bounds(model))
+    batches, grids = zip(*sizes, strict=True)
+    assert len({*batches}) == len({*grids}) == 3
+    assert TRACED_BATCH not in batches
+    assert traced_grid(model) not in grids
+    assert any(rows != columns for rows, columns in grids)
+
+
+def test_a_program_that_plans_its_memory_is_checked_within_its_bounds() -> None:
+    model, chosen = build(HEADS["features"]), FORMATS["executorch"]
+    bounds = chosen.bounds(model)
+    assert bounds.batch is not None
+    assert bounds.grid is not None
+    for batch, grid in [*checked_sizes(model, bounds), (TRACED_BATCH, traced_grid(model))]:
+        assert batch <= bounds.batch
+        assert all(side <= most for side, most in zip(grid, bounds.grid, strict=True))
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("offset", [0.0, 0.1])
+def test_resizing_by_products_is_that_of_torch(mode: str, antialias: bool, offset: float) -> None:
+    if offset and antialias:
+        offset = 0.0  # no published model has both, and torch resizes by factors without antialias alone
+    for old in ((4, 6), (1, 1), (2, 3), (7, 7)):
+        for new in ((4, 6), (7, 7), (1, 1), (3, 9), (14, 5)):
+            table = torch.randn(2, old[0] * old[1], 5, generator=torch.Generator().manual_seed(0))
+            options = {"mode": mode, "antialias": antialias, "offset": offset}
+            expected = resample_position_embeddings(table, old, new, num_prefix=0, **options)
+            found = resample_by_products(table, old, new, **options)
+            torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+def test_queries_are_compared_in_any_order_and_with_their_boxes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    expected = {
+        "logits": torch.randn(2, 6, 3, generator=generator),
+        "pred_boxes": torch.rand(2, 6, 4, generator=generator),
+    }
+    order = torch.stack([torch.randperm(6, generator=generator) for _ in range(2)])[..., None]
+    found = {name: value.gather(1, order.expand_as(value)) for name, value in expected.items()}
+    assert not torch.equal(found["logits"], expected["logits"])
+    restored = in_order(found, expected)
+    assert all(torch.equal(restored[name], value) for name, value in expected.items())
+    # A box that went to another query is a difference, in whatever order.
+    swapped = {**expected, "pred_boxes": expected["pred_boxes"].flip(1)}
+    assert not torch.allclose(in_order(swapped, expected)["pred_boxes"], expected["pred_boxes"])
+
+
+@pytest.mark.parametrize(("largest", "is_equal"), [(1e-5, True), (2e-4, False), (float("nan"), False)])
+def test_what_is_no_number_is_not_equal(largest: float, is_equal: bool) -> None:
+    assert Difference(1, 32, 32, "logits", largest).is_equal == is_equal
