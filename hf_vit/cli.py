@@ -3,8 +3,9 @@
 Usage: hf-vit COMMAND ...
 """
 
-# It answers `--help` without the seconds that torch takes to be imported. As an import from the package would bring
-# that, this file has none, and is installed beside the package too, from where the command is started.
+# It answers `--help` and `--version` without the seconds that torch takes to be imported. As an import from the
+# package would bring that, this file has none, and is installed beside the package too, from where the command is
+# started.
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name in ("-h", "--help"):
         say(help_page())
     elif name == "--version":
-        say(f"hf-vit {import_module('hf_vit').__version__}")
+        say(f"hf-vit {import_module('importlib.metadata').version('hf-vit')}")
     elif name in COMMANDS:
         command = import_module(f"hf_vit.commands.{name}")
         command.main(rest, command.__doc__, say)

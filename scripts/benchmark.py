@@ -21,6 +21,7 @@ SUBJECTS = {
     "dense": "segmentation and depth, from pixels to maps, beside transformers",
     "detection": "object detection, from pixels to boxes, beside transformers",
     "masked_image_modeling": "the encoder by the share that is masked, and training steps beside transformers",
+    "growth": "time and memory by image size, batch, depth and queries, beside what arithmetic predicts",
     "loading": "time and memory of opening a checkpoint beside transformers",
     "reading": "images per second from folders, parquet and tar files, as a list and as a stream",
     "learning": "scores of a training beside transformers' models that train for the same seconds",

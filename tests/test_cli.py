@@ -148,7 +148,7 @@ def test_what_is_far_from_all_options_gets_no_guess() -> None:
     assert unknown_option("zzz", ["seed", "bf16"]) == "There is no option --zzz."
 
 
-def test_help_of_the_command_needs_no_library() -> None:
+def test_help_and_version_of_the_command_need_no_library() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     (source,) = [
         source
@@ -156,10 +156,11 @@ def test_help_of_the_command_needs_no_library() -> None:
         if f"{Path(installed).stem}:main" == project["project"]["scripts"]["hf-vit"]
     ]
     code = (
-        "import runpy, sys; runpy.run_path(sys.argv[1])['main']([]); print(len({'hf_vit', 'torch'} & {*sys.modules}))"
+        "import runpy, sys; main = runpy.run_path(sys.argv[1])['main']; main([]); main(['--version']); "
+        "print(len({'hf_vit', 'torch'} & {*sys.modules}))"
     )
     ended = subprocess.run([sys.executable, "-c", code, ROOT / source], capture_output=True, text=True, check=True)
-    assert ended.stdout == f"{cli.help_page()}\n0\n"
+    assert ended.stdout == f"{cli.help_page()}\nhf-vit {hf_vit.__version__}\n0\n"
 
 
 def test_words_before_options_have_names() -> None:

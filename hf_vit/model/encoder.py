@@ -134,6 +134,11 @@ def make_norm(config: HfViTConfig, size: int) -> nn.Module:
     return norm(size, eps=config.layer_norm_eps)
 
 
+def make_dropout(config: HfViTConfig) -> nn.Module:
+    """Returns the dropout after attention and MLP; a rate of 0 would cost a small model a few percent for nothing."""
+    return nn.Dropout(config.hidden_dropout_prob) if config.hidden_dropout_prob else nn.Identity()
+
+
 def apply_rotary(states: Tensor, rotary: Rotary) -> Tensor:
     """Rotates queries or keys (B, n, L, d) by cosine and sine that broadcast over them."""
     cosine, sine = (table.to(states.dtype) for table in rotary)
@@ -180,10 +185,10 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         has_split_bias = config.qkv_bias and not config.key_bias
         self.query_bias = nn.Parameter(torch.zeros(width)) if has_split_bias else None
         self.value_bias = nn.Parameter(torch.zeros(width)) if has_split_bias else None
-        self.query_norm = make_norm(config, self.head_size) if config.use_qk_norm else nn.Identity()
-        self.key_norm = make_norm(config, self.head_size) if config.use_qk_norm else nn.Identity()
+        self.query_norm = make_norm(config, self.head_size) if config.use_qk_norm else None
+        self.key_norm = make_norm(config, self.head_size) if config.use_qk_norm else None
         self.projection = nn.Linear(width, width, bias=config.proj_bias)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = make_dropout(config)
 
     def initialize(self, std: float) -> None:
         """Sets the biases of query and value to zero."""
@@ -203,10 +208,10 @@ class HfViTAttention(HfViTRecorded, HfViTInitialized):
         if self.query_bias is not None and self.value_bias is not None:
             bias = torch.cat((self.query_bias, torch.zeros_like(self.query_bias), self.value_bias))
             qkv = qkv + bias.to(qkv.dtype)
-        query, key, value = qkv.unflatten(-1, (3, self.num_heads, self.head_size)).permute(
-            2, 0, 3, 1, 4
-        )  # three of (B, n, L, d)
-        query, key = self.query_norm(query), self.key_norm(key)
+        heads = qkv.unflatten(-1, (3, self.num_heads, self.head_size))  # (B, L, 3, n, d)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)  # three of (B, n, L, d)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         if rotary is not None:
             query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
         implementation = "eager" if output_attentions else self.config._attn_implementation
@@ -229,7 +234,7 @@ class HfViTMLP(nn.Module):
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.activation = ACT2FN[config.hidden_act]
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = make_dropout(config)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, D) to (B, L, D)."""
@@ -245,7 +250,7 @@ class HfViTGatedMLP(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = make_dropout(config)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, D) to (B, L, D)."""
@@ -312,7 +317,7 @@ class HfViTDropPath(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, D) to (B, L, D), zero or scaled by 1 / (1 - rate) in training."""
-        if not self.training or self.rate == 0:
+        if not self.training:
             return hidden_states
         kept = hidden_states.new_empty(len(hidden_states), 1, 1).bernoulli_(1 - self.rate)
         return hidden_states * kept.div_(1 - self.rate)
@@ -322,16 +327,22 @@ class HfViTDropPath(nn.Module):
         return f"rate={self.rate:.3f}"
 
 
+def scale_and_drop(branch: Tensor, layer_scale: HfViTLayerScale | None, drop_path: HfViTDropPath) -> Tensor:
+    """Returns what a residual branch (B, L, D) adds."""
+    # Calls of modules that do nothing are a tenth of what a block costs beside its arithmetic.
+    scaled = branch if layer_scale is None else layer_scale(branch)
+    return drop_path(scaled) if drop_path.rate else scaled
+
+
 class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
     """A pre-norm transformer block."""
 
     def __init__(self, config: HfViTConfig, layer_index: int) -> None:
         super().__init__()
 
-        def layer_scale() -> nn.Module:
-            if config.layerscale_value is None:
-                return nn.Identity()
-            return HfViTLayerScale(config.hidden_size, config.layerscale_value)
+        def layer_scale() -> HfViTLayerScale | None:
+            value = config.layerscale_value
+            return None if value is None else HfViTLayerScale(config.hidden_size, value)
 
         # In plain Python: a tensor would have no value while the library builds the model on the meta device.
         rate = config.drop_path_rate * layer_index / max(config.num_hidden_layers - 1, 1)
@@ -352,9 +363,12 @@ class HfViTLayer(HfViTRecorded, GradientCheckpointingLayer):
         output_attentions: bool = False,
     ) -> Tensor:
         """(B, L, D) to (B, L, D)."""
-        attended, _ = self.attention(self.norm1(hidden_states), rotary, attention_mask, output_attentions)
-        hidden_states = hidden_states + self.drop_path1(self.layer_scale1(attended))
-        return hidden_states + self.drop_path2(self.layer_scale2(self.mlp(self.norm2(hidden_states))))
+        # No name holds what a branch returns: its memory is the next one's, warm in the cache.
+        context = rotary, attention_mask, output_attentions
+        hidden_states = hidden_states + scale_and_drop(
+            self.attention(self.norm1(hidden_states), *context)[0], self.layer_scale1, self.drop_path1
+        )
+        return hidden_states + scale_and_drop(self.mlp(self.norm2(hidden_states)), self.layer_scale2, self.drop_path2)
 
 
 class HfViTEncoder(nn.Module):

@@ -48,6 +48,22 @@ def test_benchmark_measures_all_three_libraries(tmp_path: Path) -> None:
         assert row["ratio to timm"] > 0
 
 
+def test_benchmark_of_growth_fits_its_prediction(tmp_path: Path) -> None:
+    options = "--preset mnist --image_size 28 --image_sizes 28 56 --batch_sizes 1 2 --depth 1 --depths 1 2 "
+    options += f"--queries 2 --query_counts 2 9 --rounds 1 --min_seconds 0.01 --picture {tmp_path / 'growth.png'}"
+    curves = run("growth", options, tmp_path / "growth.json")["curves"]
+    assert {name: [row[name] for row in rows] for name, rows in curves.items()} == {
+        "image_size": [28, 56],
+        "batch_size": [1, 2],
+        "depth": [1, 2],
+        "queries": [2, 9],
+    }
+    rows = [row for column in curves.values() for row in column]
+    assert all(row["seconds"] > 0 and row["predicted_seconds"] > 0 for row in rows)
+    assert curves["batch_size"][1]["predicted_bytes"] == 2 * curves["batch_size"][0]["predicted_bytes"]
+    assert (tmp_path / "growth.png").stat().st_size > 0
+
+
 def test_benchmark_of_the_trainer_trains_all_ways(tmp_path: Path) -> None:
     options = "--preset mnist --image_size 28 --batch_size 4 --steps 2 --rounds 1 --options"
     growing, drawn = '{"progressive_sizes":[8,28]}', '{"multi_scale_sizes":[8]}'

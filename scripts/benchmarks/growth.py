@@ -1,0 +1,173 @@
+"""How time and memory of a forward pass grow with image size, batch, depth and queries, beside a prediction.
+
+The model is a detector whose queries pass through all blocks with the patches, as it has all four; the point that all
+curves share has --image_size, --batch_size, --depth and --queries. The time predicted is that of a machine which does
+so many operations and moves so many bytes a second, and takes so long for each block whatever its size: three numbers
+fitted to all points. The memory predicted is that of the tensors alive at once where a block holds most, with nothing
+fitted. Where the ratio is far from 1, the table tells which of these does not hold.
+"""
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from scipy.optimize import nnls
+
+from hf_vit import HfViTConfig, HfViTForObjectDetection, convert, visualize
+from hf_vit.model.configuration_hf_vit import PRESETS, to_pair
+
+from .harness import DTYPES, ModelArguments, describe_run, median_of, print_header, print_row, save, time_steps
+
+
+@dataclass(kw_only=True)
+class Arguments(ModelArguments):
+    """What to measure."""
+
+    preset: str = field(default="tiny", metadata={"help": "width of the model", "choices": list(PRESETS)})
+    depth: int = field(default=12, metadata={"help": "number of blocks"})
+    queries: int = field(default=100, metadata={"help": "number of queries"})
+    image_sizes: list[int] = field(default_factory=lambda: [224, 384, 512, 768, 1024], metadata={"help": "in pixels"})
+    batch_sizes: list[int] = field(default_factory=lambda: [1, 2, 4, 8, 16], metadata={"help": "images per step"})
+    depths: list[int] = field(default_factory=lambda: [3, 6, 12, 24], metadata={"help": "numbers of blocks"})
+    query_counts: list[int] = field(
+        default_factory=lambda: [1, 100, 300, 900], metadata={"help": "numbers of queries"}
+    )
+    picture: str | None = field(default=None, metadata={"help": "draw measured and predicted curves into this file"})
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model and its input."""
+
+    image_size: int
+    batch_size: int
+    depth: int
+    queries: int
+
+    def make_step(self, args: Arguments) -> Callable[[], object]:
+        """Returns a forward pass on noise."""
+        config = HfViTConfig.from_preset(
+            args.preset,
+            num_hidden_layers=self.depth,
+            detection_config={"decoder": "queries", "num_queries": self.queries},
+        )
+        model = HfViTForObjectDetection(config).to(args.device, DTYPES[args.dtype]).eval()
+        images = torch.randn(self.batch_size, config.num_channels, self.image_size, self.image_size)
+        images = images.to(args.device, DTYPES[args.dtype])
+        return torch.inference_mode()(lambda: model(images))
+
+    def costs(self, config: HfViTConfig, item_size: int) -> tuple[float, float, float]:
+        """Returns operations, bytes moved and blocks: what the time is a sum of."""
+        width, inner, tokens = config.hidden_size, config.intermediate_size, self.num_tokens(config)
+        products = tokens * (4 * width**2 + 2 * width * inner) + 2 * tokens**2 * width  # of an image in a block
+        embedding = (tokens - self.queries) * width * config.num_channels * math.prod(to_pair(config.patch_size))
+        operations = 2.0 * self.batch_size * (self.depth * products + embedding)
+        weights = 4 * width**2 + 2 * width * inner
+        # Read and written: qkv 4, attention 4, projection 2, norms 4, sums 6, into and out of the MLP 2 of width D.
+        states = self.batch_size * tokens * (22 * width + 4 * inner)
+        return operations, float(item_size * self.depth * (weights + states)), float(self.depth)
+
+    def memory(self, config: HfViTConfig, item_size: int) -> float:
+        """Returns the bytes of what is alive in the middle of an MLP: tokens, their norm, and both inner states."""
+        states = 2 * config.hidden_size + 2 * config.intermediate_size
+        return float(item_size * self.batch_size * self.num_tokens(config) * states)
+
+    def num_tokens(self, config: HfViTConfig) -> int:
+        """Returns the number L of tokens of an image."""
+        rows, columns = (self.image_size // side for side in to_pair(config.patch_size))
+        return config.num_prefix_tokens + rows * columns + self.queries
+
+
+def measure_memory(step: Callable[[], object], device: str) -> float | None:
+    """Returns the bytes that a step takes beyond what is there before; None where the system cannot tell."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return float(torch.cuda.max_memory_allocated() - before)
+    if sys.platform != "linux":
+        return None
+    ctypes.CDLL(None).malloc_trim(0)  # else what earlier steps freed would be used without being counted
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far becomes what there is now
+    before = convert.peak_memory()
+    step()
+    return float(convert.peak_memory() - before) * 2**20
+
+
+def curves_of(args: Arguments) -> dict[str, list[Point]]:
+    """Returns the points of each curve."""
+    shared = Point(args.image_size, args.batch_size, args.depth, args.queries)
+    values = {
+        "image_size": args.image_sizes,
+        "batch_size": args.batch_sizes,
+        "depth": args.depths,
+        "queries": args.query_counts,
+    }
+    return {name: [replace(shared, **{name: value}) for value in column] for name, column in values.items()}
+
+
+def measure(points: list[Point], args: Arguments) -> list[dict[str, Any]]:
+    """Returns what was measured and predicted at each point."""
+    config, item_size = HfViTConfig.from_preset(args.preset), DTYPES[args.dtype].itemsize
+    rows = []
+    for point in points:
+        step = point.make_step(args)
+        seconds = median_of(time_steps({"step": step}, args), "step")
+        rows.append({**asdict(point), "seconds": seconds, "bytes": measure_memory(step, args.device)})
+    costs = np.array([point.costs(config, item_size) for point in points])
+    times = np.array([row["seconds"] for row in rows])
+    scale = costs.max(axis=0)
+    # Each point counts by its relative error, and none of the three can be negative.
+    rates = nnls(costs / scale / times[:, None], np.ones(len(points)))[0] / scale
+    for row, point, predicted in zip(rows, points, costs @ rates, strict=True):
+        row |= {"predicted_seconds": float(predicted), "predicted_bytes": point.memory(config, item_size)}
+    per_operation, per_byte, per_block = rates
+    print(
+        f"Fitted: {per_operation * 1e12:.3g} ms per GFLOP, {per_byte * 1e12:.3g} ms per GB, "
+        f"{per_block * 1e3:.3g} ms per block",
+        flush=True,
+    )
+    return rows
+
+
+def draw(curves: dict[str, list[dict[str, Any]]], file: str) -> None:
+    """Draws time and memory over each of the four, measured and predicted."""
+    figure = visualize.figures.new_figure(14, 6)
+    grid = figure.subplots(2, len(curves))
+    for column, (name, rows) in enumerate(curves.items()):
+        for axes, measured, unit, factor in zip(
+            grid[:, column], ("seconds", "bytes"), ("ms", "MiB"), (1e3, 2**-20), strict=True
+        ):
+            values = [row[name] for row in rows]
+            for key, style in ((measured, "o-"), (f"predicted_{measured}", "--")):
+                known = [(value, row[key] * factor) for value, row in zip(values, rows, strict=True) if row[key]]
+                axes.plot(*zip(*known, strict=True) if known else ([], []), style, label=key.replace("_", " "))
+            axes.set(xlabel=name.replace("_", " "), ylabel=unit, xscale="log", yscale="log")
+            axes.legend(fontsize=8)
+    visualize.figures.save(figure, Path(file))
+
+
+def main(args: Arguments) -> None:
+    """Measures all points, prints them beside the prediction, and draws the curves."""
+    run = describe_run(args, transformers)
+    torch.manual_seed(0)
+    curves = curves_of(args)
+    points = list(dict.fromkeys(point for column in curves.values() for point in column))
+    rows = dict(zip(points, measure(points, args), strict=True))
+    print_header("curve", "value", "ms", "to predicted", "MiB", "to predicted")
+    for name, column in curves.items():
+        for row in map(rows.__getitem__, column):
+            taken = row["bytes"]
+            memory = ("", "") if taken is None else (taken / 2**20, taken / row["predicted_bytes"])
+            print_row(name, row[name], row["seconds"] * 1e3, row["seconds"] / row["predicted_seconds"], *memory)
+    found = {name: [rows[point] for point in column] for name, column in curves.items()}
+    if args.picture:
+        draw(found, args.picture)
+    save({**run, "curves": found}, args.output)
