@@ -62,6 +62,7 @@ from .model.task_universal_segmentation import HfViTForUniversalSegmentation, Hf
 
 if TYPE_CHECKING:
     from .calls import TrainingResult, evaluate, export_model, predict, train
+    from .model.fast_inference import OptimizationReport, optimize_for_inference
 
 image_processors = {"torchvision": HfViTImageProcessor, "pil": HfViTImageProcessorPil}
 if not is_torchvision_available():
@@ -100,19 +101,17 @@ HfViTImageProcessorBase._converter = staticmethod(read_image_processor_file)
 
 __version__ = "0.1.0"
 
-CALLS = (
-    "TrainingResult",
-    "evaluate",
-    "export_model",
-    "predict",
-    "train",
-)  # imported at their first use: not all who open a model train
+# Imported at their first use: not all who open a model train, compile or export.
+CALLS = {
+    **dict.fromkeys(("TrainingResult", "evaluate", "export_model", "predict", "train"), ".calls"),
+    **dict.fromkeys(("OptimizationReport", "optimize_for_inference"), ".model.fast_inference"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in CALLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return vars(import_module(".calls", __name__))[name]
+    return vars(import_module(CALLS[name], __name__))[name]
 
 
 __all__ = [
@@ -148,9 +147,11 @@ __all__ = [
     "HfViTSemanticSegmenterOutput",
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
+    "OptimizationReport",
     "TrainingResult",
     "evaluate",
     "export_model",
+    "optimize_for_inference",
     "predict",
     "soften_labels",
     "train",

@@ -18,6 +18,7 @@ from transformers import HfArgumentParser
 
 SUBJECTS = {
     "classification": "image classifiers beside transformers and timm",
+    "inference": "image classifiers compiled, in 8 bits and in other runtimes, beside transformers and timm",
     "dense": "segmentation and depth, from pixels to maps, beside transformers",
     "detection": "object detection, from pixels to boxes, beside transformers",
     "masked_image_modeling": "the encoder by the share that is masked, and training steps beside transformers",

@@ -96,6 +96,7 @@ def refusing_code(name: Any, cure: str) -> Iterator[None]:
 
 def _travel_together() -> tuple[Any, ...]:
     """Never called. The library finds the files of a checkpoint by the text of its imports; here it finds them all."""
+    from .fast_inference import optimize_for_inference
     from .image_processing_hf_vit import HfViTImageProcessor
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
     from .modeling_hf_vit import HfViTModel
@@ -127,4 +128,4 @@ def _travel_together() -> tuple[Any, ...]:
         HfViTForZeroShotImageClassification,
     )
     pipelines = (HfViTKeypointDetectionPipeline, HfViTObjectDetectionPipeline, HfViTImageSegmentationPipeline)
-    return *models, *pipelines, *processors
+    return *models, *pipelines, *processors, optimize_for_inference

@@ -1,0 +1,447 @@
+"""One call that makes a model fast on the machine at hand: precision, compilation, int8, fewer tokens.
+
+Everything is measured here, on the task and the image size of the model, and nothing is kept that is not faster.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial, update_wrapper
+from statistics import median
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .adapt_inputs import Size
+from .ahead_of_time import CompilationError, FlatOutputs, compile_flat, first_line
+from .configuration_hf_vit import to_pair
+from .int8_linear import quantize_blocks
+from .modeling_hf_vit import HfViTModel
+from .pretrained import HfViTPreTrainedModel
+from .task_classification import HfViTForImageClassification
+from .task_contrastive import HfViTForZeroShotImageClassification
+from .task_segmentation import HfViTForSemanticSegmentation
+from .token_merging import MergingEncoder
+
+
+ModelT = TypeVar("ModelT", bound=HfViTPreTrainedModel)
+Run = Callable[[Tensor], Any]
+
+LEAST_GAIN = 1.05  # times as fast: less is not kept
+ROUNDS, MIN_SECONDS = 9, 0.1  # of a measurement; in each round either is repeated for that long at least
+# What int8 and merged tokens may change: of the likeliest classes, or else of the outputs (root mean square)
+MOST_CHANGED, MOST_CHANGED_OUTPUTS = 0.01, 0.05
+# Largest difference to the outputs of the model given, as a share of the largest value of each
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing that was tried.
+
+    Args:
+        name: What it is.
+        seconds: Of a batch, the median; None where it did not come to run.
+        ratio: How many times as fast as the model given.
+        difference: The largest to the outputs of the model given, as a share of the largest value.
+        kept: Whether it was faster than all before it, and its outputs close enough.
+        note: Why not, or what is to be known.
+    """
+
+    name: str
+    seconds: float | None
+    ratio: float | None
+    difference: float | None
+    kept: bool
+    note: str = ""
+
+
+@dataclass
+class OptimizationReport:
+    """What `optimize_for_inference` tried, in order; printed, it is a table.
+
+    Args:
+        shape: (B, C, H, W) of the images that it was measured on.
+        trials: The first is the model as it was given.
+    """
+
+    shape: tuple[int, ...]
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def best(self) -> Trial:
+        """What the optimized model runs."""
+        return [trial for trial in self.trials if trial.kept][-1]
+
+    def __str__(self) -> str:
+        def cell(value: float | None, form: str) -> str:
+            return "-" if value is None else format(value, form)
+
+        rows = [("tried", "milliseconds", "times as fast", "difference", "verdict"), ("---",) * 5]
+        for trial in self.trials:
+            seconds = None if trial.seconds is None else trial.seconds * 1000
+            numbers = (cell(seconds, ".2f"), cell(trial.ratio, ".2f"), cell(trial.difference, ".1e"))
+            verdict = "kept" if trial.kept else "left out"
+            rows.append((trial.name, *numbers, f"{verdict}: {trial.note}" if trial.note else verdict))
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+class FastForward:
+    """The forward pass of an optimized model.
+
+    Args:
+        given: The forward pass of the model as it was given.
+        full: The model in the precision that was kept; runs calls that have more than images.
+        eager: The same with tokens merged, if they are; runs images of any shape.
+        program: What was compiled from it, for images of one shape; None where nothing was.
+        images: Images of that shape and of the dtype that the program takes.
+    """
+
+    def __init__(
+        self,
+        given: Callable[..., Any],
+        full: HfViTPreTrainedModel,
+        eager: HfViTPreTrainedModel,
+        program: Run | None,
+        images: Tensor,
+    ) -> None:
+        update_wrapper(self, given)
+        self.full, self.eager, self.program = full, eager, program
+        self.shape, self.dtype, self.device = images.shape, images.dtype, images.device
+
+    def __call__(self, pixel_values: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Takes what `forward` of the model takes, and returns what it returns, without gradients."""
+        has_more = any(args) or any(
+            value is not None and name != "interpolate_pos_encoding" and (name, value) != ("return_dict", True)
+            for name, value in kwargs.items()
+        )
+        with torch.no_grad():
+            if has_more or not isinstance(pixel_values, Tensor):
+                outputs = self.full(pixel_values, *args, **kwargs)
+            elif self.program is None or (pixel_values.shape, pixel_values.device) != (self.shape, self.device):
+                outputs = self.eager(pixel_values)
+            else:  # which reads memory as it was compiled for
+                outputs = self.program(pixel_values.to(self.dtype).contiguous())
+        return pytree.tree_map(partial(_cast, dtype=self.dtype), outputs)
+
+
+def optimize_for_inference(
+    model: ModelT,
+    *,
+    batch_size: int = 1,
+    image_size: Size | None = None,
+    dtype: str | torch.dtype = "auto",
+    compile: bool = True,
+    int8: bool = False,
+    token_merging: int | None = None,
+    max_seconds: float = 120.0,
+    images: Tensor | None = None,
+) -> ModelT:
+    """Makes a model fast on this machine, by trying what may help and keeping what is at least 5 % faster.
+
+    Precision and compilation change outputs by rounding alone, and are left out where it is more: 1e-4 of the largest
+    value in float32, 5e-2 in bfloat16. int8 and token merging approximate: with `images` they are left out where more
+    than 1 % of the likeliest classes change, or outputs of other tasks by more than 5 %.
+
+    Args:
+        model: In evaluation mode. It stays as it is; the result shares its weights and adds those of its own.
+        batch_size: Images per call to be fast at.
+        image_size: Height and width in pixels to be fast at, or one for both; by default those of `images`, or else of
+            the model.
+        dtype: "auto" takes the faster of float32 and bfloat16; a name or a dtype tries that one alone.
+        compile: Whether to compile with weights packed for the processor, which needs a C++ compiler.
+        int8: Whether to try 8-bit weights and activations too, in what is compiled. Needs `images`.
+        token_merging: Number of tokens that each block merges into others (ToMe, https://arxiv.org/abs/2210.09461),
+            for classification and features; None merges none. Without `images` nobody checks what that changes.
+        max_seconds: Time that each compilation may take. What takes longer is left out. Unbounded on a GPU.
+        images: (N, C, H, W) as the image processor returns them, some dozens like those to come, to calibrate int8 and
+            to compare answers. Without them noise is compared.
+
+    Returns:
+        A model of the same class with the same call, configuration and outputs, for inference alone. Its attribute
+        `report` is an `OptimizationReport`. Images of another number or size run uncompiled in the precision that was
+        kept, calls with more than images (padding, hidden states) also without merging. `save_pretrained` saves the
+        weights of the model given. Of a model of images and texts, the image side is optimized.
+
+    Raises:
+        TypeError: if the model is none of this package.
+        ValueError: if an argument is out of range or does not fit the model, or outputs are drawn at random.
+    """
+    options = {"batch_size": batch_size, "image_size": image_size, "dtype": dtype, "compile": compile, "int8": int8}
+    options |= {"token_merging": token_merging, "max_seconds": max_seconds, "images": images}
+    if isinstance(model, HfViTForZeroShotImageClassification):
+        inner = optimize_for_inference(model.model, **options)  # type: ignore[arg-type]
+        fast = copy.copy(model)
+        vars(fast).update(_modules={**model._modules, "model": inner}, report=inner.report)
+        return fast
+    if not isinstance(model, HfViTPreTrainedModel):
+        raise TypeError(f"model must be one of hf_vit's, HfViTFor… or HfViTModel, not {type(model).__name__}.")
+    check_options(model, batch_size, int8, token_merging, max_seconds, images)
+    search = Search(model, measured_images(model, batch_size, image_size, images), images)
+    for wanted in dtypes_to_try(dtype, model):
+        search.try_dtype(wanted)
+    if token_merging is not None:
+        search.try_merging(token_merging)
+    for quantized in [False, True][: 1 + int8] if compile else []:
+        search.try_compiling(quantized, max_seconds)
+    fast = copy.copy(model)  # has the same parts, and so the same weights
+    vars(fast).update(forward=search.best, report=search.report)
+    return fast
+
+
+class Search:
+    """Tries one thing after the other on the best model so far.
+
+    Args:
+        model: As it was given.
+        images: (B, C, H, W) to measure on.
+        samples: (N, C, H, W) to compare answers on, of the same size; None if there are none.
+    """
+
+    def __init__(self, model: HfViTPreTrainedModel, images: Tensor, samples: Tensor | None) -> None:
+        self.model, self.images, self.samples = model, images, samples
+        self.report = OptimizationReport(tuple(images.shape))
+        self.best = self.candidate(model, model)
+        self.expected = self.best(images)
+        if not difference_of(self.best(images), self.expected) <= TOLERANCES[torch.float32]:
+            raise ValueError(
+                f"{type(model).__name__} gives other outputs for the same images each time, or none that are numbers, "
+                "so nothing can be compared to them. Optimize the model of a task."
+            )
+        self.seconds, _ = race(self.best, self.best, images)
+        self.report.trials.append(Trial(f"as given, {name_of(model.dtype)}", self.seconds, 1.0, 0.0, True))
+
+    def candidate(
+        self, full: HfViTPreTrainedModel, eager: HfViTPreTrainedModel, program: Run | None = None
+    ) -> FastForward:
+        """Returns the forward pass of a candidate; see `FastForward`."""
+        return FastForward(self.model.forward, full, eager, program, self.images)
+
+    def try_dtype(self, dtype: torch.dtype) -> None:
+        """Tries the weights in another precision."""
+        model = copy.deepcopy(self.model).to(dtype)
+        self.compare(name_of(dtype), self.candidate(model, model))
+
+    def try_merging(self, num_merged: int) -> None:
+        """Tries to merge tokens."""
+        full = self.best.full
+        merged = copy.deepcopy(full, memo={id(tensor): tensor for tensor in full.state_dict(keep_vars=True).values()})
+        base: HfViTModel = merged.base_model
+        base.encoder = MergingEncoder(base.encoder, num_merged, base.config.num_prefix_tokens)
+        name = f"{name_of(full.dtype)}, {num_merged} tokens merged per block"
+        self.compare(name, self.candidate(full, merged), approximates=True)
+
+    def try_compiling(self, quantized: bool, max_seconds: float) -> None:
+        """Tries to compile the best that there is, as it is or with the blocks in 8 bits."""
+        full, eager = self.best.full, self.best.eager
+        name = f"{'int8 and ' if quantized else ''}{name_of(eager.dtype)}, compiled"
+        try:
+            if self.images.device.type == "cpu":
+                source = self.quantize(eager) if quantized else eager
+                program = compile_on_cpu(source, self.images, max_seconds)
+            elif quantized:
+                raise CompilationError("int8 is for CPUs")
+            else:
+                program = compile_on_gpu(eager, self.images)
+        except CompilationError as error:
+            self.report.trials.append(Trial(name, None, None, None, False, str(error)))
+        else:
+            self.compare(name, self.candidate(full, eager, program), approximates=quantized or full is not eager)
+
+    def quantize(self, model: HfViTPreTrainedModel) -> HfViTPreTrainedModel:
+        """Returns a model with its blocks in 8 bits, by the ranges that values have on the samples."""
+        quantized = copy.deepcopy(model)
+        quantize_blocks(quantized, lambda: self.answers(quantized))
+        return quantized
+
+    def answers(self, run: Run) -> list[Any]:
+        """Returns the outputs for all samples, a batch each."""
+        assert self.samples is not None
+        with torch.no_grad():
+            return [run(batch) for batch in self.samples.to(self.images).split(self.images.shape[0])]
+
+    def compare(self, name: str, candidate: FastForward, approximates: bool = False) -> None:
+        """Keeps a candidate if it is faster than the best so far, and its outputs are close enough to the given's."""
+        difference = difference_of(candidate(self.images), self.expected)
+        if approximates:
+            note, is_close = self.judge_answers(candidate, difference)
+        else:
+            tolerance = max(TOLERANCES[candidate.eager.dtype], TOLERANCES[self.model.dtype])
+            is_close = difference <= tolerance  # not where it is NaN
+            note = "" if is_close else f"outputs differ by more than {tolerance:g}"
+        seconds = ratio = gain = None
+        if is_close:
+            seconds, gain = race(candidate, self.best, self.images)
+            ratio = self.seconds / seconds
+            if gain >= LEAST_GAIN:
+                self.best = candidate
+            else:
+                note = f"{gain:.2f} times as fast as the best so far, less than {LEAST_GAIN}"
+        self.report.trials.append(Trial(name, seconds, ratio, difference, self.best is candidate, note))
+
+    def judge_answers(self, candidate: FastForward, difference: float) -> tuple[str, bool]:
+        """Returns in words how much an approximation changes, and whether that is little enough."""
+        if self.samples is None:
+            return "answers not compared, as there are no images", math.isfinite(difference)
+        pairs = zip(self.answers(candidate), self.answers(self.model), strict=True)
+        if has_classes(self.model):
+            changed = torch.cat([(own.logits.argmax(1) != other.logits.argmax(1)).flatten() for own, other in pairs])
+            share, most, what = changed.float().mean().item(), MOST_CHANGED, "of the answers change"
+        else:
+            share = max(root_mean_square(own, other) for own, other in pairs)
+            most, what = MOST_CHANGED_OUTPUTS, "change of the outputs"
+        is_little = share <= most
+        return f"{share:.1%} {what}" + ("" if is_little else f", more than {most:.0%}"), is_little
+
+
+def check_options(
+    model: HfViTPreTrainedModel,
+    batch_size: int,
+    int8: bool,
+    token_merging: int | None,
+    max_seconds: float,
+    images: Tensor | None,
+) -> None:
+    """Raises `ValueError` where an option of `optimize_for_inference` is out of range or does not fit the model."""
+    if model.training:
+        raise ValueError("The model is in training mode, where it drops out at random. Call model.eval() first.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} must be at least 1: the number of images per call.")
+    if not max_seconds > 0:
+        raise ValueError(f"max_seconds={max_seconds} must be more than 0. compile=False leaves compiling out.")
+    if images is not None and (images.ndim != 4 or images.shape[0] < batch_size):
+        raise ValueError(
+            f"images must be (N, channels, height, width) with N at least batch_size={batch_size}, not "
+            f"{tuple(images.shape)}."
+        )
+    if int8 and images is None:
+        raise ValueError(
+            "int8=True needs images=, some dozens from the image processor: the range of values in noise is another."
+        )
+    if token_merging is None:
+        return
+    if token_merging < 1:
+        raise ValueError(f"token_merging={token_merging} must be at least 1, or None to merge no tokens.")
+    if not isinstance(model, HfViTModel | HfViTForImageClassification):
+        raise ValueError(
+            f"token_merging={token_merging} is for classification and features: {type(model).__name__} needs every "
+            "patch. Leave it out."
+        )
+    if "rotary" in model.config.position_embedding_type or model.config.window_size is not None:
+        raise ValueError(
+            f"token_merging={token_merging} fits no rotary positions and no windows, but the model has "
+            f"position_embedding_type={model.config.position_embedding_type!r} and "
+            f"window_size={model.config.window_size}. Leave it out."
+        )
+
+
+def measured_images(
+    model: HfViTPreTrainedModel, batch_size: int, image_size: Size | None, images: Tensor | None
+) -> Tensor:
+    """Returns the images (B, C, H, W) to measure on: the first of those given, or noise."""
+    if images is not None:
+        if image_size is not None and to_pair(image_size) != tuple(images.shape[2:]):
+            raise ValueError(f"image_size={image_size} must be that of images, {tuple(images.shape[2:])}.")
+        return images[:batch_size].to(model.device, model.dtype).contiguous()
+    size = to_pair(model.config.image_size if image_size is None else image_size)
+    noise = torch.randn(batch_size, model.config.num_channels, *size, generator=torch.Generator().manual_seed(0))
+    return noise.to(model.device, model.dtype)
+
+
+def dtypes_to_try(dtype: str | torch.dtype, model: HfViTPreTrainedModel) -> list[torch.dtype]:
+    """Returns the precisions that `dtype` names beside that of the model; `ValueError` if it names none."""
+    names = {name_of(known): known for known in TOLERANCES}
+    if dtype == "auto":
+        wanted = [torch.bfloat16] if model.device.type != "cpu" else [torch.float32, torch.bfloat16]
+    else:
+        wanted = [known for name, known in names.items() if dtype in (name, known)]
+    if not wanted:
+        raise ValueError(f"dtype={dtype!r} must be 'auto' or one of {', '.join(map(repr, names))}.")
+    return [each for each in wanted if each != model.dtype]
+
+
+def has_classes(model: HfViTPreTrainedModel) -> bool:
+    """Whether the answers of a model are the likeliest classes, of images or of pixels."""
+    is_classifier = isinstance(model, HfViTForImageClassification | HfViTForSemanticSegmentation)
+    several_or_values = model.config.problem_type in ("multi_label_classification", "regression")
+    return is_classifier and model.config.num_labels > 1 and not several_or_values
+
+
+def compile_on_cpu(model: HfViTPreTrainedModel, images: Tensor, max_seconds: float) -> Run:
+    """Compiles a model for images of one shape ahead of time; `CompilationError` if that fails."""
+    with torch.no_grad():
+        _, form = pytree.tree_flatten(model(pixel_values=images))
+    program = compile_flat(FlatOutputs(model), images, max_seconds)
+    return lambda pixel_values: pytree.tree_unflatten(program(pixel_values), form)
+
+
+def compile_on_gpu(model: HfViTPreTrainedModel, images: Tensor) -> Run:
+    """Compiles a model for images of one shape at the first call, with CUDA graphs; not bounded in time."""
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
+
+    def run(pixel_values: Tensor) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return pytree.tree_map(_own, compiled(pixel_values=pixel_values))
+
+    try:
+        run(images)
+    except Exception as error:  # compilers fail in many ways
+        raise CompilationError(first_line(error)) from error
+    return run
+
+
+def race(candidate: Run, other: Run, images: Tensor) -> tuple[float, float]:
+    """Returns the median seconds of a candidate, and the median of how many times as fast as another one it is."""
+
+    def seconds(run: Run, repeats: int = 1) -> float:
+        synchronize = torch.cuda.synchronize if images.is_cuda else int
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(repeats):
+            run(images)
+        synchronize()
+        return (time.perf_counter() - start) / repeats
+
+    runs = (candidate, other)
+    repeats = max(1, round(MIN_SECONDS / max(min(min(seconds(run), seconds(run)) for run in runs), 1e-6)))
+    rounds = []
+    for number in range(ROUNDS):
+        order = runs if number % 2 else runs[::-1]
+        taken = {run: seconds(run, repeats) for run in order}
+        rounds.append((taken[candidate], taken[other]))
+    return median(own for own, _ in rounds), median(theirs / own for own, theirs in rounds)
+
+
+def difference_of(outputs: Any, expected: Any) -> float:
+    """Returns the largest difference of two outputs, as a share of the largest value of each of their tensors."""
+    differences = [
+        ((own.float() - other.float()).abs().max() / other.float().abs().max().clamp_min(1e-12)).item()
+        for own, other in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
+    ]
+    return max(differences, key=lambda value: math.inf if math.isnan(value) else value)
+
+
+def root_mean_square(outputs: Any, expected: Any) -> float:
+    """Returns the root mean square of the difference of two outputs, as a share of that of each of their tensors."""
+    return max(
+        ((own.float() - other.float()).norm() / other.float().norm().clamp_min(1e-12)).item()
+        for own, other in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True)
+    )
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Returns the name of a precision without that of torch."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _own(value: Any) -> Any:
+    """Returns a tensor that the next call does not write to."""
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,252 @@
+"""Models that are made fast: same answers, never slower, and a word about everything that was left out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hf_vit import (
+    HfViTConfig,
+    HfViTForImageClassification,
+    HfViTForMaskedImageModeling,
+    HfViTForObjectDetection,
+    HfViTForSemanticSegmentation,
+    HfViTForZeroShotImageClassification,
+    HfViTModel,
+    HfViTTextConfig,
+    optimize_for_inference,
+)
+from hf_vit.model import fast_inference
+from hf_vit.model.encoder import HfViTEncoder
+from hf_vit.model.fast_inference import FastForward, Trial
+from hf_vit.model.int8_linear import Int8Linear
+from hf_vit.model.token_merging import MergingEncoder, Tokens, merge_tokens
+
+
+CONFIG: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+    "initializer_range": 0.2,
+    "num_labels": 5,
+}
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 10,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 8,
+    "eos_token_id": 9,
+}
+
+
+def make(kind: type = HfViTForImageClassification, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(HfViTConfig(**{**CONFIG, **changes})).eval()
+
+
+def images_of(batch: int = 2, height: int = 32, width: int = 32) -> Tensor:
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def largest_difference(outputs: Tensor, expected: Tensor) -> float:
+    return float((outputs - expected).detach().abs().max() / expected.detach().abs().max())
+
+
+@pytest.fixture
+def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets every candidate be twice as fast as the best before it."""
+    monkeypatch.setattr(fast_inference, "race", lambda *_: (0.5, 2.0))
+
+
+def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[torch.dtype], float]) -> Any:
+    """Returns a model on whose forward pass a clock alone depends, which takes `seconds` of its precision."""
+    model, now = make(), [0.0]
+
+    def advance(module: nn.Module, *_: Any) -> None:
+        now[0] += seconds(module.dtype)  # type: ignore[arg-type]
+
+    model.register_forward_hook(advance)
+    monkeypatch.setattr(fast_inference.time, "perf_counter", lambda: now[0])
+    return model
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
+    model, images = make(), images_of()
+    fast = optimize_for_inference(model, batch_size=2, dtype="float32", int8=True, images=images, max_seconds=900)
+    as_given, compiled, int8 = fast.report.trials
+    assert (as_given.kept, compiled.kept, compiled.name) == (True, True, "float32, compiled"), str(fast.report)
+    assert compiled.difference < 1e-4
+    assert int8.difference is not None, str(fast.report)
+    assert 1e-6 < int8.difference < 0.1  # it came to run, and not in float32
+    assert fast.report.best.name in str(fast.report)
+    assert type(fast) is HfViTForImageClassification
+    assert fast.config is model.config
+    program: FastForward = fast.forward
+    assert program.program is not None
+    tolerance = 0.1 if int8.kept else 1e-4
+    assert largest_difference(fast(images).logits, model(images).logits) < tolerance
+    swapped = images.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(fast(pixel_values=swapped, return_dict=True).logits, fast(images).logits)
+    for other in (images_of(3), images_of(2, 16, 48), images_of(1)):
+        assert largest_difference(fast(other).logits, model(other).logits) < 1e-4
+    fast.save_pretrained(tmp_path)
+    saved = HfViTForImageClassification.from_pretrained(tmp_path)
+    assert torch.equal(saved(images).logits, model(images).logits)
+
+
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("kind", [HfViTForImageClassification, HfViTModel, HfViTForSemanticSegmentation])
+def test_bfloat16_answers_in_the_precision_of_the_model(kind: type) -> None:
+    model, images = make(kind), images_of()
+    fast = optimize_for_inference(model, compile=False)
+    assert [trial.name for trial in fast.report.trials] == ["as given, float32", "bfloat16"]
+    assert fast.report.best.name == "bfloat16"
+    assert model.dtype == torch.float32
+    outputs, expected = fast(images, output_hidden_states=True), model(images, output_hidden_states=True)
+    assert type(outputs) is type(expected)
+    assert outputs.keys() == expected.keys()
+    for own, other in zip(outputs.hidden_states, expected.hidden_states, strict=True):
+        assert own.dtype == torch.float32
+        assert 0 < largest_difference(own, other) < 5e-2
+    assert largest_difference(outputs.to_tuple()[0], expected.to_tuple()[0]) < 5e-2
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.5, False), (0.96875, False), (0.5, True)])
+def test_only_what_is_faster_is_kept(monkeypatch: pytest.MonkeyPatch, share: float, kept: bool) -> None:
+    model = by_clock(monkeypatch, lambda dtype: 1.0 if dtype == torch.float32 else share)
+    fast = optimize_for_inference(model, compile=False)
+    as_given, half = fast.report.trials
+    assert (as_given.seconds, as_given.ratio) == (1.0, 1.0)
+    assert (half.kept, half.seconds) == (kept, share)
+    assert half.ratio == pytest.approx(1 / share)
+    assert fast.forward.eager.dtype == (torch.bfloat16 if kept else torch.float32)
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_what_differs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fast_inference.TOLERANCES, torch.bfloat16, 1e-6)
+    _, half = optimize_for_inference(make(), compile=False).report.trials
+    assert not half.kept
+    assert half.seconds is None
+    assert half.note == "outputs differ by more than 0.0001"
+
+
+def test_without_a_compiler_the_report_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    fast = optimize_for_inference(make(), dtype="float32")
+    *_, last = fast.report.trials
+    assert "there is no C++ compiler" in last.note
+    assert not last.kept
+    assert fast(images_of()).logits.shape == (2, 5)
+
+
+def test_compiling_ends_after_the_time_for_it() -> None:
+    *_, last = optimize_for_inference(make(), dtype="float32", max_seconds=0.01).report.trials
+    assert last == Trial("float32, compiled", None, None, None, False, last.note)
+    assert last.note.startswith("not compiled after max_seconds")
+
+
+def test_8_bits_are_close_where_channels_of_the_input_are_uneven() -> None:
+    torch.manual_seed(0)
+    linear, inputs = nn.Linear(64, 48), torch.randn(4, 7, 64) * torch.logspace(-1, 1, 64) + 1
+    low, high = inputs.flatten(0, 1).aminmax(dim=0)
+    expected = linear(inputs)
+    with torch.no_grad():
+        assert 0 < largest_difference(Int8Linear(linear, low, high)(inputs), expected) < 0.02
+
+
+def test_merging_no_tokens_changes_nothing() -> None:
+    encoder = HfViTEncoder(HfViTConfig(**{**CONFIG, "num_hidden_layers": 3})).eval()
+    states = torch.randn(2, 17, 32)
+    assert torch.equal(MergingEncoder(encoder, 0, 1)(states), encoder(states))
+
+
+def test_merging_equal_tokens_changes_nothing() -> None:
+    model = make(HfViTModel, num_hidden_layers=2, position_embedding_type="none")
+    images = images_of().unflatten(3, (2, 2, 8))[:, :, :, :, :1].expand(-1, -1, -1, -1, 2, -1).flatten(3)  # in pairs
+    expected = model(images).last_hidden_state
+    model.encoder = MergingEncoder(model.encoder, 4, 1)
+    merged = model(images).last_hidden_state
+    assert merged.shape == expected.shape
+    assert largest_difference(merged, expected) < 1e-4
+
+
+def test_merged_tokens_are_means_of_their_patches() -> None:
+    states = torch.randn(3, 12, 8, dtype=torch.float64)
+    places = torch.arange(12).expand(3, -1)
+    tokens = Tokens(states, torch.ones(3, 12, 1, dtype=torch.float64), places)
+    for _ in range(3):
+        tokens = merge_tokens(tokens, 2, 1)
+    assert tokens.states.shape == (3, 6, 8)
+    assert torch.equal(tokens.states[:, 0], states[:, 0])
+    for image in range(3):
+        for token in range(6):
+            own = states[image, tokens.places[image] == token]
+            assert len(own) == tokens.sizes[image, token]
+            torch.testing.assert_close(tokens.states[image, token], own.mean(dim=0))
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_merging_is_kept_as_far_as_answers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = make(num_hidden_layers=3), images_of(6)
+    options: dict[str, Any] = {"dtype": "float32", "compile": False, "token_merging": 3}
+    for most, kept in ((1.0, True), (-1.0, False)):
+        monkeypatch.setattr(fast_inference, "MOST_CHANGED", most)
+        fast = optimize_for_inference(model, images=images, **options)
+        assert fast.report.trials[-1].kept is kept
+        assert "of the answers change" in fast.report.trials[-1].note
+        assert torch.equal(fast(images).logits, model(images).logits) is not kept
+        states = fast(images, output_hidden_states=True).hidden_states
+        assert [len(state[0]) for state in states] == [17] * 4  # of all patches, so nothing was merged
+    blind = optimize_for_inference(model, **options).report.trials[-1]
+    assert (blind.kept, blind.note) == (True, "answers not compared, as there are no images")
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_of_images_and_texts_the_image_side_is_optimized() -> None:
+    model = make(HfViTForZeroShotImageClassification, text_config=HfViTTextConfig(**TEXT), hidden_size=32)
+    images, texts = images_of(), torch.randint(1, 9, (3, 6))
+    fast = optimize_for_inference(model, compile=False)
+    assert fast.report.best.name == "bfloat16"
+    own, other = fast(input_ids=texts, pixel_values=images), model(input_ids=texts, pixel_values=images)
+    assert 0 < largest_difference(own.image_embeds, other.image_embeds) < 5e-2
+    assert torch.equal(own.text_embeds, other.text_embeds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "options", "message"),
+    [
+        (HfViTModel, {}, {"batch_size": 0}, "batch_size=0"),
+        (HfViTModel, {}, {"dtype": "int8"}, "dtype='int8' must be 'auto' or one of 'float32'"),
+        (HfViTModel, {}, {"max_seconds": 0}, "max_seconds=0 must be more than 0"),
+        (HfViTModel, {}, {"image_size": 20}, "20 is not a multiple"),
+        (HfViTModel, {}, {"int8": True}, "int8=True needs images="),
+        (HfViTModel, {}, {"images": images_of(1), "batch_size": 2}, r"not \(1, 3, 32, 32\)"),
+        (HfViTModel, {}, {"images": images_of(1), "image_size": 16}, "image_size=16 must be that of images"),
+        (HfViTModel, {}, {"token_merging": 0}, "token_merging=0 must be at least 1"),
+        (HfViTForObjectDetection, {}, {"token_merging": 2}, "HfViTForObjectDetection needs every patch"),
+        (HfViTModel, {"position_embedding_type": "rotary"}, {"token_merging": 2}, "no rotary positions"),
+        (HfViTModel, {"window_size": 2}, {"token_merging": 2}, "window_size=2"),
+        (HfViTForMaskedImageModeling, {}, {"compile": False}, "gives other outputs for the same images"),
+    ],
+)
+def test_what_does_not_fit_is_refused(kind: type, changes: dict[str, Any], options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        optimize_for_inference(make(kind, **changes), **options)
+
+
+def test_models_in_training_mode_and_of_others_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"Call model.eval\(\) first"):
+        optimize_for_inference(make().train())
+    with pytest.raises(TypeError, match="not Linear"):
+        optimize_for_inference(nn.Linear(2, 2))  # type: ignore[type-var]
