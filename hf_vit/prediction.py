@@ -20,11 +20,11 @@ from transformers.utils import logging
 
 from .data.formats.files import IMAGE_SUFFIXES, files_below
 from .model.image_inputs import read_image
+from .model.pipeline_batches import chosen_threshold
 from .model.pipeline_hf_vit import (
     HfViTImageSegmentationPipeline,
     HfViTKeypointDetectionPipeline,
     HfViTObjectDetectionPipeline,
-    chosen_threshold,
 )
 from .model.remote_code import refusing_code
 from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
