@@ -124,24 +124,32 @@ class BatchedImagePipeline(Pipeline):
 
     def run_single(self, inputs: Any, preprocess_params: Any, forward_params: Any, postprocess_params: Any) -> Any:
         """Returns the answer to one image."""
-        if not self._is_ours():
+        if not self._is_fast(preprocess_params):
             return super().run_single(inputs, preprocess_params, forward_params, postprocess_params)
         return next(self._answers([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
 
-    def get_iterator(self, inputs: Any, num_workers: Any, batch_size: Any, *params: Any) -> Any:
+    def get_iterator(
+        self, inputs: Any, num_workers: Any, batch_size: Any, preprocess_params: Any, *others: Any
+    ) -> Any:
         """Returns an iterable over the answers to many images."""
         _check_count("batch_size", batch_size, 1)
         _check_count("num_workers", num_workers, 0)
-        if not self._is_ours():
-            num_workers, batch_size = (
-                n if value == AUTO else value for value, n in ((num_workers, 0), (batch_size, 1))
-            )
-            return super().get_iterator(inputs, num_workers, batch_size, *params)
-        return Answers(partial(self._answers, inputs, num_workers, batch_size, *params), inputs)
+        if not self._is_fast(preprocess_params):
+            threads, size = 0 if num_workers == AUTO else num_workers, 1 if batch_size == AUTO else batch_size
+            return super().get_iterator(inputs, threads, size, preprocess_params, *others)
+        return Answers(partial(self._answers, inputs, num_workers, batch_size, preprocess_params, *others), inputs)
 
-    def _is_ours(self) -> bool:
+    def _is_fast(self, preprocess_params: dict[str, Any]) -> bool:
+        """Whether the image processor is ours; if not, the stock class does all."""
         # by its name: a saved folder's files are imported once for the pipeline and once for the image processor
-        return type(self.image_processor).__name__.startswith("HfViTImageProcessor")
+        name = type(self.image_processor).__name__
+        is_ours = name.startswith("HfViTImageProcessor")
+        if not is_ours and "on_error" in preprocess_params:
+            raise ValueError(
+                f"on_error={preprocess_params['on_error']!r} needs an image processor of hf_vit, but this one is a "
+                f"{name}. Leave on_error out."
+            )
+        return is_ours
 
     def _answers(
         self, inputs: Any, num_workers: Any, batch_size: Any, preprocess: Any, forward: Any, postprocess: Any

@@ -301,6 +301,12 @@ class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
         """Returns the objects of an image."""
         return [part.answer for part in parts]
 
+    def _one_by_one(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("The steps of this pipeline take batches. Call it, also for one image.")
+
+    # which the library asks every pipeline for, and the batches go without
+    preprocess = _forward = postprocess = _one_by_one
+
     def _describe_object(self, found: dict[str, Tensor]) -> dict[str, Any]:
         return {
             "keypoints": found["keypoints"].tolist(),
