@@ -22,6 +22,7 @@ SUBJECTS = {
     "detection": "object detection, from pixels to boxes, beside transformers",
     "masked_image_modeling": "the encoder by the share that is masked, and training steps beside transformers",
     "loading": "time and memory of opening a checkpoint beside transformers",
+    "pipelines": "images per second from files to labels beside the stock pipeline",
     "reading": "images per second from folders, parquet and tar files, as a list and as a stream",
     "learning": "scores of a training beside transformers' models that train for the same seconds",
     "training": "the Trainer beside loops of PyTorch and timm and the library's Trainer",

@@ -560,4 +560,4 @@ def _normalize(
     mean, std = (
         torch.tensor(values, device=images.device)[:, None, None] * white for values in (image_mean, image_std)
     )
-    return (images - mean).div_(std)
+    return images.to(torch.float32, copy=True).sub_(mean).div_(std)

@@ -94,7 +94,8 @@ class BatchedImagePipeline(Pipeline):
             ahead by two batches at most.
         on_error: "raise", or "return" for `{"error": what is wrong}` in place of the answer to an image that cannot be
             read.
-        optimize: True, or a dictionary of its options, for a model as `optimize_for_inference` makes it.
+        optimize: True, or a dictionary of its options, for a model as `optimize_for_inference` makes it: for one batch
+            size, which on a CPU is 1 by default, and which becomes that of the pipeline.
 
     Models and image processors that are not ours are left to the stock class.
     """
@@ -106,6 +107,8 @@ class BatchedImagePipeline(Pipeline):
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Returns a pipeline of the stock class for a model of others."""
         if cls.stock is not None and model is not None and model.config.model_type != "hf_vit":
+            if kwargs.pop("optimize", None):
+                raise ValueError(f"optimize is for models of hf_vit, not for {type(model).__name__}. Leave it out.")
             return cls.stock(*args, model=model, **kwargs)
         return super().__new__(cls)
 
@@ -115,7 +118,13 @@ class BatchedImagePipeline(Pipeline):
         super().__init__(*args, **kwargs)
         if self.task_config is not None:
             self._postprocess_params = chosen_threshold(self.model.config, self.task_config) | self._postprocess_params
-        self.fast_model: Any = optimize_model(self.model, optimize, self._batch_size) if optimize else None
+        self.fast_model: Any = None
+        if optimize:
+            suited = 1 if self.device.type == "cpu" else self.suited_counts()[1]
+            fitting = {"batch_size": suited if self._batch_size == AUTO else self._batch_size}
+            options = fitting | (optimize if isinstance(optimize, dict) else {})
+            self.fast_model = optimize_model(self.model, options)
+            self._batch_size = options["batch_size"]  # other batches are not as fast
 
     def _sanitize_parameters(self, *_: Any, **kwargs: Any) -> Any:
         on_error = kwargs.pop("on_error", None)
@@ -181,7 +190,7 @@ class BatchedImagePipeline(Pipeline):
         """Returns an iterable over all images, and what says whether the next one has not come yet."""
         is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
         sources = _items_of(inputs) if is_list else (partial(_same, item) for item in inputs)
-        given = zip((num_workers, batch_size), self._suited(), strict=True)
+        given = zip((num_workers, batch_size), self.suited_counts(), strict=True)
         threads, batch = (suited if value == AUTO else value for value, suited in given)
         if threads == 0:
             return map(read, sources), lambda: not is_list
@@ -191,11 +200,12 @@ class BatchedImagePipeline(Pipeline):
     def _choose_batch_size(self, batch_size: Any, parts: list[Part]) -> int:
         if batch_size != AUTO:
             return int(batch_size)
-        _, most = self._suited()
+        _, most = self.suited_counts()
         largest = max((part.pixels[0].numel() for part in parts), default=NATIVE_PIXELS)
         return max(1, most * NATIVE_PIXELS // max(largest, NATIVE_PIXELS))
 
-    def _suited(self) -> tuple[int, int]:
+    def suited_counts(self) -> tuple[int, int]:
+        """Returns how many threads read, and how many images are a batch, where nobody says otherwise."""
         return ON_CPU if self.device.type == "cpu" else ON_DEVICE
 
     def _read(self, options: dict[str, Any], get: Callable[[], Any], on_error: str = "raise", **given: Any) -> Photo:
@@ -255,13 +265,11 @@ def check_on_error(on_error: str | None) -> dict[str, str]:
     return {} if on_error is None else {"on_error": on_error}
 
 
-def optimize_model(model: Any, optimize: bool | dict[str, Any], batch_size: Any) -> Any:
+def optimize_model(model: Any, options: dict[str, Any]) -> Any:
     """Returns a model with the same call that is faster on this machine; `.report` says what was tried."""
     # The file beside the model's own: those of a saved folder are imported once for the model, once for the pipeline.
     beside = type(model).__module__.rpartition(".")[0]
-    optimize_for_inference = vars(import_module(f"{beside}.fast_inference"))["optimize_for_inference"]
-    given = optimize if isinstance(optimize, dict) else {}
-    return optimize_for_inference(model, **{"batch_size": 1 if batch_size == AUTO else batch_size, **given})
+    return vars(import_module(f"{beside}.fast_inference"))["optimize_for_inference"](model, **options)
 
 
 def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:

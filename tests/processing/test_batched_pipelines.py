@@ -339,11 +339,14 @@ def test_answers_go_into_another_pipeline(photos: list[str]) -> None:
         len(classifier()(file for file in photos))
 
 
+def other_model() -> ViTForImageClassification:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8)).eval()
+
+
 def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(photos: list[str]) -> None:
     processor = ViTImageProcessor(size={"height": 32, "width": 32})
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    other = ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8)).eval()
-    stock = pipeline("image-classification", model=other, image_processor=processor, batch_size=2)
+    stock = pipeline("image-classification", model=other_model(), image_processor=processor, batch_size=2)
     assert type(stock) is transformers.ImageClassificationPipeline
     model = build(CASES["classes"], None)["model"]
     wanted = transformers.ImageClassificationPipeline(model=model, image_processor=processor)
@@ -381,6 +384,8 @@ def test_the_model_is_made_fast_on_request(
     make: Callable[..., nn.Module] = lambda model, **options: Faster(model, options)  # noqa: E731
     stand_in.optimize_for_inference = make
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    with pytest.raises(ValueError, match="optimize is for models of hf_vit, not for ViTForImageClassification"):
+        pipeline("image-classification", model=other_model(), image_processor=ViTImageProcessor(), optimize=True)
     classify = classifier(**given)
     assert classify.fast_model.options == expected
     plain = pipeline("image-classification", model=classify.model, image_processor=classify.image_processor)
