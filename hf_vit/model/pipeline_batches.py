@@ -102,6 +102,7 @@ class BatchedImagePipeline(Pipeline):
 
     stock: ClassVar[type[Pipeline] | None] = None
     _postprocess_params: dict[str, Any]
+    _batch_size: Any
     task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold is the default
 
     def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
