@@ -112,7 +112,11 @@ def _travel_together() -> tuple[Any, ...]:
     from .image_processing_hf_vit import HfViTImageProcessor
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
     from .modeling_hf_vit import HfViTModel
-    from .pipeline_hf_vit import HfViTImageClassificationPipeline
+    from .pipeline_hf_vit import (
+        HfViTImageSegmentationPipeline,
+        HfViTKeypointDetectionPipeline,
+        HfViTObjectDetectionPipeline,
+    )
     from .processing_hf_vit import HfViTProcessor
     from .task_classification import HfViTForImageClassification
     from .task_contrastive import HfViTForZeroShotImageClassification
@@ -135,5 +139,5 @@ def _travel_together() -> tuple[Any, ...]:
         HfViTForMaskedImageModeling,
         HfViTForZeroShotImageClassification,
     )
-    pipelines = (HfViTImageClassificationPipeline,)
+    pipelines = (HfViTKeypointDetectionPipeline, HfViTObjectDetectionPipeline, HfViTImageSegmentationPipeline)
     return *models, *pipelines, *processors
