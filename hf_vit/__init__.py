@@ -34,9 +34,13 @@ from .model.image_processing_hf_vit import HfViTImageProcessor
 from .model.image_processing_pil_hf_vit import HfViTImageProcessorPil
 from .model.modeling_hf_vit import HfViTBackbone, HfViTModel
 from .model.pipeline_hf_vit import (
+    HfViTDepthEstimationPipeline,
+    HfViTImageClassificationPipeline,
+    HfViTImageFeatureExtractionPipeline,
     HfViTImageSegmentationPipeline,
     HfViTKeypointDetectionPipeline,
     HfViTObjectDetectionPipeline,
+    HfViTZeroShotImageClassificationPipeline,
 )
 from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
@@ -89,10 +93,17 @@ AutoImageProcessor.register(HfViTConfig, image_processor_classes=image_processor
 PIPELINE_REGISTRY.register_pipeline(
     "keypoint-detection", HfViTKeypointDetectionPipeline, pt_model=AutoModelForKeypointDetection, type="image"
 )
-# What `pipeline(...)` makes for these tasks, which for models of others is the same as before. Not by a registration:
+# What `pipeline(...)` makes for these tasks; a model of others gets the stock class from it. Not by a registration:
 # that would forget which model is the default of a task.
-PIPELINE_REGISTRY.supported_tasks["object-detection"]["impl"] = HfViTObjectDetectionPipeline
-PIPELINE_REGISTRY.supported_tasks["image-segmentation"]["impl"] = HfViTImageSegmentationPipeline
+for task, pipeline_class in {
+    "depth-estimation": HfViTDepthEstimationPipeline,
+    "image-classification": HfViTImageClassificationPipeline,
+    "image-feature-extraction": HfViTImageFeatureExtractionPipeline,
+    "image-segmentation": HfViTImageSegmentationPipeline,
+    "object-detection": HfViTObjectDetectionPipeline,
+    "zero-shot-image-classification": HfViTZeroShotImageClassificationPipeline,
+}.items():
+    PIPELINE_REGISTRY.supported_tasks[task]["impl"] = pipeline_class
 HfViTConfig._has_pipelines = True
 
 # What opens checkpoints of other libraries stays here: the files that travel with a checkpoint do without.
@@ -119,6 +130,7 @@ __all__ = [
     "HfViTConfig",
     "HfViTContrastiveConfig",
     "HfViTDepthConfig",
+    "HfViTDepthEstimationPipeline",
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
@@ -129,7 +141,9 @@ __all__ = [
     "HfViTForUniversalSegmentation",
     "HfViTForUniversalSegmentationOutput",
     "HfViTForZeroShotImageClassification",
+    "HfViTImageClassificationPipeline",
     "HfViTImageClassifierOutput",
+    "HfViTImageFeatureExtractionPipeline",
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
     "HfViTImageSegmentationPipeline",
@@ -147,6 +161,7 @@ __all__ = [
     "HfViTSemanticSegmenterOutput",
     "HfViTTextConfig",
     "HfViTUniversalSegmentationConfig",
+    "HfViTZeroShotImageClassificationPipeline",
     "OptimizationReport",
     "TrainingResult",
     "evaluate",

@@ -20,11 +20,11 @@ from transformers.utils import logging
 
 from .data.formats.files import IMAGE_SUFFIXES, files_below
 from .model.image_inputs import read_image
+from .model.pipeline_batches import chosen_threshold
 from .model.pipeline_hf_vit import (
     HfViTImageSegmentationPipeline,
     HfViTKeypointDetectionPipeline,
     HfViTObjectDetectionPipeline,
-    chosen_threshold,
 )
 from .model.remote_code import refusing_code
 from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
@@ -60,6 +60,7 @@ def predict_files(
     nms_threshold: float | None = None,
     boxes: Path | None = None,
     subtask: str | None = None,
+    optimize: bool = False,
     trust_remote_code: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Predicts image files, one after the other, and writes what is asked for.
@@ -78,6 +79,7 @@ def predict_files(
             default none is.
         boxes: JSON lines of detected objects, see `read_box_file`; by default, each whole image is an object.
         subtask: "panoptic", "instance" or "semantic"; by default what the image processor prefers.
+        optimize: Whether the model, one of ours, is first made fast on this machine by `optimize_for_inference`.
         trust_remote_code: Whether Python code runs that the model brings; ours and those of the library need none.
 
     Yields:
@@ -92,7 +94,8 @@ def predict_files(
     """
     files, tiles = find_images(inputs), list[Image.Image]()
     options = {"threshold": threshold, "nms_threshold": nms_threshold}
-    predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, trust_remote_code, **options)
+    opening = {"optimize": optimize, "trust_remote_code": trust_remote_code}
+    predictor = _open_predictor(model, files, boxes, top_k, batch_size, subtask, opening, **options)
     missed: list[float | None] = []  # the best score of each image in which nothing passes, None of the others
     for folder in filter(None, [output_dir, picture and picture.parent]):
         folder.mkdir(parents=True, exist_ok=True)
@@ -158,9 +161,10 @@ def _answers(predictor: "Predictor", files: Sequence[Path]) -> Iterator[tuple[in
                 yield predictor.prepare(file, image)
 
     for answer in predictor.answer(read()):
-        while failed:
+        index, image = opened.popleft()
+        while failed and failed[0][0] < index:  # what is read ahead comes later
             yield failed.popleft()
-        yield *opened.popleft(), answer
+        yield index, image, answer
     yield from failed
 
 
@@ -171,7 +175,7 @@ def _open_predictor(
     top_k: int,
     batch_size: int,
     subtask: str | None,
-    trust_remote_code: bool,
+    opening: dict[str, bool],
     *,
     threshold: float | None,
     nms_threshold: float | None,
@@ -184,20 +188,21 @@ def _open_predictor(
         raise ValueError(f"--boxes {boxes} says where keypoints are to be found, but {model} finds none.")
     if nms_threshold is not None and (config.get("model_type"), name) != ("hf_vit", "HfViTForObjectDetection"):
         raise ValueError(f"--nms_threshold {nms_threshold} is for HfViTForObjectDetection, but {model} is a {name}.")
-    trust = {"trust_remote_code": trust_remote_code}
+    if opening["optimize"] and config.get("model_type") != "hf_vit":
+        raise ValueError(f"--optimize is for models of hf_vit, but {model} is of type {config.get('model_type')!r}.")
     if "ForImageClassification" in name:
-        return ClassificationPredictor(model, **trust, top_k=top_k, batch_size=batch_size)
+        return ClassificationPredictor(model, **opening, top_k=top_k, batch_size=batch_size)
     if "Segmentation" in name:
         is_semantic = subtask == "semantic" or "ForSemanticSegmentation" in name
         predictor = SemanticPredictor if is_semantic else PanopticPredictor
-        return predictor(model, threshold, subtask, **trust)
+        return predictor(model, threshold, subtask, **opening)
     if "ForDepthEstimation" in name:
-        return DepthPredictor(model, **trust)
+        return DepthPredictor(model, **opening)
     if "ForObjectDetection" in name:
-        return DetectionPredictor(model, **trust, threshold=threshold, nms_threshold=nms_threshold)
+        return DetectionPredictor(model, **opening, threshold=threshold, nms_threshold=nms_threshold)
     if "ForKeypointDetection" in name:
         boxes_of = {} if boxes is None else read_box_file(boxes, files)
-        return KeypointPredictor(model, boxes_of, **trust, threshold=threshold, batch_size=batch_size)
+        return KeypointPredictor(model, boxes_of, **opening, threshold=threshold, batch_size=batch_size)
     raise ValueError(
         f"{model} was saved as {name}, which neither names images, nor segments them, nor estimates depth, nor "
         "finds objects or keypoints. Give a model that was trained for one of these."
@@ -212,8 +217,10 @@ class Predictor(ABC):
     task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold decides, if any does
     threshold: ClassVar[float | None] = None  # where neither caller nor training has chosen one
 
-    def __init__(self, model: str, *, trust_remote_code: bool = False, **options: Any) -> None:
+    def __init__(self, model: str, *, optimize: bool = False, trust_remote_code: bool = False, **options: Any) -> None:
         opening: dict[str, Any] = {"pipeline_class": self.pipeline_class, "trust_remote_code": trust_remote_code}
+        if optimize:
+            opening["optimize"] = {"batch_size": options.get("batch_size", 1)}
         with refusing_code(model, "Read it, and if you trust it say --trust_remote_code."):
             self.run = pipeline(self.pipeline, model=model, **opening)
         self.options = {name: value for name, value in options.items() if value is not None}

@@ -24,6 +24,7 @@ SUBJECTS = {
     "masked_image_modeling": "the encoder by the share that is masked, and training steps beside transformers",
     "growth": "time and memory by image size, batch, depth and queries, beside what arithmetic predicts",
     "loading": "time and memory of opening a checkpoint beside transformers",
+    "pipelines": "images per second from files to labels beside the stock pipeline",
     "reading": "images per second from folders, parquet and tar files, as a list and as a stream",
     "learning": "scores of a training beside transformers' models that train for the same seconds",
     "training": "the Trainer beside loops of PyTorch and timm and the library's Trainer",

@@ -41,6 +41,9 @@ def make_parser(description: str | None) -> OneLineParser:
     parser.add_argument("--boxes", type=Path, help="what was printed of objects: where keypoints are")
     parser.add_argument("--subtask", choices=["panoptic", "instance", "semantic"], help="what to segment")
     parser.add_argument(
+        "--optimize", action="store_true", help="make the model fast on this machine first: for many images"
+    )
+    parser.add_argument(
         "--trust_remote_code", action="store_true", help="let code run that the model brings, if it is not ours"
     )
     return parser

@@ -9,7 +9,8 @@ import base64
 import os
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from http.client import HTTPException
 from io import BytesIO
 from typing import Any, BinaryIO
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from transformers.image_utils import ChannelDimension
 from transformers.utils import logging
-from transformers.utils.import_utils import is_vision_available
+from transformers.utils.import_utils import is_torchcodec_available, is_vision_available
 
 
 if is_vision_available():
@@ -30,6 +31,8 @@ logger = logging.get_logger(__name__)
 # Of an image from a URL: seconds in all, and bytes
 DOWNLOAD_TIMEOUT, MAX_DOWNLOAD_BYTES = 30.0, 100 * 2**20
 EXIF_ORIENTATION = 0x0112
+# What torchcodec calls the modes of JPEG files that it decodes to the pixels of PIL, bit for bit
+TORCHCODEC_MODES = {"RGB": "RGB", "L": "GRAY"}
 # ITU-R 601 luma weights in 1/65536, the integers that PIL uses
 LUMA = (19595, 38470, 7471)
 ALPHA_LEFT_OUT = (
@@ -65,20 +68,23 @@ def read_image(
     rescale_factor: float = 1 / 255,
     do_normalize: bool = True,
     device: torch.device | str | None = None,
+    timeout: float | None = None,
 ) -> torch.Tensor:
     """Returns one image of any kind as a tensor (C, H, W) with `C == num_channels`, uint8 or float32.
 
-    An image is a path, http(s) URL, base64 (also in a data URL), PIL image, NumPy array or tensor: (H, W), (C, H, W)
-    or (H, W, C). Of animations, the first frame counts, and alpha does not. float32 come from arrays of floats, which
-    hold 0..255 (or up to 1 / `rescale_factor`) if `do_rescale`, else 0..1 if `do_normalize`. Without
-    `input_data_format` the axis of channels is inferred. For the other options see `HfViTImageProcessorBase`.
+    An image is a path, http(s) URL, base64 (also in a data URL), the bytes of a file, PIL image, NumPy array or
+    tensor: (H, W), (C, H, W) or (H, W, C). Of animations, the first frame counts, and alpha does not. float32 come
+    from arrays of floats, which hold 0..255 (or up to 1 / `rescale_factor`) if `do_rescale`, else 0..1 if
+    `do_normalize`. Without `input_data_format` the axis of channels is inferred. For `timeout` see `download`, for the
+    other options `HfViTImageProcessorBase`. torchcodec decodes JPEG where it is installed, to the pixels of PIL.
 
     Raises `OSError` if it cannot be opened or decoded, `TypeError` if it is no image or of a type of number that no
     image has, `ValueError` if its shape, size, channels or values make no image, or 8 bits do not hold the values of a
     file or PIL image, which pipelines would clip.
     """
-    if isinstance(image, str | os.PathLike):
-        image, name = open_image(image, name), with_source(name, image)
+    if isinstance(image, str | os.PathLike | bytes | bytearray):
+        image, name = _decode_source(image, name, timeout)
+        input_data_format = "channels_first"  # of torchcodec's tensors
     elif is_pil(image):
         image = upright(image, name)
     if is_pil(image):
@@ -89,7 +95,7 @@ def read_image(
     else:
         raise TypeError(
             f"{name} is of type {type(image).__name__}, which is no image. Give a path, an http(s) URL, a base64 data "
-            "URL, a PIL image, a NumPy array, a torch tensor, or a list of these."
+            "URL, the bytes of a file, a PIL image, a NumPy array, a torch tensor, or a list of these."
         )
     pixels = _channels_first(pixels, name, num_channels, input_data_format)
     check_pixel_count(pixels.shape[1], pixels.shape[2], name)
@@ -107,6 +113,46 @@ def open_image(source: str | os.PathLike[str], name: str = "image", timeout: flo
     name = with_source(name, source)
     with _open_stream(os.fspath(source), name, timeout) as stream:
         return decode_image(stream, name)
+
+
+def _decode_source(source: Any, name: str, timeout: float | None) -> tuple[Any, str]:
+    """Returns an image of PIL, or a tensor (C, H, W) if torchcodec decodes it, both upright, and its full name."""
+    if isinstance(source, bytes | bytearray):
+        return _decode_fast(BytesIO(source), name), name
+    name = with_source(name, source)
+    with _open_stream(os.fspath(source), name, timeout) as stream:
+        return _decode_fast(stream, name), name
+
+
+def _decode_fast(stream: BinaryIO, name: str) -> "torch.Tensor | PIL.Image.Image":
+    image = _open_encoded(stream, name)
+    decode = _torchcodec() if image.format == "JPEG" and image.mode in TORCHCODEC_MODES else None
+    # PIL turns images also by what XMP says
+    if decode is None or ("xmp" in image.info and image.getexif().get(EXIF_ORIENTATION, 1) != 1):
+        return upright(image, name)
+    check_pixel_count(image.height, image.width, name)
+    stream.seek(0)
+    # a copy that may be written to: torch warns of others, and torchcodec silences that in a way unsafe in threads
+    data = torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8)
+    try:
+        return decode(data, TORCHCODEC_MODES[image.mode])  # (C, H, W)
+    except RuntimeError:
+        return upright(image, name)  # or PIL says why not
+
+
+@cache
+def _torchcodec() -> Callable[[torch.Tensor, str], torch.Tensor] | None:
+    """Returns torchcodec's decoder of images, which lets other threads run; None where it is missing or broken."""
+    # transformers' own `load_image_as_tensor` calls it for files, but not for bytes, and cuts off 16 bits.
+    if is_torchcodec_available():
+        try:
+            from torchcodec.decoders import ImageReadMode
+            from torchcodec.decoders import decode_image as decode
+        except Exception as error:  # libraries that do not fit the installed torch fail in many ways
+            logger.warning_once(f"torchcodec is installed, but does not work: {error} PIL decodes images, slower.")
+            return None
+        return lambda data, mode: decode(data, mode=ImageReadMode[mode])
+    return None
 
 
 def decode_image(stream: BinaryIO, name: str) -> "PIL.Image.Image":

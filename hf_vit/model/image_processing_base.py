@@ -5,36 +5,25 @@ Shapes: B batch, C channels, H W pixels, h w patches, M masks, N objects, K keyp
 
 import copy
 import json
-import math
 import os
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
+from huggingface_hub.dataclasses import validate_typed_dict
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.image_processing_base import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
-from transformers.image_utils import ChannelDimension, PILImageResampling, SizeDict, torch_pil_interpolation_mapping
-from transformers.processing_utils import ImagesKwargs
+from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_hf_vit import to_pair
 from .image_crops import crop_region, crop_regions, keypoints_to_crops, read_keypoints, read_object_boxes
-from .image_geometry import (
-    CROP_ROUNDINGS,
-    EXACT_KEYS,
-    MULTIPLE_ROUNDINGS,
-    center_crop,
-    output_size,
-    pad_batch,
-    pad_to,
-    resize_nearest,
-    to_size_dict,
-)
+from .image_geometry import center_crop, output_size, pad_batch, pad_to, resize_nearest
 from .image_inputs import named_images, open_image, read_image
+from .image_processing_options import HfViTImageProcessorKwargs, channels_given, standard_options
 from .image_targets import (
     describe_annotations,
     encode_objects,
@@ -44,7 +33,7 @@ from .image_targets import (
     read_targets,
     target_kind,
 )
-from .post_processing import CLASS_SCORES, HfViTPostProcessing
+from .post_processing import HfViTPostProcessing
 from .remote_code import check_reachable, copy_code
 from .task_detection import class_scores_of
 
@@ -57,155 +46,6 @@ IMAGE_PROCESSOR_AUTO_MAP = {
         "pil": "image_processing_pil_hf_vit.HfViTImageProcessorPil",
     }
 }
-
-
-class HfViTImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
-    """Options beyond the library's, at construction and per call; see `HfViTImageProcessorBase`."""
-
-    num_channels: int | None
-    ensure_multiple_of: int | list[int] | tuple[int, ...] | None
-    multiple_rounding: str | None
-    keep_aspect_ratio: bool | None
-    hide_padding: bool | None
-    crop_rounding: str | None
-    do_reduce_labels: bool | None
-    label_ids_to_fuse: list[int] | tuple[int, ...] | None
-    nms_threshold: float | int | None
-    do_affine_crop: bool | None
-    box_padding: float | int | None
-    class_scores: str | None
-
-
-def standard_options(
-    size: Any = None,
-    crop_size: Any = None,
-    pad_size: Any = None,
-    default_to_square: bool | None = None,
-    image_mean: Any = None,
-    image_std: Any = None,
-    **kwargs: Any,
-) -> dict[str, Any]:
-    """Returns the options of an image processor in one form, by name; `ValueError` if they are wrong or contradict."""
-    # Sizes have any form that `to_size_dict` takes; mean and deviation are one number or one for each channel.
-    if type(kwargs["num_channels"]) is not int or kwargs["num_channels"] < 1:
-        raise ValueError(f"num_channels={kwargs['num_channels']!r} must be a whole number of at least 1.")
-    options = kwargs | {
-        "size": to_size_dict(size, "size", default_to_square=default_to_square is not False),
-        "crop_size": to_size_dict(crop_size, "crop_size", EXACT_KEYS),
-        "pad_size": to_size_dict(pad_size, "pad_size", EXACT_KEYS),
-        "image_mean": _per_channel(image_mean, "image_mean", kwargs["num_channels"]),
-        "image_std": _per_channel(image_std, "image_std", kwargs["num_channels"]),
-    }
-    if options["do_pad"] and options["pad_size"] is not None and options["ensure_multiple_of"] is None:
-        options["hide_padding"] = False  # there are no patches to hide
-    for name in ("ensure_multiple_of", "label_ids_to_fuse"):
-        if isinstance(options[name], list):
-            options[name] = tuple(options[name])
-    if options["resample"] is not None:
-        # torchvision's own names cannot be written to JSON
-        resample = torch_pil_interpolation_mapping.get(options["resample"], options["resample"])
-        options["resample"] = _one_of(PILImageResampling, resample, "resample")
-    if options["data_format"] is not None:
-        options["data_format"] = _one_of(ChannelDimension, options["data_format"], "data_format").value
-    if isinstance(options["device"], torch.device):
-        options["device"] = str(options["device"])
-    if options["class_scores"] not in CLASS_SCORES:
-        raise ValueError(
-            f"class_scores={options['class_scores']!r} must be one of {', '.join(map(str, CLASS_SCORES))}."
-        )
-    _check_together(options)
-    return options
-
-
-def channels_given(image_mean: Any = None, image_std: Any = None, **_: Any) -> dict[str, int]:
-    """Returns as `num_channels` how many means and deviations a call gives, unless images are converted to as many."""
-    if not (isinstance(image_mean, list | tuple) and isinstance(image_std, list | tuple)):
-        return {}
-    count = len(image_mean)
-    return {"num_channels": count} if count == len(image_std) and count not in (0, 1, 3) else {}
-
-
-def _one_of(kind: type[Enum], value: Any, name: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError as error:
-        known = ", ".join(str(member.value) for member in kind)
-        raise ValueError(f"{name}={value!r} is unknown. Choose one of {known}.") from error
-
-
-def _per_channel(value: Any, name: str, num_channels: int) -> tuple[float, ...] | None:
-    if value is None:
-        return None
-    try:
-        values = (float(value),) * num_channels if isinstance(value, int | float) else tuple(map(float, value))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}={value!r} must be one number, or one for each channel.") from error
-    if len(values) != num_channels:
-        raise ValueError(
-            f"{name} has {len(values)} values, {list(values)}, but num_channels={num_channels}. Give one number for "
-            "all channels, or one for each."
-        )
-    if not all(map(math.isfinite, values)):
-        raise ValueError(f"{name}={list(values)} must hold finite numbers.")
-    return values
-
-
-def _check_together(options: dict[str, Any]) -> None:
-    multiple, pad_size = options["ensure_multiple_of"], options["pad_size"]
-    factor = options["rescale_factor"]
-    if options["do_affine_crop"]:
-        _check_affine_crop(options)
-    if options["do_rescale"] and factor is not None and not 0 < factor < math.inf:
-        raise ValueError(f"rescale_factor={factor} must be positive; 1/255 brings pixels to [0, 1].")
-    if options["image_std"] is not None and min(options["image_std"]) <= 0:
-        raise ValueError(f"image_std={list(options['image_std'])} must be positive: pixels are divided by it.")
-    if options["crop_rounding"] not in CROP_ROUNDINGS:
-        raise ValueError(f"crop_rounding={options['crop_rounding']!r} must be one of {', '.join(CROP_ROUNDINGS)}.")
-    if options["multiple_rounding"] not in MULTIPLE_ROUNDINGS:
-        raise ValueError(
-            f"multiple_rounding={options['multiple_rounding']!r} must be one of {', '.join(MULTIPLE_ROUNDINGS)}."
-        )
-    if options["do_convert_rgb"] and options["num_channels"] != 3:
-        raise ValueError(
-            f"do_convert_rgb=True makes 3 channels, but num_channels={options['num_channels']}. Leave do_convert_rgb "
-            "out: images follow num_channels."
-        )
-    if multiple is not None:
-        pair = (multiple, multiple) if isinstance(multiple, int) else multiple
-        if len(pair) != 2 or not all(type(side) is int and side > 0 for side in pair):
-            raise ValueError(f"ensure_multiple_of={multiple!r} must be one positive int or (height, width).")
-        crop_size = options["crop_size"] if options["do_center_crop"] else None
-        if crop_size is not None and (crop_size.height % pair[0] or crop_size.width % pair[1]):
-            raise ValueError(f"crop_size={dict(crop_size)} must be a multiple of ensure_multiple_of={multiple}.")
-        if options["do_pad"] and pad_size is not None and (pad_size.height % pair[0] or pad_size.width % pair[1]):
-            raise ValueError(f"pad_size={dict(pad_size)} must be a multiple of ensure_multiple_of={multiple}.")
-    elif options["do_pad"] and options["hide_padding"]:
-        raise ValueError(
-            "do_pad=True pads to whole patches, so it needs ensure_multiple_of. Set it to the patch size of the "
-            "model, config.patch_size, or give a pad_size that all images are padded to."
-        )
-    if options["do_pad"] and not options["hide_padding"] and pad_size is None:
-        raise ValueError("hide_padding=False pads every image to one size. Give it as pad_size={'height', 'width'}.")
-    if options["keep_aspect_ratio"] and "height" not in dict(options["size"] or {}):
-        raise ValueError(
-            f"keep_aspect_ratio=True chooses between a height and a width, which size={dict(options['size'] or {})} "
-            "has not. Leave keep_aspect_ratio out: this size keeps the ratio anyway."
-        )
-
-
-def _check_affine_crop(options: dict[str, Any]) -> None:
-    size, padding = dict(options["size"] or {}), options["box_padding"]
-    if {*size} != {"height", "width"} or min(size.values()) < 2:
-        raise ValueError(
-            f"do_affine_crop=True makes crops of one size, but size={size}. Give {{'height', 'width'}} of 2 pixels or "
-            "more."
-        )
-    if options["do_center_crop"] or options["do_pad"]:
-        raise ValueError(
-            "do_affine_crop=True cuts out boxes and nothing else. Set do_center_crop and do_pad to False."
-        )
-    if padding is None or not 0 < padding < math.inf:
-        raise ValueError(f"box_padding={padding} must be positive; 1.25 shows a quarter more than the box.")
 
 
 class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
@@ -431,6 +271,47 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         """Returns one image of any kind as a tensor (C, H, W), uint8 or float32, not resized."""
         return self._prepare_image_like_inputs([image], **{"num_channels": self.num_channels, **kwargs})[0]
 
+    def call_options(self, **kwargs: Any) -> dict[str, Any]:
+        """Returns all options of a call that gives `kwargs`, checked, for the three steps of a call."""
+        validate_typed_dict(self.valid_kwargs, kwargs)
+        own = {name: getattr(self, name, None) for name in self._valid_kwargs_names}
+        options = self._standardize_kwargs(**{**own, **channels_given(**kwargs), **kwargs})
+        self._validate_preprocess_kwargs(**options)
+        return options
+
+    def read_pixels(self, image: Any, options: dict[str, Any], timeout: float | None = None) -> torch.Tensor:
+        """Returns one image of any kind as a tensor (C, H, W), uint8 or float32; errors as of `preprocess`.
+
+        With `to_model_size` and `finish_batch` this is a call in three steps, for those that read in threads and go on
+        in batches. `options` are from `call_options`, `timeout` the seconds that a download may take.
+        """
+        return read_image(image, "the image", timeout=timeout, **_reading_options(options))
+
+    def to_model_size(
+        self, image: torch.Tensor, options: dict[str, Any], object_boxes: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Returns what the model sees of an image that is read, (C, h, w) each, small, and in 8 bits if it is.
+
+        That is the image, resized and cropped; with `do_affine_crop` a crop of each box of `object_boxes` (N, 4), or
+        of the whole image without these.
+        """
+        if not options["do_affine_crop"]:
+            _refuse_boxes(object_boxes)
+            return self._place([image], **options)
+        (boxes,) = read_object_boxes([object_boxes], _sizes([image]))
+        size = (options["size"].height, options["size"].width)
+        return [crop_region(image, region, size) for region in crop_regions(boxes.cpu(), size, options["box_padding"])]
+
+    def finish_batch(self, images: list[torch.Tensor], options: dict[str, Any], device: Any = None) -> BatchFeature:
+        """Returns `pixel_values`, and with padding `patch_attention_mask`, of resized images (C, h, w) of one size.
+
+        They go to the device in 8 bits, and are rescaled, normalized and padded there.
+        """
+        device = images[0].device if device is None else device
+        if images[0].device != device:
+            images = list(torch.stack(images).to(device))
+        return self._finish(images, **{**options, "return_tensors": "pt"})
+
     def _standardize_kwargs(self, **kwargs: Any) -> dict[str, Any]:
         return standard_options(**kwargs)
 
@@ -438,8 +319,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         tensors, kind = self._prepare_image_like_inputs(images, **kwargs), target_kind(targets)
         if kwargs["do_affine_crop"]:
             return self._crops(tensors, targets, **kwargs)
-        if "object_boxes" in targets:
-            raise ValueError("object_boxes are given, of which only do_affine_crop=True makes crops. Set it.")
+        _refuse_boxes(targets.get("object_boxes"))
         if kind == "":
             return self._preprocess(tensors, **kwargs)
         if kind == "keypoints":
@@ -527,10 +407,7 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         return [self._to_batch_feature({name: value}, return_tensors)[name] for value in values]
 
     def _prepare_image_like_inputs(self, images: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-        names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "do_normalize", "device")
-        options = {name: kwargs[name] for name in names if name in kwargs}
-        if kwargs.get("rescale_factor") is not None:
-            options["rescale_factor"] = kwargs["rescale_factor"]
+        options = _reading_options(kwargs)
         tensors = [read_image(image, name, **options) for name, image in named_images(images)]
         same_device = len({tensor.device for tensor in tensors}) == 1
         return tensors if same_device else [tensor.cpu() for tensor in tensors]
@@ -545,7 +422,10 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         """Resizes images (C, H_i, W_i) to their own (height, width) each; a backend's one duty."""
         raise NotImplementedError
 
-    def _preprocess(
+    def _preprocess(self, images: list[torch.Tensor], **kwargs: Any) -> BatchFeature:
+        return self._finish(self._place(images, **kwargs), **kwargs)
+
+    def _place(
         self,
         images: list[torch.Tensor],
         *,
@@ -562,10 +442,9 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
         do_pad: bool | None,
         hide_padding: bool | None,
         pad_size: SizeDict | None,
-        data_format: str | None,
-        return_tensors: str | None,
-        **kwargs: Any,
-    ) -> BatchFeature:
+        **_: Any,
+    ) -> list[torch.Tensor]:
+        """Returns images (C, H_i, W_i) at the size that the model takes."""
         patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
         if do_resize:
             targets = [
@@ -578,10 +457,27 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
                 images = self._resize_smoothly(images, targets, resample, disable_grouping)
         if do_center_crop:
             images = [center_crop(image, **dict(crop_size), rounding=crop_rounding) for image in images]
+        if do_pad and not hide_padding and pad_size is not None:
+            target = (pad_size["height"], pad_size["width"])
+            images = [pad_to(image, *target, f"images[{i}]") for i, image in enumerate(images)]
+        return images
+
+    def _finish(
+        self,
+        images: list[torch.Tensor],
+        *,
+        ensure_multiple_of: int | tuple[int, int] | None,
+        do_pad: bool | None,
+        hide_padding: bool | None,
+        pad_size: SizeDict | None,
+        data_format: str | None,
+        return_tensors: str | None,
+        **kwargs: Any,
+    ) -> BatchFeature:
+        """Pads, stacks, rescales and normalizes images that have their size."""
+        patch = None if ensure_multiple_of is None else to_pair(ensure_multiple_of)
         data: dict[str, Any] = {}
         target = None if pad_size is None else (pad_size["height"], pad_size["width"])
-        if do_pad and not hide_padding and target is not None:
-            images = [pad_to(image, *target, f"images[{i}]") for i, image in enumerate(images)]
         if do_pad and hide_padding and patch is not None:
             normalized = [_normalize(image, **kwargs) for image in images]
             data["pixel_values"], data["patch_attention_mask"] = pad_batch(normalized, patch, target)
@@ -613,6 +509,18 @@ class HfViTImageProcessorBase(HfViTPostProcessing, BaseImageProcessor):
 
 def _sizes(images: list[torch.Tensor]) -> list[tuple[int, int]]:
     return [(image.shape[-2], image.shape[-1]) for image in images]
+
+
+def _refuse_boxes(object_boxes: Any) -> None:
+    if object_boxes is not None:
+        raise ValueError("object_boxes are given, of which only do_affine_crop=True makes crops. Set it.")
+
+
+def _reading_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns those options of a call that concern the reading of images."""
+    names = ("num_channels", "do_convert_rgb", "input_data_format", "do_rescale", "do_normalize", "device")
+    factor = {} if options.get("rescale_factor") is None else {"rescale_factor": options["rescale_factor"]}
+    return {name: options[name] for name in names if name in options} | factor
 
 
 def _is_ours(options: dict[str, Any]) -> bool:
@@ -652,4 +560,4 @@ def _normalize(
     mean, std = (
         torch.tensor(values, device=images.device)[:, None, None] * white for values in (image_mean, image_std)
     )
-    return (images - mean).div_(std)
+    return images.to(torch.float32, copy=True).sub_(mean).div_(std)

@@ -8,7 +8,8 @@ from transformers.image_utils import PILImageResampling, SizeDict
 from transformers.utils.import_utils import is_torchvision_available
 
 from .image_geometry import resize_with_pil
-from .image_processing_base import HfViTImageProcessorBase, HfViTImageProcessorKwargs
+from .image_processing_base import HfViTImageProcessorBase
+from .image_processing_options import HfViTImageProcessorKwargs
 
 
 class HfViTImageProcessor(HfViTImageProcessorBase, TorchvisionBackend):

@@ -8,7 +8,8 @@ from transformers.image_processing_base import BatchFeature
 from transformers.image_utils import PILImageResampling
 
 from .image_geometry import resize_with_pil
-from .image_processing_base import HfViTImageProcessorBase, HfViTImageProcessorKwargs
+from .image_processing_base import HfViTImageProcessorBase
+from .image_processing_options import HfViTImageProcessorKwargs
 
 
 class HfViTImageProcessorPil(HfViTImageProcessorBase, PilBackend):

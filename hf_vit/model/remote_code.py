@@ -27,29 +27,42 @@ AUTO_MAP = {
     "AutoModelForObjectDetection": "task_detection.HfViTForObjectDetection",
     "AutoModelForZeroShotImageClassification": "task_contrastive.HfViTForZeroShotImageClassification",
 }
-# The pipelines of our own that a saved model opens in, by its class; those of the library know their threshold alone
+# The task that a saved model opens for by its name, the class of its pipeline, and the Auto class of its model
+PIPELINES = {
+    "HfViTForImageClassification": (
+        "image-classification",
+        "HfViTImageClassificationPipeline",
+        "AutoModelForImageClassification",
+    ),
+    "HfViTForSemanticSegmentation": (
+        "image-segmentation",
+        "HfViTImageSegmentationPipeline",
+        "AutoModelForSemanticSegmentation",
+    ),
+    "HfViTForUniversalSegmentation": (
+        "image-segmentation",
+        "HfViTImageSegmentationPipeline",
+        "AutoModelForUniversalSegmentation",
+    ),
+    "HfViTForDepthEstimation": ("depth-estimation", "HfViTDepthEstimationPipeline", "AutoModelForDepthEstimation"),
+    "HfViTForObjectDetection": ("object-detection", "HfViTObjectDetectionPipeline", "AutoModelForObjectDetection"),
+    "HfViTForKeypointDetection": (
+        "keypoint-detection",
+        "HfViTKeypointDetectionPipeline",
+        "AutoModelForKeypointDetection",
+    ),
+    "HfViTForZeroShotImageClassification": (
+        "zero-shot-image-classification",
+        "HfViTZeroShotImageClassificationPipeline",
+        "AutoModelForZeroShotImageClassification",
+    ),
+    "HfViTModel": ("image-feature-extraction", "HfViTImageFeatureExtractionPipeline", "AutoModel"),
+    "HfViTForMaskedImageModeling": ("image-feature-extraction", "HfViTImageFeatureExtractionPipeline", "AutoModel"),
+}
+# The same as config.json has it, one task for each model: among several the library would not know which one is meant
 CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
-    "HfViTForKeypointDetection": {
-        "keypoint-detection": {
-            "impl": "pipeline_hf_vit.HfViTKeypointDetectionPipeline",
-            "pt": ["AutoModelForKeypointDetection"],
-            "type": "image",
-        }
-    },
-    "HfViTForObjectDetection": {
-        "object-detection": {
-            "impl": "pipeline_hf_vit.HfViTObjectDetectionPipeline",
-            "pt": ["AutoModelForObjectDetection"],
-            "type": "image",
-        }
-    },
-    "HfViTForUniversalSegmentation": {
-        "image-segmentation": {
-            "impl": "pipeline_hf_vit.HfViTImageSegmentationPipeline",
-            "pt": ["AutoModelForUniversalSegmentation"],
-            "type": "image",
-        }
-    },
+    architecture: {task: {"impl": f"pipeline_hf_vit.{name}", "pt": [auto_class], "type": "image"}}
+    for architecture, (task, name, auto_class) in PIPELINES.items()
 }
 
 

@@ -1,4 +1,4 @@
-"""Hostile images: files, arrays and tensors, given to the image processors and to a stock pipeline."""
+"""Hostile images: files, arrays and tensors, given to the image processors and to pipelines."""
 
 import struct
 import zlib
@@ -69,6 +69,7 @@ FILES = [
     ("empty-path", "", "no such file"),
     ("folder-as-image", lambda folder: folder, "cannot be opened"),
     ("path-with-a-zero-byte", "photo\0.jpg", "cannot be opened"),
+    ("bytes-of-no-image", b"\x89PNG", "images | not an image"),
 ]
 BOMBS = [
     ("decompression-bomb", written("a.png", png_of_size(60_000, 60_000)), "a.png | too large | MAX_IMAGE_PIXELS"),
@@ -99,7 +100,6 @@ VALUES = [
 KINDS = [
     ("none", None, "NoneType"),
     ("number", 3, "of type int"),
-    ("bytes", b"\x89PNG", "of type bytes"),
     ("dictionary", {"image": "a.png"}, "of type dict"),
     ("mixed-list", [IMAGE, 3.5], "images[1] | of type float"),
     ("nested-none", [[IMAGE], [None]], "images[1][0] | NoneType"),
@@ -188,11 +188,7 @@ def test_predictions_name_the_file_and_go_on(row: Row, saved: dict[str, Path], t
 
 
 @parametrize(rows(None, OSError, BROKEN))
-def test_a_pipeline_of_our_own_refuses(row: Row, pipelines: dict[str, Any], tmp_path: Path) -> None:
-    assert_refused(row._replace(call=pipelines["keypoint-detection"]), tmp_path)
-
-
-@parametrize(rows(None, OSError, [(name, make, "") for name, make, _ in BROKEN]))
-def test_a_stock_pipeline_refuses(row: Row, pipelines: dict[str, Any], tmp_path: Path) -> None:
-    classify = pipelines["image-classification"]  # in whose words is up to the library, which opens the files
-    assert_refused(row._replace(call=lambda file: classify(str(file))), tmp_path)
+def test_pipelines_refuse(row: Row, pipelines: dict[str, Any], tmp_path: Path) -> None:
+    for pipe in pipelines.values():
+        assert_refused(row._replace(call=pipe), tmp_path)
+        assert_refused(row._replace(call=lambda file, pipe=pipe: pipe([file])), tmp_path)

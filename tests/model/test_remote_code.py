@@ -79,6 +79,7 @@ for backend, name in ((None, "HfViTImageProcessor"), ("pil", "HfViTImageProcesso
 
 photo = __import__("PIL.Image").Image.open(saved["photo"])
 classify = pipeline("image-classification", model=source, **remote)
+assert type(classify).__name__ == "HfViTImageClassificationPipeline", type(classify)
 single = classify(photo)
 assert [entry["label"] for entry in single] == [saved["label"], *(set(config.id2label.values()) - {saved["label"]})]
 assert abs(sum(entry["score"] for entry in single) - 1) < 1e-5
@@ -282,7 +283,12 @@ for name, auto_class in classes.items():
 def pixels(mask):
     return torch.tensor(list(mask.tobytes())).reshape(mask.size[::-1]) > 0
 
+def check_fast(pipe):
+    assert type(pipe).__module__.startswith("transformers_modules"), type(pipe)
+    assert type(pipe).__name__ in ("HfViT" + type(pipe).stock.__name__, "HfViTKeypointDetectionPipeline")
+
 segment = pipeline("image-segmentation", model=f"{folder}/semantic", **remote)
+check_fast(segment)
 inputs = segment.image_processor(photo, return_tensors="pt")
 logits = torch.nn.functional.interpolate(segment.model(**inputs).logits, size=(40, 50), mode="bilinear")[0]
 for options in ({}, {"subtask": "semantic"}):
@@ -292,6 +298,7 @@ for options in ({}, {"subtask": "semantic"}):
             assert torch.equal(pixels(entry["mask"]), logits.argmax(0) == int(entry["label"][-1])), options
 
 segment = pipeline("image-segmentation", model=f"{folder}/universal", **remote)
+check_fast(segment)
 for subtask in (None, "panoptic", "instance", "semantic"):
     found = segment(photo, subtask=subtask, threshold=0.0, mask_threshold=0.1, overlap_mask_area_threshold=0.0)
     assert found and all(entry["mask"].size == (50, 40) for entry in found), (subtask, found)
@@ -299,11 +306,16 @@ for subtask in (None, "panoptic", "instance", "semantic"):
         assert sum(pixels(entry["mask"]).int() for entry in found).max() == 1
 
 estimate = pipeline("depth-estimation", model=f"{folder}/depth", **remote)
+check_fast(estimate)
+extract = pipeline("image-feature-extraction", model=f"{folder}/mae", **remote)
+check_fast(extract)
+assert len(extract([photo_name] * 3)) == 3
 for found in (estimate(photo), estimate([photo_name] * 3, batch_size=2)[2]):
     torch.testing.assert_close(found["predicted_depth"], saved["meters"])
     assert found["depth"].size == (50, 40)
 for name in saved["decoders"]:
     detect = pipeline("object-detection", model=f"{folder}/{name}", threshold=0.0, **remote)
+    check_fast(detect)
     for found in (detect(photo), detect([photo_name] * 3, batch_size=2)[2]):
         torch.testing.assert_close(torch.tensor([entry["score"] for entry in found]), saved[f"{name}_scores"])
 print("opened")

@@ -340,7 +340,7 @@ NAN = np.full((3, 4, 4), np.nan, dtype=np.float32)
         (None, TypeError, r"images\[1\] is of type NoneType"),
         (7, TypeError, r"images\[1\] is of type int"),
         ([[1, 2]], TypeError, r"images\[1\]\[0\]\[0\] is of type int"),
-        (b"bytes", TypeError, r"images\[1\] is of type bytes"),
+        (b"bytes", OSError, r"images\[1\] is not an image that PIL can read"),
         ([], ValueError, r"images\[1\] is empty"),
         (np.zeros((0, 3, 4, 4)), ValueError, r"images\[1\] is empty"),
         (np.zeros((0, 5, 3)), ValueError, r"images\[1\] has no pixels"),

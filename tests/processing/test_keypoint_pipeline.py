@@ -12,6 +12,7 @@ from transformers import AutoModelForImageClassification, pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_vit import (
+    HfViTBackbone,
     HfViTForImageClassification,
     HfViTForKeypointDetection,
     HfViTForObjectDetection,
@@ -225,7 +226,9 @@ def test_models_name_the_pipelines_that_know_them(folder: Path, tmp_path: Path) 
     assert named(folder / "pose") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
     assert named(folder / "objects") == CUSTOM_PIPELINES["HfViTForObjectDetection"]
     HfViTForImageClassification.from_pretrained(folder / "pose").save_pretrained(tmp_path / "other")
-    assert named(tmp_path / "other") is None
+    assert named(tmp_path / "other") == CUSTOM_PIPELINES["HfViTForImageClassification"]
+    HfViTBackbone(small_config()).save_pretrained(tmp_path / "maps")
+    assert named(tmp_path / "maps") is None
     pipeline("keypoint-detection", model=str(folder / "pose")).save_pretrained(tmp_path / "again")
     assert named(tmp_path / "again") == CUSTOM_PIPELINES["HfViTForKeypointDetection"]
     assert AutoModelForImageClassification.from_pretrained(tmp_path / "again").config.id2label[0] == "nose"
@@ -253,7 +256,7 @@ assert len(pipeline(model="objects", **remote)(photo)) == 2  # found without the
 for batched in detect([photo] * 3, threshold=0.0, batch_size=2):
     assert [entry["box"] for entry in batched] == [entry["box"] for entry in objects]
 AutoModelForImageClassification.from_pretrained("again", **remote).save_pretrained("classes")
-assert "custom_pipelines" not in json.load(open("classes/config.json"))
+assert [*json.load(open("classes/config.json"))["custom_pipelines"]] == ["image-classification"]
 print(json.dumps([single, objects]))
 """
 

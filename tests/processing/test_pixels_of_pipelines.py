@@ -2,6 +2,7 @@
 
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from hf_vit.data.augmentation.datasets import image_only
 from hf_vit.data.augmentation.operations import read_uint8
 from hf_vit.data.datasets import NamedImages, TargetDataset
 from hf_vit.features.extraction import ImageReader
+from hf_vit.model import image_inputs
+from hf_vit.model.image_inputs import read_image
 from hf_vit.prediction import open_image
 from hf_vit.training import HfViTTrainingArguments, data_notes
 
@@ -112,6 +115,56 @@ def test_every_kind_of_file_is_seen_as_pipelines_see_it(folder: Path) -> None:
         assert np.array_equal(np.array(open_image(Path(file))), np.array(load_image(file))), file
         gray = torch.from_numpy(np.array(load_image(file).convert("L")))[None]
         assert torch.equal(read_uint8(example["image"], 1), gray), file
+
+
+XMP = '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+XMP_NAME = "turned by what XMP says"
+JPEGS: dict[str, dict[str, Any]] = {
+    "photo": {},
+    "all colors": {"subsampling": 0},
+    "half of the colors": {"subsampling": 1},
+    "progressive": {"progressive": True},
+    "coarse": {"quality": 20},
+    "as RGB": {"keep_rgb": True},
+    **{f"turned {turn}": {"exif": {ORIENTATION: turn}} for turn in range(2, 9)},
+    XMP_NAME: {"xmp": XMP.encode()},
+}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("name", JPEGS)
+def test_torchcodec_decodes_to_the_pixels_of_pil(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = dict(JPEGS[name])
+    if "exif" in options:
+        options["exif"] = Image.Exif()
+        options["exif"].update(JPEGS[name]["exif"])
+    smooth = Image.fromarray(noise(5, 4, 3)).resize((43, 29)).convert(mode)
+    buffer = BytesIO()
+    smooth.save(buffer, "jpeg", **options if mode == "RGB" or name != "as RGB" else {})
+    decode, shapes = image_inputs._torchcodec(), []
+    assert decode is not None, "torchcodec, of the extra `fast`, is missing"
+    monkeypatch.setattr(
+        image_inputs, "_torchcodec", lambda: lambda data, how: shapes.append(len(data)) or decode(data, how)
+    )
+    for num_channels in (1, 3):
+        by_torchcodec = read_image(buffer.getvalue(), num_channels=num_channels)
+        by_pil = read_image(image_inputs.decode_image(buffer, "it"), num_channels=num_channels)
+        assert torch.equal(by_torchcodec, by_pil)
+        is_turned = name in (XMP_NAME, "turned 5", "turned 6", "turned 7", "turned 8")
+        assert by_pil.shape == (num_channels, *((43, 29) if is_turned else (29, 43)))
+    assert len(shapes) == (0 if mode == "CMYK" or name == XMP_NAME else 2)
+
+
+def test_what_torchcodec_cannot_decode_is_left_to_pil(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: torch.Tensor, mode: str) -> torch.Tensor:
+        raise RuntimeError("a new kind of JPEG")
+
+    image, buffer = Image.fromarray(noise(10, 12, 3)), BytesIO()
+    image.save(buffer, "jpeg")
+    expected = read_image(Image.open(buffer), num_channels=3)
+    for decoder in (lambda: fail, lambda: None):
+        monkeypatch.setattr(image_inputs, "_torchcodec", decoder)
+        assert torch.equal(read_image(buffer.getvalue(), num_channels=3), expected)
 
 
 def test_streamed_images_are_seen_so_too(folder: Path) -> None:

@@ -64,6 +64,16 @@ def test_benchmark_of_growth_fits_its_prediction(tmp_path: Path) -> None:
     assert (tmp_path / "growth.png").stat().st_size > 0
 
 
+def test_benchmark_of_pipelines_measures_both_and_their_parts(tmp_path: Path) -> None:
+    write_figures(tmp_path)
+    photos = next(tmp_path.rglob("*.png")).parent
+    options = f"--photos {photos} --presets mnist --image_size 28 --rounds 1 --batch_sizes 2 --num_workers 0"
+    rows = run("pipelines", options, tmp_path / "result.json")["rows"]
+    names = [name for _, name, *_ in rows]
+    assert names == ["stock, batch 2", "ours", "ours, 0 threads", "reading alone", "forward alone"]
+    assert all(value > 0 for _, _, *values in rows for value in values)
+
+
 def test_benchmark_of_the_trainer_trains_all_ways(tmp_path: Path) -> None:
     options = "--preset mnist --image_size 28 --batch_size 4 --steps 2 --rounds 1 --options"
     growing, drawn = '{"progressive_sizes":[8,28]}', '{"multi_scale_sizes":[8]}'

@@ -1,0 +1,293 @@
+"""What makes the pipelines of images fast: threads that read ahead, and batches from pixels to answers on the device.
+
+Of the stock pipelines they keep how they are called and what they answer. Shapes: B batch, C channels, H W pixels of
+an image, h w of what the model sees.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from threading import Lock
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.utils.data import IterableDataset
+from transformers import BatchFeature, Pipeline, PreTrainedConfig
+
+from .read_ahead import ReadAhead
+from .task_configurations import TASK_CONFIGS
+
+
+AUTO = "auto"  # as the size of batches or number of threads
+# Threads that read, and images of 224 x 224 pixels in a batch: on a CPU, all of whose cores the model computes on, and
+# on another device
+ON_CPU, ON_DEVICE, NATIVE_PIXELS = (2, 16), (min(16, os.cpu_count() or 1), 64), 224 * 224
+ON_ERROR = ("raise", "return")
+
+
+def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
+    """Returns as `threshold` the score that the training of a model has chosen; nothing where none has been.
+
+    Args:
+        config: Of any model.
+        field: The field of `HfViTConfig` that holds the options of its task.
+    """
+    if config.model_type != "hf_vit":
+        return {}
+    threshold = vars(TASK_CONFIGS[field].of(vars(config).get(field)))["score_threshold"]
+    return {} if threshold is None else {"threshold": threshold}
+
+
+@dataclass(eq=False)
+class Part:
+    """What the model sees of an image: the whole, or an object.
+
+    Attributes:
+        pixels: (C, h, w), not normalized.
+        size: Height and width of the image in pixels.
+        box: (4,) left, top, right and bottom of an object in pixels.
+        answer: Of the pipeline.
+        is_answered: Whether there is one.
+    """
+
+    pixels: Tensor
+    size: tuple[int, int]
+    box: Tensor | None = None
+    answer: Any = None
+    is_answered: bool = False
+
+
+@dataclass(eq=False)
+class Photo:
+    """An image that is read, or the error of one that cannot be."""
+
+    parts: list[Part]
+    error: str | None = None
+
+
+class Answers(IterableDataset[Any]):
+    """Iterates over the answers to a dataset or generator as it goes, which another pipeline takes as its input."""
+
+    def __init__(self, start: Callable[[], Iterator[Any]], inputs: Any) -> None:
+        self.start, self.inputs = start, inputs
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.start()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+class BatchedImagePipeline(Pipeline):
+    """A pipeline whose images are read by threads and answered in batches; put before a class of the stock ones.
+
+    Beyond what that takes, at construction or, the first three, in a call:
+
+    Args:
+        batch_size: Images that the model sees at once, which need not be of one size. By default as many as suit the
+            device, and of a generator no more than are there already: it may wait for an answer before it goes on.
+        num_workers: Threads that read images while the model computes; 0 reads in the caller's. By default as many as
+            suit the device. They take a generator's items one by one, in another thread than the caller's, and are
+            ahead by two batches at most.
+        on_error: "raise", or "return" for `{"error": what is wrong}` in place of the answer to an image that cannot be
+            read.
+        optimize: True, or a dictionary of its options, for a model as `optimize_for_inference` makes it: for one batch
+            size, which on a CPU is 1 by default, and which becomes that of the pipeline.
+
+    Models and image processors that are not ours are left to the stock class.
+    """
+
+    stock: ClassVar[type[Pipeline] | None] = None
+    _postprocess_params: dict[str, Any]
+    _batch_size: Any
+    task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold is the default
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Returns a pipeline of the stock class for a model of others."""
+        if cls.stock is not None and model is not None and model.config.model_type != "hf_vit":
+            if kwargs.pop("optimize", None):
+                raise ValueError(f"optimize is for models of hf_vit, not for {type(model).__name__}. Leave it out.")
+            return cls.stock(*args, model=model, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, optimize: bool | dict[str, Any] | None = None, **kwargs: Any) -> None:
+        for name in ("batch_size", "num_workers"):
+            kwargs[name] = AUTO if kwargs.get(name) is None else kwargs[name]
+        super().__init__(*args, **kwargs)
+        if self.task_config is not None:
+            self._postprocess_params = chosen_threshold(self.model.config, self.task_config) | self._postprocess_params
+        self.fast_model: Any = None
+        if optimize:
+            suited = 1 if self.device.type == "cpu" else self.suited_counts()[1]
+            fitting = {"batch_size": suited if self._batch_size == AUTO else self._batch_size}
+            options = fitting | (optimize if isinstance(optimize, dict) else {})
+            self.fast_model = optimize_model(self.model, options)
+            self._batch_size = options["batch_size"]  # other batches are not as fast
+
+    def _sanitize_parameters(self, *_: Any, **kwargs: Any) -> Any:
+        on_error = kwargs.pop("on_error", None)
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        return {**preprocess, **check_on_error(on_error)}, forward, postprocess
+
+    def run_single(self, inputs: Any, preprocess_params: Any, forward_params: Any, postprocess_params: Any) -> Any:
+        """Returns the answer to one image."""
+        if not self._is_fast(preprocess_params):
+            return super().run_single(inputs, preprocess_params, forward_params, postprocess_params)
+        return next(self._answers([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
+
+    def get_iterator(
+        self, inputs: Any, num_workers: Any, batch_size: Any, preprocess_params: Any, *others: Any
+    ) -> Any:
+        """Returns an iterable over the answers to many images."""
+        _check_count("batch_size", batch_size, 1)
+        _check_count("num_workers", num_workers, 0)
+        if not self._is_fast(preprocess_params):
+            threads, size = 0 if num_workers == AUTO else num_workers, 1 if batch_size == AUTO else batch_size
+            return super().get_iterator(inputs, threads, size, preprocess_params, *others)
+        return Answers(partial(self._answers, inputs, num_workers, batch_size, preprocess_params, *others), inputs)
+
+    def _is_fast(self, preprocess_params: dict[str, Any]) -> bool:
+        """Whether the image processor is ours; if not, the stock class does all."""
+        # by its name: a saved folder's files are imported once for the pipeline and once for the image processor
+        name = type(self.image_processor).__name__
+        is_ours = name.startswith("HfViTImageProcessor")
+        if not is_ours and "on_error" in preprocess_params:
+            raise ValueError(
+                f"on_error={preprocess_params['on_error']!r} needs an image processor of hf_vit, but this one is a "
+                f"{name}. Leave on_error out."
+            )
+        return is_ours
+
+    def _answers(
+        self, inputs: Any, num_workers: Any, batch_size: Any, preprocess: Any, forward: Any, postprocess: Any
+    ) -> Iterator[Any]:
+        """Yields the answer to each image, in order."""
+        options, preprocess, forward = self.begin_call(dict(preprocess), forward)
+        answer = partial(self._answer_batch, options=options, forward=forward, postprocess=postprocess)
+        photos, is_waiting = self._read_all(
+            inputs, num_workers, batch_size, partial(self._read, options, **preprocess)
+        )
+        waiting, parts = deque[Photo](), list[Part]()
+        for photo in photos:
+            waiting.append(photo)
+            parts += photo.parts
+            size = self._choose_batch_size(batch_size, parts)
+            while len(parts) >= size or (parts and batch_size == AUTO and is_waiting()):
+                answer(parts[:size])
+                del parts[:size]
+            while waiting and all(part.is_answered for part in waiting[0].parts):
+                yield self._answer_of(waiting.popleft())
+        if parts:
+            answer(parts)
+        for photo in waiting:
+            yield self._answer_of(photo)
+
+    def _read_all(
+        self, inputs: Any, num_workers: Any, batch_size: Any, read: Callable[[Callable[[], Any]], Photo]
+    ) -> tuple[Iterable[Photo], Callable[[], bool]]:
+        """Returns an iterable over all images, and what says whether the next one has not come yet."""
+        is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
+        sources = _items_of(inputs) if is_list else (partial(_same, item) for item in inputs)
+        given = zip((num_workers, batch_size), self.suited_counts(), strict=True)
+        threads, batch = (suited if value == AUTO else value for value, suited in given)
+        if threads == 0:
+            return map(read, sources), lambda: not is_list
+        photos = ReadAhead(sources, read, threads, 2 * batch)
+        return photos, lambda: not is_list and photos.is_waiting()
+
+    def _choose_batch_size(self, batch_size: Any, parts: list[Part]) -> int:
+        if batch_size != AUTO:
+            return int(batch_size)
+        _, most = self.suited_counts()
+        largest = max((part.pixels[0].numel() for part in parts), default=NATIVE_PIXELS)
+        return max(1, most * NATIVE_PIXELS // max(largest, NATIVE_PIXELS))
+
+    def suited_counts(self) -> tuple[int, int]:
+        """Returns how many threads read, and how many images are a batch, where nobody says otherwise."""
+        return ON_CPU if self.device.type == "cpu" else ON_DEVICE
+
+    def _read(self, options: dict[str, Any], get: Callable[[], Any], on_error: str = "raise", **given: Any) -> Photo:
+        try:
+            return Photo(self.read_parts(get(), options, **given))
+        except (OSError, TypeError, ValueError) as error:
+            if on_error == "raise":
+                raise
+            return Photo([], str(error))
+
+    def _answer_batch(self, parts: list[Part], options: dict[str, Any], forward: Any, postprocess: Any) -> None:
+        """Answers parts, those of one shape together."""
+        groups: dict[Any, list[Part]] = {}
+        for part in parts:
+            groups.setdefault((part.pixels.shape, part.pixels.dtype), []).append(part)
+        for group in groups.values():
+            with self.device_placement(), self.get_inference_context()():
+                pixels = [part.pixels for part in group]
+                inputs = self.image_processor.finish_batch(pixels, options, self.device).to(self.dtype)
+                outputs = self.run_model(inputs, **forward)
+                answers = self.decode(outputs, group, **postprocess)
+            for part, answer in zip(group, answers, strict=True):
+                part.answer, part.is_answered = answer, True
+
+    def _answer_of(self, photo: Photo) -> Any:
+        return self.join_parts(photo.parts) if photo.error is None else {"error": photo.error}
+
+    # What tasks do in their own way
+
+    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+        """Returns the options of the image processor, and those of `read_parts` and `run_model`, of a call."""
+        return self.image_processor.call_options(), preprocess, forward
+
+    def read_parts(self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any) -> list[Part]:
+        """Returns what the model is to see of an image of any kind; called in threads."""
+        pixels = self.image_processor.read_pixels(image, options, timeout)  # (C, H, W)
+        (seen,) = self.image_processor.to_model_size(pixels, options)  # (C, h, w)
+        return [Part(seen, (pixels.shape[-2], pixels.shape[-1]))]
+
+    def run_model(self, inputs: BatchFeature, *_: Any, **forward: Any) -> Any:
+        """Returns the outputs of the model for `pixel_values` (B, C, h, w), on the device."""
+        return (self.model if self.fast_model is None else self.fast_model)(**inputs, **forward)
+
+    def decode(self, outputs: Any, parts: list[Part], *_: Any, **postprocess: Any) -> list[Any]:
+        """Returns the answer to each of the parts of a batch."""
+        raise NotImplementedError
+
+    def join_parts(self, parts: list[Part]) -> Any:
+        """Returns the answer to an image of which all parts have theirs."""
+        return parts[0].answer
+
+
+def check_on_error(on_error: str | None) -> dict[str, str]:
+    """Returns the option by its name if it is given; `ValueError` if there is no such behavior."""
+    if on_error not in (None, *ON_ERROR):
+        raise ValueError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
+    return {} if on_error is None else {"on_error": on_error}
+
+
+def optimize_model(model: Any, options: dict[str, Any]) -> Any:
+    """Returns a model with the same call that is faster on this machine; `.report` says what was tried."""
+    # The file beside the model's own: those of a saved folder are imported once for the model, once for the pipeline.
+    beside = type(model).__module__.rpartition(".")[0]
+    return vars(import_module(f"{beside}.fast_inference"))["optimize_for_inference"](model, **options)
+
+
+def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:
+    """Yields what gets each item of a list or dataset, which opens it only then, for one thread at a time."""
+    lock = Lock()
+
+    def get(index: int) -> Any:
+        with lock:
+            return inputs[index]
+
+    yield from (partial(get, index) for index in range(len(inputs)))
+
+
+def _same(item: Any) -> Any:
+    return item
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value != AUTO and (type(value) is not int or value < least):
+        raise ValueError(f'{name}={value!r} must be a whole number of at least {least}, or "{AUTO}".')

@@ -1,0 +1,395 @@
+"""Our pipelines answer as the stock ones do in any batch, read ahead, but not far, and name what is wrong."""
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch import nn
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor, pipeline
+from transformers.pipelines.pt_utils import KeyDataset
+
+import hf_vit
+from hf_vit import HfViTImageProcessor, HfViTProcessor
+from hf_vit.model.pipeline_batches import ON_CPU
+from hf_vit.model.read_ahead import ReadAhead
+from hf_vit.training import train_tokenizer
+
+from ..helpers.models import small_config
+from ..helpers.references import draw_weights
+
+
+TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+SIZES = [(40, 50), (60, 30), (40, 50), (33, 64), (60, 30)]
+
+
+class Case(NamedTuple):
+    """A task, the stock class of its pipeline, our model, the options of a call, and how answers compare."""
+
+    task: str
+    stock: str
+    model: str
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+DETECTION = {"detection_config": {"decoder": "queries", "num_queries": 6}}
+CASES = {
+    "classes": Case("image-classification", "ImageClassification", "ForImageClassification"),
+    "two classes": Case("image-classification", "ImageClassification", "ForImageClassification", {"top_k": 2}),
+    "sigmoid": Case(
+        "image-classification", "ImageClassification", "ForImageClassification", {"function_to_apply": "sigmoid"}
+    ),
+    "logits": Case(
+        "image-classification", "ImageClassification", "ForImageClassification", {"function_to_apply": "none"}
+    ),
+    "features": Case("image-feature-extraction", "ImageFeatureExtraction", "Model"),
+    "pooled": Case(
+        "image-feature-extraction", "ImageFeatureExtraction", "Model", {"pool": True, "return_tensors": True}
+    ),
+    "at another size": Case(
+        "image-feature-extraction", "ImageFeatureExtraction", "Model", {"image_processor_kwargs": {"size": 48}}
+    ),
+    "words": Case(
+        "zero-shot-image-classification",
+        "ZeroShotImageClassification",
+        "ForZeroShotImageClassification",
+        {"candidate_labels": ["dog", "red car", "cats"], "hypothesis_template": "a {}"},
+    ),
+    "semantic": Case("image-segmentation", "ImageSegmentation", "ForSemanticSegmentation", {"subtask": "semantic"}),
+    "classes as segments": Case("image-segmentation", "ImageSegmentation", "ForSemanticSegmentation"),
+    "panoptic": Case(
+        "image-segmentation",
+        "ImageSegmentation",
+        "ForUniversalSegmentation",
+        {"threshold": 0.2, "mask_threshold": 0.3, "overlap_mask_area_threshold": 0.1},
+    ),
+    "instances": Case(
+        "image-segmentation",
+        "ImageSegmentation",
+        "ForUniversalSegmentation",
+        {"threshold": 0.1, "subtask": "instance"},
+    ),
+    "depth": Case("depth-estimation", "DepthEstimation", "ForDepthEstimation"),
+    "objects": Case("object-detection", "ObjectDetection", "ForObjectDetection", {"threshold": 0.1}),
+}
+ROUGH = ("depth", "panoptic", "instances")  # random models of these turn roundings of float32 into more than 1e-5
+PREPARATIONS: dict[str, dict[str, Any]] = {
+    "one size": {},
+    "own sizes": {"size": {"shortest_edge": 24}, "ensure_multiple_of": 8},
+    "padded": {"size": {"longest_edge": 32}, "do_pad": True, "ensure_multiple_of": 8},
+    "seen padding": {"size": {"longest_edge": 32}, "do_pad": True, "pad_size": {"height": 32, "width": 32}},
+}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Files of several sizes and kinds."""
+    folder, files = tmp_path_factory.mktemp("photos"), []
+    for seed, size in enumerate(SIZES):
+        pixels = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+        files.append(str(folder / f"{seed}.{('jpg', 'png')[seed % 2]}"))
+        Image.fromarray(pixels).resize(size).save(files[-1])
+    return files
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tokenizer(["a dog runs on the grass", "two cats", "a red car"] * 3, 400, 40)
+
+
+def build(case: Case, tokenizer: Any, **processing: Any) -> dict[str, Any]:
+    """Returns the parts of a pipeline."""
+    options = {"ForObjectDetection": DETECTION}.get(case.model, {})
+    if "ZeroShot" in case.model:
+        own = HfViTProcessor(HfViTImageProcessor(), tokenizer).text_options()
+        options = {"text_config": {**TEXT, **own}}
+    model = getattr(hf_vit, f"HfViT{case.model}")(small_config(**options))
+    draw_weights(model)
+    processor = HfViTImageProcessor.for_model(model, **processing)
+    parts = {"model": model.eval(), "image_processor": processor}
+    return {**parts, "tokenizer": tokenizer} if "ZeroShot" in case.model else parts
+
+
+def classifier(**options: Any) -> Any:
+    return pipeline("image-classification", **build(CASES["classes"], None), **options)
+
+
+def assert_same(mine: Any, other: Any) -> None:
+    """Numbers within 1e-5, all else the same."""
+    if isinstance(other, dict):
+        assert mine.keys() == other.keys()
+        for name in other:
+            assert_same(mine[name], other[name])
+    elif isinstance(other, list) and not (other and isinstance(other[0], float)):
+        assert len(mine) == len(other)
+        for pair in zip(mine, other, strict=True):
+            assert_same(*pair)
+    elif isinstance(other, Image.Image):
+        difference = np.asarray(mine).astype(int) - np.asarray(other)
+        assert mine.mode == other.mode
+        assert np.abs(difference).max() <= 1 or (difference != 0).mean() < 0.01  # a pixel at an edge between segments
+    elif isinstance(other, float | list | torch.Tensor):
+        torch.testing.assert_close(torch.as_tensor(mine), torch.as_tensor(other), atol=1e-5, rtol=1e-5)
+    else:
+        assert mine == other
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_those_of_the_stock_pipeline(name: str, photos: list[str], tokenizer: Any) -> None:
+    case = CASES[name]
+    parts = build(case, tokenizer)
+    if name in ROUGH:
+        parts["model"].double()
+    stock = getattr(transformers, f"{case.stock}Pipeline")(**parts)
+    ours = pipeline(case.task, **parts)
+    assert type(stock).__module__.startswith("transformers.")
+    assert isinstance(ours, getattr(hf_vit, f"HfViT{case.stock}Pipeline"))
+    assert isinstance(ours, type(stock))
+    wanted = stock(photos, **case.options)
+    assert any(len(answer) for answer in wanted)
+    rows = [{"image": Image.open(file)} for file in photos]
+    for found in (
+        ours(photos, **case.options),
+        ours([Image.open(file) for file in photos], batch_size=2, num_workers=1, **case.options),
+        list(ours((file for file in photos), batch_size=3, **case.options)),
+        list(ours(KeyDataset(rows, "image"), num_workers=0, **case.options)),
+        [ours(file, **case.options) for file in photos],
+    ):
+        assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("preparation", PREPARATIONS)
+@pytest.mark.parametrize("name", ["classes", "objects", "depth", "panoptic"])
+def test_images_of_several_sizes_go_into_one_batch(name: str, preparation: str, photos: list[str]) -> None:
+    case = CASES[name]
+    parts = build(case, None, **PREPARATIONS[preparation])
+    if name in ROUGH:
+        parts["model"].double()
+    wanted = getattr(transformers, f"{case.stock}Pipeline")(**parts)(photos, **case.options)  # one by one
+    assert_same(pipeline(case.task, **parts)(photos, batch_size=4, **case.options), wanted)
+
+
+def test_every_kind_of_image_is_read(photos: list[str]) -> None:
+    classify = classifier()
+    pixels = np.array(Image.open(photos[1]))
+    data = Path(photos[1]).read_bytes()
+    kinds = [photos[1], Path(photos[1]), data, bytearray(data), Image.open(photos[1]), pixels, torch.tensor(pixels)]
+    first, *others = classify(kinds)
+    assert all(found == first for found in others)
+    assert_same([classify(kind) for kind in kinds], [first] * len(kinds))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_precision_of_the_model_counts(dtype: torch.dtype, photos: list[str]) -> None:
+    for name in ("classes", "depth", "panoptic"):
+        parts = build(CASES[name], None)
+        parts["model"].to(dtype)
+        answers = pipeline(CASES[name].task, **parts)(photos, **CASES[name].options)
+        assert len(answers) == len(photos)
+
+
+def test_a_batch_is_as_large_as_asked_for_or_chosen(photos: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    classify, sizes = classifier(), []
+    forward = classify.model.forward
+
+    def counted(pixel_values: torch.Tensor, **kwargs: Any) -> Any:
+        sizes.append(len(pixel_values))
+        return forward(pixel_values, **kwargs)
+
+    monkeypatch.setattr(classify.model, "forward", counted)
+    classify(photos, batch_size=2)
+    assert sizes == [2, 2, 1]
+    sizes.clear()
+    classify(photos * 7)
+    assert sizes == [ON_CPU[1], ON_CPU[1], 35 - 2 * ON_CPU[1]]
+    sizes.clear()
+    large = classifier(batch_size=3)
+    monkeypatch.setattr(large.model, "forward", counted)
+    large(photos)
+    assert sizes == [3, 2]
+
+
+def test_the_words_are_read_once(photos: list[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, calls = build(CASES["words"], tokenizer), []
+    read = parts["model"].get_text_features
+    monkeypatch.setattr(parts["model"], "get_text_features", lambda **texts: calls.append(1) or read(**texts))
+    classify = pipeline("zero-shot-image-classification", **parts)
+    classify(photos, candidate_labels=["a", "b"], batch_size=1)
+    assert len(calls) == 1
+    for labels in ([], "dog"):
+        with pytest.raises(ValueError, match=r"candidate_labels=.* must be a list of at least one label"):
+            classify(photos, candidate_labels=labels)
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"num_workers": 0}, {"num_workers": 3}])
+def test_a_long_generator_is_read_only_a_little_ahead(options: dict[str, Any]) -> None:
+    classify, taken = classifier(), []
+
+    def frames() -> Iterator[Image.Image]:
+        for number in range(10**6):
+            taken.append(number)
+            yield Image.new("L", (8, 8), number % 256)
+
+    answers = iter(classify(frames(), **options))
+    batch = options.get("batch_size", ON_CPU[1])
+    for done in range(1, 60):
+        next(answers)
+        assert len(taken) <= done + 3 * batch
+    answers.close()
+
+
+def test_order_is_kept_however_long_reading_takes() -> None:
+    late = threading.Event()
+
+    def read(number: int) -> int:
+        if number == 0:
+            assert late.wait(30)
+        if number == 3:
+            late.set()
+        return 2 * number
+
+    assert list(ReadAhead(range(20), read, threads=4, limit=6)) == [2 * number for number in range(20)]
+
+
+def test_a_source_that_waits_for_the_answer_gets_it() -> None:
+    classify, questions = classifier(), Queue[Any]()
+
+    def frames() -> Iterator[Image.Image]:
+        while (frame := questions.get(timeout=60)) is not None:
+            yield frame
+
+    questions.put(Image.new("L", (8, 8)))
+    answers = []
+    for answer in classify(frames()):
+        answers.append(answer)
+        questions.put(Image.new("L", (8, 8)) if len(answers) < 4 else None)
+    assert len(answers) == 4
+
+
+def test_threads_end_with_the_reading() -> None:
+    def running() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "read_ahead"}
+
+    before = running()
+    reading = iter(ReadAhead(range(10**9), abs, threads=3, limit=5))
+    assert [next(reading) for _ in range(4)] == [0, 1, 2, 3]
+    started = running() - before
+    assert len(started) == 3
+    reading.close()
+    for thread in started:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_image_that_cannot_be_read_raises_or_has_an_entry(
+    photos: list[str], tmp_path: Path, num_workers: int
+) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"no photo")
+    files = [photos[0], str(tmp_path / "broken.jpg"), photos[1], "nowhere.png", 5, photos[2]]
+    classify = classifier(num_workers=num_workers)
+    with pytest.raises(OSError, match=r"broken\.jpg'\) is not an image"):
+        classify(files)
+    answers = classify(files, on_error="return", batch_size=2)
+    assert_same([answers[index] for index in (0, 2, 5)], classify(photos[:3]))
+    for index, words in ((1, "broken.jpg') is not an image"), (3, "nowhere.png"), (4, "of type int")):
+        assert words in answers[index]["error"]
+    assert classify("nowhere.png", on_error="return").keys() == {"error"}
+
+
+def test_what_the_source_raises_is_raised_at_its_place(photos: list[str]) -> None:
+    def frames() -> Iterator[str]:
+        yield from photos[:3]
+        raise KeyError("the end of the tape")
+
+    answers = []
+    with pytest.raises(KeyError, match="the end of the tape"):
+        answers.extend(classifier()(frames(), batch_size=1, on_error="return"))
+    assert len(answers) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, 'batch_size=0 must be a whole number of at least 1, or "auto"'),
+        ({"num_workers": -1}, "num_workers=-1 must be a whole number of at least 0"),
+        ({"on_error": "skip"}, "on_error='skip' must be one of raise, return"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str, photos: list[str]) -> None:
+    with pytest.raises(ValueError, match=message):
+        classifier()(photos, **options)
+
+
+def test_answers_go_into_another_pipeline(photos: list[str]) -> None:
+    parts = build(CASES["depth"], None)
+    answers = pipeline("depth-estimation", **parts)(KeyDataset([{"file": file} for file in photos], "file"))
+    assert len(answers) == len(photos)
+    found = list(classifier()(KeyDataset([{"depth": answer["depth"]} for answer in answers], "depth")))
+    assert len(found) == len(photos)
+    with pytest.raises(TypeError):
+        len(classifier()(file for file in photos))
+
+
+def other_model() -> ViTForImageClassification:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    return ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8)).eval()
+
+
+def test_models_and_image_processors_of_others_are_left_to_the_stock_pipeline(photos: list[str]) -> None:
+    processor = ViTImageProcessor(size={"height": 32, "width": 32})
+    stock = pipeline("image-classification", model=other_model(), image_processor=processor, batch_size=2)
+    assert type(stock) is transformers.ImageClassificationPipeline
+    model = build(CASES["classes"], None)["model"]
+    wanted = transformers.ImageClassificationPipeline(model=model, image_processor=processor)
+    ours = pipeline("image-classification", model=model, image_processor=processor)
+    assert_same(ours(photos, batch_size=2), wanted(photos))
+    assert_same(ours(photos[0]), wanted(photos[0]))
+    with pytest.raises(ValueError, match=r"on_error='return' needs an image processor of hf_vit, but .* ViTImageProc"):
+        ours(photos, on_error="return")
+
+
+class Faster(nn.Module):
+    """Stands for a model that was made fast."""
+
+    def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.options = model, options
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = self.model(*args, **kwargs)
+        outputs["logits"] = outputs["logits"] * 2
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"optimize": True}, {"batch_size": 1}),
+        ({"optimize": {"int8": True}, "batch_size": 4}, {"batch_size": 4, "int8": True}),
+    ],
+)
+def test_the_model_is_made_fast_on_request(
+    given: dict[str, Any], expected: dict[str, Any], photos: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in: Any = types.ModuleType("hf_vit.model.fast_inference")
+    make: Callable[..., nn.Module] = lambda model, **options: Faster(model, options)  # noqa: E731
+    stand_in.optimize_for_inference = make
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    with pytest.raises(ValueError, match="optimize is for models of hf_vit, not for ViTForImageClassification"):
+        pipeline("image-classification", model=other_model(), image_processor=ViTImageProcessor(), optimize=True)
+    classify = classifier(**given)
+    assert classify.fast_model.options == expected
+    plain = pipeline("image-classification", model=classify.model, image_processor=classify.image_processor)
+    logits = [{one["label"]: one["score"] for one in own} for own in plain(photos, function_to_apply="none")]
+    faster = [{one["label"]: one["score"] for one in own} for own in classify(photos, function_to_apply="none")]
+    for own, fast in zip(logits, faster, strict=True):
+        assert fast == pytest.approx({label: 2 * score for label, score in own.items()}, abs=1e-5)
