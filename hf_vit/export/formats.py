@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -12,7 +13,7 @@ from packaging.version import Version
 from torch import Tensor
 
 from ..model.pretrained import HfViTPreTrainedModel
-from .programs import TRACED_BATCH, Bounds, HfViTProgram, example_inputs, open_sizes, traced_grid
+from .programs import TRACED_BATCH, Bounds, HfViTProgram, example_inputs, open_sizes, output_names, traced_grid
 
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -159,19 +160,32 @@ def write_program(model: HfViTPreTrainedModel, chosen: Format, file: Path) -> No
     Raises:
         RuntimeError: if the format cannot express the model.
     """
-    program, sizes = HfViTProgram(model).eval(), open_sizes(model, chosen.bounds(model))
-    inputs = example_inputs(model, TRACED_BATCH, traced_grid(model))
     if has_exporters():
         from transformers.exporters.auto import get_exporter_class
 
+        program, inputs, sizes = what_is_traced(model, chosen)
         exporter = get_exporter_class(chosen.exporter)
         config = exporter.config_class(dynamic=True, dynamic_shapes=sizes)
         written, _ = exporter().export_program(program, inputs, config)
         exporter.save_program(written, file)
         return
     assert chosen.write is not None  # refused by `check_format`
-    with torch.no_grad():
-        chosen.write(torch.export.export(program, (), inputs, dynamic_shapes=sizes), file, program.outputs)
+    chosen.write(trace(model, chosen), file, output_names(model))
+
+
+def what_is_traced(
+    model: HfViTPreTrainedModel, chosen: Format
+) -> tuple[HfViTProgram, dict[str, Tensor], dict[str, dict[int, Any]]]:
+    """Returns a model as it is traced, the inputs to trace it with, and which of their dimensions stay open."""
+    inputs = example_inputs(model, TRACED_BATCH, traced_grid(model))
+    return HfViTProgram(model).eval(), inputs, open_sizes(model, chosen.bounds(model))
+
+
+@torch.no_grad()
+def trace(model: HfViTPreTrainedModel, chosen: Format) -> torch.export.ExportedProgram:
+    """Traces a model by torch alone, for where the library has no exporters."""
+    program, inputs, sizes = what_is_traced(model, chosen)
+    return torch.export.export(program, (), inputs, dynamic_shapes=sizes)
 
 
 def versions(chosen: Format) -> dict[str, str]:
