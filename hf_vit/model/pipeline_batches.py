@@ -13,6 +13,7 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import BatchFeature, Pipeline, PreTrainedConfig
@@ -22,9 +23,9 @@ from .task_configurations import TASK_CONFIGS
 
 
 AUTO = "auto"  # as the size of batches or number of threads
-# Threads that read, and images of 224 x 224 pixels in a batch: on a CPU, all of whose cores the model computes on, and
-# on another device
-ON_CPU, ON_DEVICE, NATIVE_PIXELS = (2, 16), (min(16, os.cpu_count() or 1), 64), 224 * 224
+# Images of 224 x 224 pixels in a batch, on a CPU and on another device, beside which more threads may read
+CPU_BATCH, DEVICE_BATCH, NATIVE_PIXELS = 16, 64, 224 * 224
+MOST_THREADS = 16
 ON_ERROR = ("raise", "return")
 
 
@@ -207,7 +208,9 @@ class BatchedImagePipeline(Pipeline):
 
     def suited_counts(self) -> tuple[int, int]:
         """Returns how many threads read, and how many images are a batch, where nobody says otherwise."""
-        return ON_CPU if self.device.type == "cpu" else ON_DEVICE
+        if self.device.type == "cpu":  # on all of whose cores the model computes, which takes longer than reading
+            return max(1, torch.get_num_threads() // 4), CPU_BATCH
+        return min(MOST_THREADS, os.cpu_count() or 1), DEVICE_BATCH
 
     def _read(self, options: dict[str, Any], get: Callable[[], Any], on_error: str = "raise", **given: Any) -> Photo:
         try:

@@ -1,9 +1,9 @@
 """Images per second of our pipeline of image classification, from files to labels, beside the stock one.
 
 Both run the same model and image processor: the stock class one by one and in batches, ours with what it chooses and
-with other numbers of threads. Beside them stand its parts: reading (decoding and resizing) alone, with as many
-threads, and the forward pass alone. 1 / (1 / reading + 1 / forward) is what a CPU can reach that does either with all
-cores; the last column is the share of that.
+with other numbers of threads. Beside them stand its parts: reading (decoding and resizing) alone, on all cores, and
+the forward pass alone. 1 / (1 / reading + 1 / forward) is what a CPU can reach that does either with all cores; the
+last column is the share of that.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Arguments(RoundArguments):
     device: str = field(default="cpu", metadata={"help": "cpu or cuda"})
     image_size: int = field(default=224, metadata={"help": "height and width that images are resized to in pixels"})
     batch_sizes: list[int] = field(default_factory=lambda: [1, 16], metadata={"help": "of the stock pipeline"})
-    num_workers: list[int] = field(default_factory=lambda: [0, 1], metadata={"help": "further numbers of our threads"})
+    num_workers: list[int] = field(default_factory=lambda: [0, 2], metadata={"help": "further numbers of our threads"})
     max_images: int = field(default=64, metadata={"help": "images of a measurement"})
     optimize: bool = field(default=False, metadata={"help": "measure pipeline(..., optimize=True) too"})
 
@@ -90,6 +90,7 @@ def measurements(args: Arguments, preset: str, files: list[str]) -> dict[str, Ca
         print(fast.fast_model.report, flush=True)
         runs["ours, optimized"] = partial(fast, files)
     threads, size = ours.suited_counts()
+    threads = max(threads, torch.get_num_threads())
     seen, step = read_all(processor, files, threads), processor.call_options()
     batches = [
         processor.finish_batch(seen[start : start + size], step, args.device).pixel_values.to(DTYPES[args.dtype])

@@ -19,7 +19,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import hf_vit
 from hf_vit import HfViTImageProcessor, HfViTProcessor
-from hf_vit.model.pipeline_batches import ON_CPU
+from hf_vit.model.pipeline_batches import CPU_BATCH
 from hf_vit.model.read_ahead import ReadAhead
 from hf_vit.training import train_tokenizer
 
@@ -209,7 +209,7 @@ def test_a_batch_is_as_large_as_asked_for_or_chosen(photos: list[str], monkeypat
     assert sizes == [2, 2, 1]
     sizes.clear()
     classify(photos * 7)
-    assert sizes == [ON_CPU[1], ON_CPU[1], 35 - 2 * ON_CPU[1]]
+    assert sizes == [CPU_BATCH, CPU_BATCH, 35 - 2 * CPU_BATCH]
     sizes.clear()
     large = classifier(batch_size=3)
     monkeypatch.setattr(large.model, "forward", counted)
@@ -239,7 +239,7 @@ def test_a_long_generator_is_read_only_a_little_ahead(options: dict[str, Any]) -
             yield Image.new("L", (8, 8), number % 256)
 
     answers = iter(classify(frames(), **options))
-    batch = options.get("batch_size", ON_CPU[1])
+    batch = options.get("batch_size", CPU_BATCH)
     for done in range(1, 60):
         next(answers)
         assert len(taken) <= done + 3 * batch

@@ -8,10 +8,11 @@ import numpy as np
 import predict
 import pytest
 from PIL import Image
+from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
 from hf_vit.model.image_inputs import read_image
-from hf_vit.prediction import find_images, open_image
+from hf_vit.prediction import find_images, open_image, predict_files
 from hf_vit.visualize.figures import TILE_SIZE
 
 from ..helpers.models import small_config
@@ -189,3 +190,21 @@ def test_mistakes_are_explained(
         predict.main(arguments(tmp_path))
     assert stopped.value.code not in (0, None)
     assert message in str(stopped.value.code) + capsys.readouterr().err
+
+
+def test_broken_files_keep_their_place_among_many(saved: Path, tmp_path: Path) -> None:
+    files = [Path(file) for file in write_images(tmp_path / "photos", 12)]
+    broken = [files[index] for index in (0, 4, 5, 11)]
+    for file in broken:
+        file.write_bytes(b"no photo")
+    lines = list(predict_files(str(saved), files, batch_size=3))
+    assert [line["file"] for line in lines] == list(map(str, files))
+    assert [Path(line["file"]) for line in lines if "error" in line] == broken
+
+
+def test_only_models_of_ours_are_optimized(tmp_path: Path) -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTForImageClassification(ViTConfig(**shape, image_size=32, patch_size=8)).save_pretrained(tmp_path / "other")
+    files = [Path(file) for file in write_images(tmp_path / "photos", 1)]
+    with pytest.raises(ValueError, match=r"--optimize is for models of hf_vit, but .*other is of type 'vit'"):
+        list(predict_files(str(tmp_path / "other"), files, optimize=True))
