@@ -171,18 +171,10 @@ def optimize_for_inference(
         TypeError: if the model is none of this package.
         ValueError: if an argument is out of range or does not fit the model, or outputs are drawn at random.
     """
+    options: dict[str, Any] = {"batch_size": batch_size, "image_size": image_size, "dtype": dtype, "compile": compile}
+    options |= {"int8": int8, "token_merging": token_merging, "max_seconds": max_seconds, "images": images}
     if isinstance(model, HfViTForZeroShotImageClassification):
-        inner = optimize_for_inference(
-            model.model,
-            batch_size=batch_size,
-            image_size=image_size,
-            dtype=dtype,
-            compile=compile,
-            int8=int8,
-            token_merging=token_merging,
-            max_seconds=max_seconds,
-            images=images,
-        )
+        inner = optimize_for_inference(model.model, **options)
         return sharing(model, _modules={**model._modules, "model": inner}, report=inner.report)
     if not isinstance(model, HfViTPreTrainedModel):
         raise TypeError(f"model must be one of hf_vit's, HfViTFor… or HfViTModel, not {type(model).__name__}.")
