@@ -171,13 +171,11 @@ def optimize_for_inference(
         TypeError: if the model is none of this package.
         ValueError: if an argument is out of range or does not fit the model, or outputs are drawn at random.
     """
-    options = {"batch_size": batch_size, "image_size": image_size, "dtype": dtype, "compile": compile, "int8": int8}
-    options |= {"token_merging": token_merging, "max_seconds": max_seconds, "images": images}
+    options: dict[str, Any] = {"batch_size": batch_size, "image_size": image_size, "dtype": dtype, "compile": compile}
+    options |= {"int8": int8, "token_merging": token_merging, "max_seconds": max_seconds, "images": images}
     if isinstance(model, HfViTForZeroShotImageClassification):
-        inner = optimize_for_inference(model.model, **options)  # type: ignore[arg-type]
-        fast = copy.copy(model)
-        vars(fast).update(_modules={**model._modules, "model": inner}, report=inner.report)
-        return fast
+        inner = optimize_for_inference(model.model, **options)
+        return sharing(model, _modules={**model._modules, "model": inner}, report=inner.report)
     if not isinstance(model, HfViTPreTrainedModel):
         raise TypeError(f"model must be one of hf_vit's, HfViTFor… or HfViTModel, not {type(model).__name__}.")
     check_options(model, batch_size, int8, token_merging, max_seconds, images)
@@ -188,9 +186,7 @@ def optimize_for_inference(
         search.try_merging(token_merging)
     for quantized in [False, True][: 1 + int8] if compile else []:
         search.try_compiling(quantized, max_seconds)
-    fast = copy.copy(model)  # has the same parts, and so the same weights
-    vars(fast).update(forward=search.best, report=search.report)
-    return fast
+    return sharing(model, forward=search.best, report=search.report)
 
 
 class Search:
@@ -231,7 +227,7 @@ class Search:
         full = self.best.full
         merged = copy.deepcopy(full, memo={id(tensor): tensor for tensor in full.state_dict(keep_vars=True).values()})
         base: HfViTModel = merged.base_model
-        base.encoder = MergingEncoder(base.encoder, num_merged, base.config.num_prefix_tokens)
+        base.set_submodule("encoder", MergingEncoder(base.encoder, num_merged, base.config.num_prefix_tokens))
         name = f"{name_of(full.dtype)}, {num_merged} tokens merged per block"
         self.compare(name, self.candidate(full, merged), approximates=True)
 
@@ -296,6 +292,14 @@ class Search:
             most, what = MOST_CHANGED_OUTPUTS, "change of the outputs"
         is_little = share <= most
         return f"{share:.1%} {what}" + ("" if is_little else f", more than {most:.0%}"), is_little
+
+
+def sharing(model: ModelT, **attributes: Any) -> ModelT:
+    """Returns a model of the same parts, and so the same weights, with other attributes."""
+    # Not by copy.copy, which installs hooks in the parts a second time.
+    other = type(model).__new__(type(model))
+    other.__dict__.update(vars(model), **attributes)
+    return other
 
 
 def check_options(

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from .harness import (
 )
 
 
-EAGER = {
+EAGER: dict[str, Callable[[HfViTConfig], nn.Module]] = {
     "hf_vit": HfViTForImageClassification,
     "transformers": make_transformers_model,
     "timm": make_timm_model,
@@ -147,8 +148,7 @@ def onnx_file(model: nn.Module, images: Tensor, folder: str) -> str:
 
 def onnxruntime_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
     """Returns a run in onnxruntime, in float32, the precision that its CPU products have."""
-    import onnxruntime
-
+    onnxruntime = import_module("onnxruntime")
     with tempfile.TemporaryDirectory() as folder:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -158,8 +158,7 @@ def onnxruntime_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
 
 def openvino_step(model: nn.Module, images: Tensor) -> Callable[[], object]:
     """Returns a run in OpenVINO, in the precision that it chooses for the processor."""
-    import openvino
-
+    openvino = import_module("openvino")
     with tempfile.TemporaryDirectory() as folder:
         network = openvino.Core().read_model(onnx_file(model, images, folder))
         settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
