@@ -3,8 +3,9 @@
 The model is a detector whose queries pass through all blocks with the patches, as it has all four; the point that all
 curves share has --image_size, --batch_size, --depth and --queries. The time predicted is that of a machine which does
 so many operations and moves so many bytes a second, and takes so long for each block whatever its size: three numbers
-fitted to all points. The memory predicted is that of the tensors alive at once where a block holds most, with nothing
-fitted. Where the ratio is far from 1, the table tells which of these does not hold.
+fitted to all points. The memory predicted is that of the tensors alive at once in the middle of an MLP, with nothing
+fitted. What is measured on a CPU is resident memory, which also has the buffers of kernels and what the allocator
+keeps: there the ratio lies above 1, and what counts is that it stays the same.
 """
 
 import ctypes
@@ -150,6 +151,8 @@ def draw(curves: dict[str, list[dict[str, Any]]], file: str) -> None:
                 known = [(value, row[key] * factor) for value, row in zip(values, rows, strict=True) if row[key]]
                 axes.plot(*zip(*known, strict=True) if known else ([], []), style, label=key.replace("_", " "))
             axes.set(xlabel=name.replace("_", " "), ylabel=unit, xscale="log", yscale="log")
+            axes.set_xticks(values, values)
+            axes.minorticks_off()
             axes.legend(fontsize=8)
     visualize.figures.save(figure, Path(file))
 
