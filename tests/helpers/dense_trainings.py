@@ -87,7 +87,8 @@ def write_scenes(folder: Path) -> Path:
 
 def arguments_of(task: str, data: Path, output_dir: Path, *options: str) -> list[str]:
     model = [] if "--model_name_or_path" in options else TINY
-    return [*SMALL, *model, "--dataset_name", str(data), "--output_dir", str(output_dir), *OF_TASK[task], *options]
+    places = ["--dataset_name", str(data), "--output_dir", str(output_dir), "--train_val_split", "0"]
+    return [*SMALL, *model, *places, *OF_TASK[task], *options]
 
 
 def run_task(task: str, data: Path, output_dir: Path, *options: str) -> None:

@@ -116,7 +116,8 @@ def test_places_go_to_the_crop_and_back_as_in_vitpose(padding):
     regions = crop_regions(torch.tensor(BOXES), SIZE, padding)
     points = torch.rand(len(BOXES), 7, 2) * 300
     for size in (SIZE, (16, 12)):  # of crops and of heatmaps
-        torch.testing.assert_close(points_from_crops(points_to_crops(points, regions, size), regions, size), points)
+        back = points_from_crops(points_to_crops(points, regions, size), regions, size)
+        torch.testing.assert_close(back, points, rtol=1e-5, atol=1e-4)
         corners = points_to_crops(regions.view(-1, 2, 2), regions, size)
         torch.testing.assert_close(corners[2], torch.tensor([[0, 0], [size[1] - 1, size[0] - 1]]).double())
         for box, region, own in zip(as_coco(BOXES), regions, points, strict=True):

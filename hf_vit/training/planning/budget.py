@@ -39,7 +39,7 @@ TRIAL = {
         "save_strategy": SaveStrategy.NO,
         "logging_strategy": IntervalStrategy.NO,
     },
-    **{"load_best_model_at_end": False, "early_stopping_patience": None},
+    "early_stopping_patience": None,
     **{"report_to": [], "push_to_hub": False, "disable_tqdm": True},
 }
 

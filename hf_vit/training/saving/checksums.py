@@ -30,7 +30,8 @@ def find_mismatch(folder: Path) -> str | None:
     file = folder / CHECKSUMS
     if not file.is_file():
         return None
-    first, *lines = file.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    # Only "\n" ends a line here: `splitlines` would take a damaged one for whole.
+    first, *lines = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     matches = [match for line in lines if (match := re.fullmatch(r"([0-9a-f]{64})  (.+)", line))]
     if first != f"# {len(matches)} files" or len(matches) < len(lines):
         return f"{CHECKSUMS} cannot be read"
