@@ -32,19 +32,15 @@ from .model.configuration_hf_vit import HfViTConfig
 from .model.image_processing_base import HfViTImageProcessorBase
 from .model.image_processing_hf_vit import HfViTImageProcessor
 from .model.image_processing_pil_hf_vit import HfViTImageProcessorPil
-from .model.modeling_hf_vit import HfViTBackbone, HfViTModel
-from .model.pipeline_hf_vit import (
-    HfViTDepthEstimationPipeline,
-    HfViTImageClassificationPipeline,
-    HfViTImageFeatureExtractionPipeline,
-    HfViTImageSegmentationPipeline,
-    HfViTKeypointDetectionPipeline,
-    HfViTObjectDetectionPipeline,
-    HfViTZeroShotImageClassificationPipeline,
-)
+from .model.modeling_hf_vit import HfViTBackbone, HfViTImageFeatureExtractionPipeline, HfViTModel
 from .model.pretrained import HfViTPreTrainedModel
 from .model.processing_hf_vit import HfViTProcessor
-from .model.task_classification import HfViTForImageClassification, HfViTImageClassifierOutput, soften_labels
+from .model.task_classification import (
+    HfViTForImageClassification,
+    HfViTImageClassificationPipeline,
+    HfViTImageClassifierOutput,
+    soften_labels,
+)
 from .model.task_configurations import (
     HfViTContrastiveConfig,
     HfViTDepthConfig,
@@ -55,12 +51,24 @@ from .model.task_configurations import (
     HfViTTextConfig,
     HfViTUniversalSegmentationConfig,
 )
-from .model.task_contrastive import HfViTForZeroShotImageClassification
-from .model.task_depth import HfViTForDepthEstimation
-from .model.task_detection import HfViTForObjectDetection, HfViTObjectDetectionOutput
-from .model.task_keypoints import HfViTForKeypointDetection, HfViTKeypointDetectionOutput
+from .model.task_contrastive import HfViTForZeroShotImageClassification, HfViTZeroShotImageClassificationPipeline
+from .model.task_depth import HfViTDepthEstimationPipeline, HfViTForDepthEstimation
+from .model.task_detection import (
+    HfViTForObjectDetection,
+    HfViTObjectDetectionOutput,
+    HfViTObjectDetectionPipeline,
+)
+from .model.task_keypoints import (
+    HfViTForKeypointDetection,
+    HfViTKeypointDetectionOutput,
+    HfViTKeypointDetectionPipeline,
+)
 from .model.task_mim import HfViTForMaskedImageModeling, HfViTMaskedImageModelingOutput
-from .model.task_segmentation import HfViTForSemanticSegmentation, HfViTSemanticSegmenterOutput
+from .model.task_segmentation import (
+    HfViTForSemanticSegmentation,
+    HfViTImageSegmentationPipeline,
+    HfViTSemanticSegmenterOutput,
+)
 from .model.task_universal_segmentation import HfViTForUniversalSegmentation, HfViTForUniversalSegmentationOutput
 
 

@@ -20,13 +20,11 @@ from transformers.utils import logging
 
 from .data.formats.files import IMAGE_SUFFIXES, files_below
 from .model.image_inputs import read_image
-from .model.pipeline_batches import chosen_threshold
-from .model.pipeline_hf_vit import (
-    HfViTImageSegmentationPipeline,
-    HfViTKeypointDetectionPipeline,
-    HfViTObjectDetectionPipeline,
-)
+from .model.pipeline_hf_vit import CORNERS, chosen_threshold
 from .model.remote_code import refusing_code
+from .model.task_detection import HfViTObjectDetectionPipeline
+from .model.task_keypoints import HfViTKeypointDetectionPipeline
+from .model.task_segmentation import HfViTImageSegmentationPipeline
 from .visualize import draw_boxes, draw_depth, draw_keypoints, draw_panoptic, draw_segmentation, segmentation_palette
 from .visualize.colors import IGNORED
 from .visualize.figures import arrange_pages, arrange_tiles, draw_label_tile, draw_text
@@ -36,7 +34,6 @@ logger = logging.get_logger(__name__)
 Box = dict[str, float]  # "xmin", "ymin", "xmax" and "ymax" in pixels
 Part = dict[str, Any]  # of a segmented image: "label", "score" and "mask", which is black and white
 
-BOX_SIDES = ("xmin", "ymin", "xmax", "ymax")
 BOX_LINE = '{"file": ..., "objects": [{"box": {"xmin", "ymin", "xmax", "ymax"}}, ...]}'
 THRESHOLD = 0.5  # least score of a segment or an object, where neither caller nor training has chosen one
 OVERLAP_THRESHOLD = 0.8  # as in the scores of a training: of a segment, at least so much of the mask is its own
@@ -414,7 +411,7 @@ class DetectionPredictor(Predictor):
     def write(self, image: Image.Image, answer: Any, stem: Path) -> list[Path]:
         """Writes a table with an object a row."""
         rows = [[found["label"], found["score"], *found["box"].values()] for found in answer]
-        return [_write_table(stem.with_name(f"{stem.name}_objects.csv"), ["label", "score", *BOX_SIDES], rows)]
+        return [_write_table(stem.with_name(f"{stem.name}_objects.csv"), ["label", "score", *CORNERS], rows)]
 
     def draw(self, image: Image.Image, answer: Any, caption: str) -> Image.Image:
         """Returns the image with the boxes in the colors of their classes, the surest on top."""
@@ -480,9 +477,7 @@ def read_box_file(file: Path, images: Sequence[Path]) -> dict[Path, list[Box]]:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             entry = json.loads(line)
-            boxes[Path(entry["file"])] = [
-                {side: found["box"][side] for side in BOX_SIDES} for found in entry["objects"]
-            ]
+            boxes[Path(entry["file"])] = [{side: found["box"][side] for side in CORNERS} for found in entry["objects"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"Line {number} of {file} is not {BOX_LINE}, as this script prints it for a model of object "
@@ -549,7 +544,7 @@ def _mask(part: Part, picture: Image.Image) -> np.ndarray:
 
 def _scaled_boxes(answer: Sequence[dict[str, Any]], picture: Image.Image, image: Image.Image) -> np.ndarray:
     """Returns the boxes (N, 4) of a prediction on an image in pixels of a picture of it."""
-    boxes = np.array([[found["box"][side] for side in BOX_SIDES] for found in answer], dtype=float)
+    boxes = np.array([[found["box"][side] for side in CORNERS] for found in answer], dtype=float)
     return boxes.reshape(-1, 4) * picture.width / image.width
 
 

@@ -1,4 +1,4 @@
-"""The Vision Transformer and its backbone.
+"""The Vision Transformer, its backbone, and the pipeline of its features.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens (CLS, distillation,
 registers), L = P + N tokens, D hidden size, K kept patches, W windows of S patches, O tokens that are no patches, d
@@ -7,11 +7,12 @@ head size.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import ImageFeatureExtractionPipeline, Pipeline
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
@@ -31,6 +32,7 @@ from .encoder import (
     window_size,
 )
 from .layers import to_maps
+from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 
 
@@ -412,3 +414,23 @@ class HfViTForDensePrediction(HfViTPreTrainedModel):
             levels.append(to_maps(tokens[:, self.config.num_prefix_tokens :], grid))
         outputs.hidden_states = keep_states(outputs.hidden_states, wants_states)
         return outputs, levels, prefixes
+
+
+class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtractionPipeline):
+    """The stock pipeline of features in batches; see `BatchedImagePipeline`."""
+
+    stock: ClassVar[type[Pipeline] | None] = ImageFeatureExtractionPipeline
+
+    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+        """Returns the options of the image processor, those of the call among them, and of the pipeline."""
+        own = {name: preprocess.pop(name) for name in ("on_error", "timeout") if name in preprocess}
+        return self.image_processor.call_options(**preprocess), own, forward
+
+    def decode(
+        self, outputs: Any, parts: list[Part], pool: bool | None = None, return_tensors: bool = False
+    ) -> list[Any]:
+        """Returns the features of each image, (1, L, D), or (1, D) with `pool`."""
+        if pool and "pooler_output" not in outputs:
+            raise ValueError("pool=True asks for a pooled output, which this model has none of. Leave pool out.")
+        features = (outputs["pooler_output"] if pool else outputs[0]).cpu().split(1)
+        return list(features) if return_tensors else [own.tolist() for own in features]

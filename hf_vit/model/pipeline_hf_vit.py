@@ -1,345 +1,297 @@
-"""The pipelines of all tasks: the stock ones from pixels to answers in batches, and one of keypoints, which are new.
+"""What makes the pipelines of images fast: threads that read ahead, and batches from pixels to answers on the device.
 
-Shapes: B batch, K classes or keypoints, H W pixels of an image, h w of a heatmap, S segments.
+The pipeline of a task stands beside its model. Of the stock ones they keep how they are called and what they answer.
+Shapes: B batch, C channels, H W pixels of an image, h w of what the model sees.
 """
 
-from collections.abc import Mapping
-from types import GeneratorType
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from threading import Lock
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import (
-    BatchFeature,
-    DepthEstimationPipeline,
-    ImageClassificationPipeline,
-    ImageFeatureExtractionPipeline,
-    ImageSegmentationPipeline,
-    ObjectDetectionPipeline,
-    Pipeline,
-    PreTrainedConfig,
-    ZeroShotImageClassificationPipeline,
-)
-from transformers.utils.import_utils import is_vision_available
+from torch.utils.data import IterableDataset
+from transformers import BatchFeature, Pipeline, PreTrainedConfig
 
-from .image_crops import read_object_boxes
-from .pipeline_batches import BatchedImagePipeline, Part, check_on_error
+from .read_ahead import ReadAhead
+from .task_configurations import TASK_CONFIGS
 
 
-if is_vision_available():
-    import PIL.Image
+AUTO = "auto"  # as the size of batches or number of threads
+# Images of 224 x 224 pixels in a batch, on a CPU and on another device, beside which more threads may read
+CPU_BATCH, DEVICE_BATCH, NATIVE_PIXELS = 16, 64, 224 * 224
+MOST_THREADS = 16
+ON_ERROR = ("raise", "return")
+CORNERS = ("xmin", "ymin", "xmax", "ymax")  # of a box, in answers
 
 
-CORNERS = ("xmin", "ymin", "xmax", "ymax")
+def chosen_threshold(config: PreTrainedConfig, field: str) -> dict[str, float]:
+    """Returns as `threshold` the score that the training of a model has chosen; nothing where none has been.
+
+    Args:
+        config: Of any model.
+        field: The field of `HfViTConfig` that holds the options of its task.
+    """
+    if config.model_type != "hf_vit":
+        return {}
+    threshold = vars(TASK_CONFIGS[field].of(vars(config).get(field)))["score_threshold"]
+    return {} if threshold is None else {"threshold": threshold}
 
 
-class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassificationPipeline):
-    """The stock pipeline of image classification in batches; see `BatchedImagePipeline`."""
+@dataclass(eq=False)
+class Part:
+    """What the model sees of an image: the whole, or an object.
 
-    stock: ClassVar[type[Pipeline] | None] = ImageClassificationPipeline
-
-    def decode(
-        self, outputs: Any, parts: list[Part], function_to_apply: Any = None, top_k: int = 5
-    ) -> list[list[dict[str, Any]]]:
-        """Returns the `top_k` labels of each image, the likeliest first."""
-        config, logits = self.model.config, outputs["logits"].float()  # (B, K)
-        function = _usual_function(config) if function_to_apply is None else function_to_apply.value
-        scores = {"sigmoid": logits.sigmoid, "softmax": lambda: logits.softmax(dim=-1), "none": lambda: logits}[
-            function
-        ]()
-        found = scores.sort(dim=-1, descending=True, stable=True)
-        values, labels = (part[:, :top_k].tolist() for part in (found.values, found.indices))
-        return [
-            [{"label": config.id2label[label], "score": score} for label, score in zip(*pair, strict=True)]
-            for pair in zip(labels, values, strict=True)
-        ]
-
-
-def _usual_function(config: PreTrainedConfig) -> str:
-    """Returns what makes scores of logits, as the newest stock pipeline chooses it."""
-    if config.problem_type == "regression":
-        return "none"
-    is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
-    return "sigmoid" if is_multi else "softmax"
-
-
-class HfViTImageFeatureExtractionPipeline(BatchedImagePipeline, ImageFeatureExtractionPipeline):
-    """The stock pipeline of features in batches; see `BatchedImagePipeline`."""
-
-    stock: ClassVar[type[Pipeline] | None] = ImageFeatureExtractionPipeline
-
-    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Returns the options of the image processor, those of the call among them, and of the pipeline."""
-        own = {name: preprocess.pop(name) for name in ("on_error", "timeout") if name in preprocess}
-        return self.image_processor.call_options(**preprocess), own, forward
-
-    def decode(
-        self, outputs: Any, parts: list[Part], pool: bool | None = None, return_tensors: bool = False
-    ) -> list[Any]:
-        """Returns the features of each image, (1, L, D), or (1, D) with `pool`."""
-        if pool and "pooler_output" not in outputs:
-            raise ValueError("pool=True asks for a pooled output, which this model has none of. Leave pool out.")
-        features = (outputs["pooler_output"] if pool else outputs[0]).cpu().split(1)
-        return list(features) if return_tensors else [own.tolist() for own in features]
-
-
-class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotImageClassificationPipeline):
-    """The stock pipeline of labels in words in batches, which reads the texts of a call once.
-
-    See `BatchedImagePipeline`.
+    Attributes:
+        pixels: (C, h, w), not normalized.
+        size: Height and width of the image in pixels.
+        box: (4,) left, top, right and bottom of an object in pixels.
+        answer: Of the pipeline.
+        is_answered: Whether there is one.
     """
 
-    stock: ClassVar[type[Pipeline] | None] = ZeroShotImageClassificationPipeline
+    pixels: Tensor
+    size: tuple[int, int]
+    box: Tensor | None = None
+    answer: Any = None
+    is_answered: bool = False
+
+
+@dataclass(eq=False)
+class Photo:
+    """An image that is read, or the error of one that cannot be."""
+
+    parts: list[Part]
+    error: str | None = None
+
+
+class Answers(IterableDataset[Any]):
+    """Iterates over the answers to a dataset or generator as it goes, which another pipeline takes as its input."""
+
+    def __init__(self, start: Callable[[], Iterator[Any]], inputs: Any) -> None:
+        self.start, self.inputs = start, inputs
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.start()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+class BatchedImagePipeline(Pipeline):
+    """A pipeline whose images are read by threads and answered in batches; put before a class of the stock ones.
+
+    Beyond what that takes, at construction or, the first three, in a call:
+
+    Args:
+        batch_size: Images that the model sees at once, which need not be of one size. By default as many as suit the
+            device, and of a generator no more than are there already: it may wait for an answer before it goes on.
+        num_workers: Threads that read images while the model computes; 0 reads in the caller's. By default as many as
+            suit the device. They take a generator's items one by one, in another thread than the caller's, and are
+            ahead by two batches at most.
+        on_error: "raise", or "return" for `{"error": what is wrong}` in place of the answer to an image that cannot be
+            read.
+        optimize: True, or a dictionary of its options, for a model as `optimize_for_inference` makes it: for one batch
+            size, which on a CPU is 1 by default, and which becomes that of the pipeline.
+
+    Models and image processors that are not ours are left to the stock class.
+    """
+
+    stock: ClassVar[type[Pipeline] | None] = None
+    _postprocess_params: dict[str, Any]
+    _batch_size: Any
+    task_config: ClassVar[str | None] = None  # the field of `HfViTConfig` whose threshold is the default
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Returns a pipeline of the stock class for a model of others."""
+        if cls.stock is not None and model is not None and model.config.model_type != "hf_vit":
+            if kwargs.pop("optimize", None):
+                raise ValueError(f"optimize is for models of hf_vit, not for {type(model).__name__}. Leave it out.")
+            return cls.stock(*args, model=model, **kwargs)
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, optimize: bool | dict[str, Any] | None = None, **kwargs: Any) -> None:
+        for name in ("batch_size", "num_workers"):
+            kwargs[name] = AUTO if kwargs.get(name) is None else kwargs[name]
+        super().__init__(*args, **kwargs)
+        if self.task_config is not None:
+            self._postprocess_params = chosen_threshold(self.model.config, self.task_config) | self._postprocess_params
+        self.fast_model: Any = None
+        if optimize:
+            suited = 1 if self.device.type == "cpu" else self.suited_counts()[1]
+            fitting = {"batch_size": suited if self._batch_size == AUTO else self._batch_size}
+            options = fitting | (optimize if isinstance(optimize, dict) else {})
+            self.fast_model = optimize_model(self.model, options)
+            self._batch_size = options["batch_size"]  # other batches are not as fast
+
+    def _sanitize_parameters(self, *_: Any, **kwargs: Any) -> Any:
+        on_error = kwargs.pop("on_error", None)
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        return {**preprocess, **check_on_error(on_error)}, forward, postprocess
+
+    def run_single(self, inputs: Any, preprocess_params: Any, forward_params: Any, postprocess_params: Any) -> Any:
+        """Returns the answer to one image."""
+        if not self._is_fast(preprocess_params):
+            return super().run_single(inputs, preprocess_params, forward_params, postprocess_params)
+        return next(self._answers([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
+
+    def get_iterator(
+        self, inputs: Any, num_workers: Any, batch_size: Any, preprocess_params: Any, *others: Any
+    ) -> Any:
+        """Returns an iterable over the answers to many images."""
+        _check_count("batch_size", batch_size, 1)
+        _check_count("num_workers", num_workers, 0)
+        if not self._is_fast(preprocess_params):
+            threads, size = 0 if num_workers == AUTO else num_workers, 1 if batch_size == AUTO else batch_size
+            return super().get_iterator(inputs, threads, size, preprocess_params, *others)
+        return Answers(partial(self._answers, inputs, num_workers, batch_size, preprocess_params, *others), inputs)
+
+    def _is_fast(self, preprocess_params: dict[str, Any]) -> bool:
+        """Whether the image processor is ours; if not, the stock class does all."""
+        # by its name: a saved folder's files are imported once for the pipeline and once for the image processor
+        name = type(self.image_processor).__name__
+        is_ours = name.startswith("HfViTImageProcessor")
+        if not is_ours and "on_error" in preprocess_params:
+            raise ValueError(
+                f"on_error={preprocess_params['on_error']!r} needs an image processor of hf_vit, but this one is a "
+                f"{name}. Leave on_error out."
+            )
+        return is_ours
+
+    def _answers(
+        self, inputs: Any, num_workers: Any, batch_size: Any, preprocess: Any, forward: Any, postprocess: Any
+    ) -> Iterator[Any]:
+        """Yields the answer to each image, in order."""
+        options, preprocess, forward = self.begin_call(dict(preprocess), forward)
+        answer = partial(self._answer_batch, options=options, forward=forward, postprocess=postprocess)
+        photos, is_waiting = self._read_all(
+            inputs, num_workers, batch_size, partial(self._read, options, **preprocess)
+        )
+        waiting, parts = deque[Photo](), list[Part]()
+        for photo in photos:
+            waiting.append(photo)
+            parts += photo.parts
+            size = self._choose_batch_size(batch_size, parts)
+            while len(parts) >= size or (parts and batch_size == AUTO and is_waiting()):
+                answer(parts[:size])
+                del parts[:size]
+            while waiting and all(part.is_answered for part in waiting[0].parts):
+                yield self._answer_of(waiting.popleft())
+        if parts:
+            answer(parts)
+        for photo in waiting:
+            yield self._answer_of(photo)
+
+    def _read_all(
+        self, inputs: Any, num_workers: Any, batch_size: Any, read: Callable[[Callable[[], Any]], Photo]
+    ) -> tuple[Iterable[Photo], Callable[[], bool]]:
+        """Returns an iterable over all images, and what says whether the next one has not come yet."""
+        is_list = isinstance(inputs, Sized) and not isinstance(inputs, IterableDataset)
+        sources = _items_of(inputs) if is_list else (partial(_same, item) for item in inputs)
+        given = zip((num_workers, batch_size), self.suited_counts(), strict=True)
+        threads, batch = (suited if value == AUTO else value for value, suited in given)
+        if threads == 0:
+            return map(read, sources), lambda: not is_list
+        photos = ReadAhead(sources, read, threads, 2 * batch)
+        return photos, lambda: not is_list and photos.is_waiting()
+
+    def _choose_batch_size(self, batch_size: Any, parts: list[Part]) -> int:
+        if batch_size != AUTO:
+            return int(batch_size)
+        _, most = self.suited_counts()
+        largest = max((part.pixels[0].numel() for part in parts), default=NATIVE_PIXELS)
+        return max(1, most * NATIVE_PIXELS // max(largest, NATIVE_PIXELS))
+
+    def suited_counts(self) -> tuple[int, int]:
+        """Returns how many threads read, and how many images are a batch, where nobody says otherwise."""
+        if self.device.type == "cpu":  # on all of whose cores the model computes, which takes longer than reading
+            return max(1, torch.get_num_threads() // 4), CPU_BATCH
+        return min(MOST_THREADS, os.cpu_count() or 1), DEVICE_BATCH
+
+    def _read(self, options: dict[str, Any], get: Callable[[], Any], on_error: str = "raise", **given: Any) -> Photo:
+        try:
+            return Photo(self.read_parts(get(), options, **given))
+        except (OSError, TypeError, ValueError) as error:
+            if on_error == "raise":
+                raise
+            return Photo([], str(error))
+
+    def _answer_batch(self, parts: list[Part], options: dict[str, Any], forward: Any, postprocess: Any) -> None:
+        """Answers parts, those of one shape together."""
+        groups: dict[Any, list[Part]] = {}
+        for part in parts:
+            groups.setdefault((part.pixels.shape, part.pixels.dtype), []).append(part)
+        for group in groups.values():
+            with self.device_placement(), self.get_inference_context()():
+                pixels = [part.pixels for part in group]
+                inputs = self.image_processor.finish_batch(pixels, options, self.device).to(self.dtype)
+                outputs = self.run_model(inputs, **forward)
+                answers = self.decode(outputs, group, **postprocess)
+            for part, answer in zip(group, answers, strict=True):
+                part.answer, part.is_answered = answer, True
+
+    def _answer_of(self, photo: Photo) -> Any:
+        return self.join_parts(photo.parts) if photo.error is None else {"error": photo.error}
+
+    # What tasks do in their own way
 
     def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
-        """Returns the options of the image processor and of the pipeline, and the features of the labels."""
-        labels = preprocess.pop("candidate_labels")
-        template = preprocess.pop("hypothesis_template", "This is a photo of {}.")
-        if isinstance(labels, str) or len(labels) == 0:
-            raise ValueError(f"candidate_labels={labels!r} must be a list of at least one label.")
-        texts = self.tokenizer([template.format(label) for label in labels], return_tensors="pt", padding=True)
-        forward = {"texts": texts.to(self.device), "candidate_labels": list(labels)}
-        if self.fast_model is None:
-            with self.device_placement(), self.get_inference_context()():
-                features = self.model.get_text_features(**texts).pooler_output  # (T, E)
-            forward["text_features"] = F.normalize(features, dim=-1)
+        """Returns the options of the image processor, and those of `read_parts` and `run_model`, of a call."""
         return self.image_processor.call_options(), preprocess, forward
 
-    def run_model(
-        self, inputs: BatchFeature, texts: Any, candidate_labels: list[str], text_features: Tensor | None = None
-    ) -> dict[str, Any]:
-        """Returns how well each image fits each label, (B, T)."""
-        if text_features is None:
-            logits = self.fast_model(**texts, **inputs).logits_per_image
-        else:
-            images = F.normalize(self.model.get_image_features(**inputs).pooler_output, dim=-1)  # (B, E)
-            logits = self.model.contrastive_head(images, text_features)
-        return {"logits": logits, "candidate_labels": candidate_labels}
-
-    def decode(self, outputs: Any, parts: list[Part]) -> list[list[dict[str, Any]]]:
-        """Returns the labels of each image, the likeliest first."""
-        found = outputs["logits"].float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-        return [
-            [{"score": score, "label": outputs["candidate_labels"][label]} for score, label in zip(*pair, strict=True)]
-            for pair in zip(found.values.tolist(), found.indices.tolist(), strict=True)
-        ]
-
-
-class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline):
-    """The stock pipeline of depth in batches; see `BatchedImagePipeline`."""
-
-    stock: ClassVar[type[Pipeline] | None] = DepthEstimationPipeline
-
-    def decode(self, outputs: Any, parts: list[Part]) -> list[dict[str, Any]]:
-        """Returns the depth of each image, (H, W) in the unit of the model, and a gray picture of it."""
-        sizes = [part.size for part in parts]
-        answers = []
-        for found in self.image_processor.post_process_depth_estimation(outputs, sizes):
-            depth = found["predicted_depth"]  # (H, W)
-            low, high = depth.aminmax()
-            gray = (
-                ((depth - low) / (high - low) * 255).nan_to_num().to(torch.uint8)
-            )  # NaN where all depths are the same
-            answers.append({"predicted_depth": depth.cpu(), "depth": PIL.Image.fromarray(gray.cpu().numpy())})
-        return answers
-
-
-class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline):
-    """The stock pipeline of objects in batches, whose `threshold` is by default the one that training has chosen.
-
-    `nms_threshold` takes out boxes that repeat a surer one, see `post_process_object_detection`; for the rest
-    `BatchedImagePipeline`.
-    """
-
-    stock: ClassVar[type[Pipeline] | None] = ObjectDetectionPipeline
-    task_config: ClassVar[str | None] = "detection_config"
-
-    def _sanitize_parameters(self, nms_threshold: float | None = None, **kwargs: Any) -> Any:
-        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
-        return preprocess, forward, postprocess | ({} if nms_threshold is None else {"nms_threshold": nms_threshold})
-
-    def decode(
-        self, outputs: Any, parts: list[Part], threshold: float = 0.5, nms_threshold: float | None = None
-    ) -> list[list[dict[str, Any]]]:
-        """Returns the objects in each image, the surest first, their boxes in whole pixels."""
-        sizes, id2label = [part.size for part in parts], self.model.config.id2label
-        found = self.image_processor.post_process_object_detection(outputs, threshold, sizes, nms_threshold)
-        return [
-            [
-                {"score": score, "label": id2label[label], "box": dict(zip(CORNERS, box, strict=True))}
-                for score, label, box in zip(
-                    own["scores"].tolist(), own["labels"].tolist(), own["boxes"].int().tolist(), strict=True
-                )
-            ]
-            for own in found
-        ]
-
-
-class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipeline):
-    """The stock pipeline of segmentation in batches, whose `threshold` is by default the one that training has chosen.
-
-    See `BatchedImagePipeline`.
-    """
-
-    stock: ClassVar[type[Pipeline] | None] = ImageSegmentationPipeline
-    task_config: ClassVar[str | None] = "universal_segmentation_config"
-
-    def decode(
-        self, outputs: Any, parts: list[Part], subtask: str | None = None, threshold: float = 0.9, **options: float
-    ) -> list[list[dict[str, Any]]]:
-        """Returns the segments of each image, with masks of its size."""
-        sizes, processor = [part.size for part in parts], self.image_processor
-        if subtask == "semantic":
-            maps = [own.cpu().numpy() for own in processor.post_process_semantic_segmentation(outputs, sizes)]
-            return [self._segments(own, [(label, label, None) for label in np.unique(own).tolist()]) for own in maps]
-        if subtask not in (None, "panoptic", "instance"):
-            raise ValueError(f"subtask={subtask!r} must be one of panoptic, instance, semantic.")
-        options = {"threshold": threshold, "overlap_mask_area_threshold": 0.5, **options}
-        of_instances = processor.post_process_instance_segmentation
-        process = of_instances if subtask == "instance" else processor.post_process_panoptic_segmentation
-        return [
-            self._segments(
-                found["segmentation"].cpu().numpy(),
-                [(segment["id"], segment["label_id"], segment["score"]) for segment in found["segments_info"]],
-            )
-            for found in process(outputs, target_sizes=sizes, **options)
-        ]
-
-    def _segments(self, numbers: np.ndarray, segments: list[tuple[int, int, float | None]]) -> list[dict[str, Any]]:
-        """Returns segments, each its number in the map (H, W), label and score, as the stock pipeline does."""
-        return [
-            {
-                "score": score,
-                "label": self.model.config.id2label[label],
-                "mask": PIL.Image.fromarray((numbers == number).astype(np.uint8) * np.uint8(255)),
-            }
-            for number, label, score in segments
-        ]
-
-
-class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
-    """Finds keypoints of objects whose boxes are known, or of the one object that an image shows.
-
-    ```python
-    pipe = pipeline("keypoint-detection", model="path/to/model", trust_remote_code=True)
-    pipe("photo.jpg", boxes=[[34, 20, 180, 310]], threshold=0.3)
-    ```
-
-    `batch_size` counts objects, of one image or of several.
-    """
-
-    task_config: ClassVar[str | None] = "keypoint_config"
-    _load_processor = False
-    _load_image_processor = True
-    _load_video_processor = False
-    _load_feature_extractor = False
-    _load_tokenizer = False
-
-    def __call__(self, inputs: Any, boxes: Any = None, **kwargs: Any) -> Any:
-        """Finds keypoints.
-
-        Args:
-            inputs: An image (PIL, path, http(s) URL, base64, array or tensor), or many: a list, a dataset
-                such as transformers' `KeyDataset`, or a generator. In their place `{"image": ..., "boxes": ...}`.
-            boxes: The boxes of an image's objects, each left, top, right and bottom in pixels or `{"xmin", "ymin",
-                "xmax", "ymax"}` as the pipeline of object detection returns them; of many images a list of these.
-                `None` means the whole image.
-            **kwargs: `threshold`, the score above which a keypoint is returned, by default that which the training of
-                the model has chosen, or else all are; `flip_test=True` averages over the mirror image, which takes
-                twice as long; `timeout`, the seconds that the download of an image may take; and those of
-                `BatchedImagePipeline`.
-
-        Returns:
-            For each image a list with an entry a box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
-            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}`, in pixels, the center of pixel i being at i. Of a list
-            of images a list, of a dataset or generator an iterator, which works as it goes.
-
-        Raises:
-            OSError: if an image cannot be opened.
-            ValueError: if boxes are none, or not as many as images.
-        """
-        return super().__call__(inputs if boxes is None else _with_boxes(inputs, boxes), **kwargs)
-
-    def _sanitize_parameters(
-        self,
-        threshold: float | None = None,
-        flip_test: bool | None = None,
-        timeout: float | None = None,
-        on_error: str | None = None,
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        preprocess = ({} if timeout is None else {"timeout": timeout}) | check_on_error(on_error)
-        forward = {} if flip_test is None else {"flip_test": flip_test}
-        return preprocess, forward, {} if threshold is None else {"threshold": threshold}
-
     def read_parts(self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any) -> list[Part]:
-        """Returns a crop of each box of an image."""
-        given = image if isinstance(image, Mapping) else {"image": image}
-        if "image" not in given:
-            raise ValueError(
-                f"An input is {dict(given)!r}, but a dictionary must have an 'image' and may have 'boxes'."
-            )
-        pixels = self.image_processor.read_pixels(given["image"], options, timeout)  # (C, H, W)
-        size = (pixels.shape[-2], pixels.shape[-1])
-        (boxes,) = read_object_boxes([_corners(given.get("boxes"))], [size])  # (N, 4)
-        crops = self.image_processor.to_model_size(pixels, options, boxes)  # (C, h, w) each
-        return [Part(crop, size, box) for crop, box in zip(crops, boxes, strict=True)]
+        """Returns what the model is to see of an image of any kind; called in threads."""
+        pixels = self.image_processor.read_pixels(image, options, timeout)  # (C, H, W)
+        (seen,) = self.image_processor.to_model_size(pixels, options)  # (C, h, w)
+        return [Part(seen, (pixels.shape[-2], pixels.shape[-1]))]
 
-    def run_model(self, inputs: BatchFeature, flip_test: bool = False) -> Any:
-        """Returns the heatmaps (B, K, h, w)."""
-        return self.model.predict_flipped(**inputs) if flip_test else super().run_model(inputs)
+    def run_model(self, inputs: BatchFeature, *_: Any, **forward: Any) -> Any:
+        """Returns the outputs of the model for `pixel_values` (B, C, h, w), on the device."""
+        return (self.model if self.fast_model is None else self.fast_model)(**inputs, **forward)
 
-    def decode(self, outputs: Any, parts: list[Part], threshold: float | None = None) -> list[dict[str, Any]]:
-        """Returns the keypoints of each object."""
-        boxes = torch.stack([part.box for part in parts if part.box is not None])  # (B, 4)
-        (objects,) = self.image_processor.post_process_keypoint_detection(outputs, [boxes], threshold=threshold)
-        return [self._describe_object(found) for found in objects]
+    def decode(self, outputs: Any, parts: list[Part], *_: Any, **postprocess: Any) -> list[Any]:
+        """Returns the answer to each of the parts of a batch."""
+        raise NotImplementedError
 
-    def join_parts(self, parts: list[Part]) -> list[dict[str, Any]]:
-        """Returns the objects of an image."""
-        return [part.answer for part in parts]
-
-    def _one_by_one(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("The steps of this pipeline take batches. Call it, also for one image.")
-
-    # which the library asks every pipeline for, and the batches go without
-    preprocess = _forward = postprocess = _one_by_one
-
-    def _describe_object(self, found: dict[str, Tensor]) -> dict[str, Any]:
-        return {
-            "keypoints": found["keypoints"].tolist(),
-            "scores": found["scores"].tolist(),
-            "labels": [self.model.config.id2label[number] for number in found["labels"].tolist()],
-            "box": dict(zip(CORNERS, found["box"].tolist(), strict=True)),
-        }
+    def join_parts(self, parts: list[Part]) -> Any:
+        """Returns the answer to an image of which all parts have theirs."""
+        return parts[0].answer
 
 
-def _with_boxes(inputs: Any, boxes: Any) -> Any:
-    """Returns each image with its boxes, in a list, a generator or alone as the images are."""
-    if isinstance(inputs, list):
-        if len(boxes) != len(inputs):
-            raise ValueError(
-                f"boxes has {len(boxes)} entries, but there are {len(inputs)} images. Give a list of boxes an image, "
-                "None for the whole image."
-            )
-        return [{"image": image, "boxes": own} for image, own in zip(inputs, boxes, strict=True)]
-    images: Any = inputs  # datasets of torch are not annotated as what can be iterated
-    if isinstance(inputs, Dataset | GeneratorType):
-        return ({"image": image, "boxes": own} for image, own in zip(images, boxes, strict=True))
-    return {"image": inputs, "boxes": boxes}
+def check_on_error(on_error: str | None) -> dict[str, str]:
+    """Returns the option by its name if it is given; `ValueError` if there is no such behavior."""
+    if on_error not in (None, *ON_ERROR):
+        raise ValueError(f"on_error={on_error!r} must be one of {', '.join(ON_ERROR)}.")
+    return {} if on_error is None else {"on_error": on_error}
 
 
-def _corners(boxes: Any) -> Any:
-    """Returns boxes with the named ones among them as rows of numbers, also as detectors wrap them."""
-    if not isinstance(boxes, list | tuple):
-        return boxes
-    rows = []
-    for index, box in enumerate(boxes):
-        if isinstance(box, Mapping) and "box" in box:
-            box = box["box"]
-        if isinstance(box, Mapping) and set(CORNERS) - box.keys():
-            raise ValueError(f"boxes[{index}] is {dict(box)}, but needs {', '.join(CORNERS)}.")
-        rows.append([box[corner] for corner in CORNERS] if isinstance(box, Mapping) else box)
-    return rows
+def optimize_model(model: Any, options: dict[str, Any]) -> Any:
+    """Returns a model with the same call that is faster on this machine; `.report` says what was tried."""
+    # The file beside the model's own: those of a saved folder are imported once for the model, once for the pipeline.
+    beside = type(model).__module__.rpartition(".")[0]
+    return vars(import_module(f"{beside}.fast_inference"))["optimize_for_inference"](model, **options)
+
+
+def _items_of(inputs: Any) -> Iterator[Callable[[], Any]]:
+    """Yields what gets each item of a list or dataset, which opens it only then, for one thread at a time."""
+    lock = Lock()
+
+    def get(index: int) -> Any:
+        with lock:
+            return inputs[index]
+
+    yield from (partial(get, index) for index in range(len(inputs)))
+
+
+def _same(item: Any) -> Any:
+    return item
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if value != AUTO and (type(value) is not int or value < least):
+        raise ValueError(f'{name}={value!r} must be a whole number of at least {least}, or "{AUTO}".')

@@ -27,43 +27,29 @@ AUTO_MAP = {
     "AutoModelForObjectDetection": "task_detection.HfViTForObjectDetection",
     "AutoModelForZeroShotImageClassification": "task_contrastive.HfViTForZeroShotImageClassification",
 }
-# The task that a saved model opens for by its name, the class of its pipeline, and the Auto class of its model
+# By the Auto class of a model, the task that it opens for by its name, and the class of its pipeline
 PIPELINES = {
-    "HfViTForImageClassification": (
+    "AutoModel": ("image-feature-extraction", "modeling_hf_vit.HfViTImageFeatureExtractionPipeline"),
+    "AutoModelForImageClassification": (
         "image-classification",
-        "HfViTImageClassificationPipeline",
-        "AutoModelForImageClassification",
+        "task_classification.HfViTImageClassificationPipeline",
     ),
-    "HfViTForSemanticSegmentation": (
-        "image-segmentation",
-        "HfViTImageSegmentationPipeline",
-        "AutoModelForSemanticSegmentation",
-    ),
-    "HfViTForUniversalSegmentation": (
-        "image-segmentation",
-        "HfViTImageSegmentationPipeline",
-        "AutoModelForUniversalSegmentation",
-    ),
-    "HfViTForDepthEstimation": ("depth-estimation", "HfViTDepthEstimationPipeline", "AutoModelForDepthEstimation"),
-    "HfViTForObjectDetection": ("object-detection", "HfViTObjectDetectionPipeline", "AutoModelForObjectDetection"),
-    "HfViTForKeypointDetection": (
-        "keypoint-detection",
-        "HfViTKeypointDetectionPipeline",
-        "AutoModelForKeypointDetection",
-    ),
-    "HfViTForZeroShotImageClassification": (
+    "AutoModelForSemanticSegmentation": ("image-segmentation", "task_segmentation.HfViTImageSegmentationPipeline"),
+    "AutoModelForUniversalSegmentation": ("image-segmentation", "task_segmentation.HfViTImageSegmentationPipeline"),
+    "AutoModelForDepthEstimation": ("depth-estimation", "task_depth.HfViTDepthEstimationPipeline"),
+    "AutoModelForKeypointDetection": ("keypoint-detection", "task_keypoints.HfViTKeypointDetectionPipeline"),
+    "AutoModelForObjectDetection": ("object-detection", "task_detection.HfViTObjectDetectionPipeline"),
+    "AutoModelForZeroShotImageClassification": (
         "zero-shot-image-classification",
-        "HfViTZeroShotImageClassificationPipeline",
-        "AutoModelForZeroShotImageClassification",
+        "task_contrastive.HfViTZeroShotImageClassificationPipeline",
     ),
-    "HfViTModel": ("image-feature-extraction", "HfViTImageFeatureExtractionPipeline", "AutoModel"),
-    "HfViTForMaskedImageModeling": ("image-feature-extraction", "HfViTImageFeatureExtractionPipeline", "AutoModel"),
 }
 # The same as config.json has it, one task for each model: among several the library would not know which one is meant
 CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
-    architecture: {task: {"impl": f"pipeline_hf_vit.{name}", "pt": [auto_class], "type": "image"}}
-    for architecture, (task, name, auto_class) in PIPELINES.items()
+    AUTO_MAP[auto_class].partition(".")[2]: {task: {"impl": impl, "pt": [auto_class], "type": "image"}}
+    for auto_class, (task, impl) in PIPELINES.items()
 }
+CUSTOM_PIPELINES["HfViTForMaskedImageModeling"] = CUSTOM_PIPELINES["HfViTModel"]
 
 
 def copy_code(save_directory: str | os.PathLike[str]) -> None:
@@ -113,11 +99,6 @@ def _travel_together() -> tuple[Any, ...]:
     from .image_processing_hf_vit import HfViTImageProcessor
     from .image_processing_pil_hf_vit import HfViTImageProcessorPil
     from .modeling_hf_vit import HfViTModel
-    from .pipeline_hf_vit import (
-        HfViTImageSegmentationPipeline,
-        HfViTKeypointDetectionPipeline,
-        HfViTObjectDetectionPipeline,
-    )
     from .processing_hf_vit import HfViTProcessor
     from .task_classification import HfViTForImageClassification
     from .task_contrastive import HfViTForZeroShotImageClassification
@@ -140,5 +121,4 @@ def _travel_together() -> tuple[Any, ...]:
         HfViTForMaskedImageModeling,
         HfViTForZeroShotImageClassification,
     )
-    pipelines = (HfViTKeypointDetectionPipeline, HfViTObjectDetectionPipeline, HfViTImageSegmentationPipeline)
-    return *models, *pipelines, *processors, optimize_for_inference
+    return *models, *processors, optimize_for_inference

@@ -1,13 +1,15 @@
-"""Image classification: head, targets, loss and model.
+"""Image classification: head, targets, loss, model and pipeline.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K labels.
 """
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import ImageClassificationPipeline, Pipeline, PreTrainedConfig
 from transformers import initialization as init
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.processing_utils import Unpack
@@ -16,6 +18,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTInitialized
 from .modeling_hf_vit import HfViTModel
+from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 
 
@@ -199,3 +202,33 @@ class HfViTForImageClassification(HfViTPreTrainedModel):
             cls_logits=cls_logits,
             distillation_logits=distillation_logits,
         )
+
+
+class HfViTImageClassificationPipeline(BatchedImagePipeline, ImageClassificationPipeline):
+    """The stock pipeline of image classification in batches; see `BatchedImagePipeline`."""
+
+    stock: ClassVar[type[Pipeline] | None] = ImageClassificationPipeline
+
+    def decode(
+        self, outputs: Any, parts: list[Part], function_to_apply: Any = None, top_k: int = 5
+    ) -> list[list[dict[str, Any]]]:
+        """Returns the `top_k` labels of each image, the likeliest first."""
+        config, logits = self.model.config, outputs["logits"].float()  # (B, K)
+        function = _usual_function(config) if function_to_apply is None else function_to_apply.value
+        scores = {"sigmoid": logits.sigmoid, "softmax": lambda: logits.softmax(dim=-1), "none": lambda: logits}[
+            function
+        ]()
+        found = scores.sort(dim=-1, descending=True, stable=True)
+        values, labels = (part[:, :top_k].tolist() for part in (found.values, found.indices))
+        return [
+            [{"label": config.id2label[label], "score": score} for label, score in zip(*pair, strict=True)]
+            for pair in zip(labels, values, strict=True)
+        ]
+
+
+def _usual_function(config: PreTrainedConfig) -> str:
+    """Returns what makes scores of logits, as the newest stock pipeline chooses it."""
+    if config.problem_type == "regression":
+        return "none"
+    is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
+    return "sigmoid" if is_multi else "softmax"

@@ -1,4 +1,4 @@
-"""Image-text models: comparison of both, losses over the batch of all processes, and the model.
+"""Image-text models: comparison of both, losses over the batch of all processes, model and pipeline.
 
 Shapes: B images or texts of a process, N of all processes, b those of some rows, T texts, S tokens of a text, C
 channels, H W pixels, h w patch grid, D hidden size, E width of the compared vectors.
@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, BatchFeature, Pipeline, ZeroShotImageClassificationPipeline
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPOutput
@@ -24,6 +24,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from .configuration_hf_vit import HfViTConfig
 from .layers import HfViTInitialized, sum_over_processes, without_autocast
 from .modeling_hf_vit import HfViTModel, keep_states
+from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 from .remote_code import refusing_code
 from .task_configurations import HfViTContrastiveConfig, HfViTTextConfig
@@ -389,3 +390,45 @@ class HfViTForZeroShotImageClassification(HfViTPreTrainedModel):
             text_model_output=texts,
             vision_model_output=images,
         )
+
+
+class HfViTZeroShotImageClassificationPipeline(BatchedImagePipeline, ZeroShotImageClassificationPipeline):
+    """The stock pipeline of labels in words in batches, which reads the texts of a call once.
+
+    See `BatchedImagePipeline`.
+    """
+
+    stock: ClassVar[type[Pipeline] | None] = ZeroShotImageClassificationPipeline
+
+    def begin_call(self, preprocess: dict[str, Any], forward: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+        """Returns the options of the image processor and of the pipeline, and the features of the labels."""
+        labels = preprocess.pop("candidate_labels")
+        template = preprocess.pop("hypothesis_template", "This is a photo of {}.")
+        if isinstance(labels, str) or len(labels) == 0:
+            raise ValueError(f"candidate_labels={labels!r} must be a list of at least one label.")
+        texts = self.tokenizer([template.format(label) for label in labels], return_tensors="pt", padding=True)
+        forward = {"texts": texts.to(self.device), "candidate_labels": list(labels)}
+        if self.fast_model is None:
+            with self.device_placement(), self.get_inference_context()():
+                features = self.model.get_text_features(**texts).pooler_output  # (T, E)
+            forward["text_features"] = F.normalize(features, dim=-1)
+        return self.image_processor.call_options(), preprocess, forward
+
+    def run_model(
+        self, inputs: BatchFeature, texts: Any, candidate_labels: list[str], text_features: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Returns how well each image fits each label, (B, T)."""
+        if text_features is None:
+            logits = self.fast_model(**texts, **inputs).logits_per_image
+        else:
+            images = F.normalize(self.model.get_image_features(**inputs).pooler_output, dim=-1)  # (B, E)
+            logits = self.model.contrastive_head(images, text_features)
+        return {"logits": logits, "candidate_labels": candidate_labels}
+
+    def decode(self, outputs: Any, parts: list[Part]) -> list[list[dict[str, Any]]]:
+        """Returns the labels of each image, the likeliest first."""
+        found = outputs["logits"].float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        return [
+            [{"score": score, "label": outputs["candidate_labels"][label]} for score, label in zip(*pair, strict=True)]
+            for pair in zip(found.values.tolist(), found.indices.tolist(), strict=True)
+        ]

@@ -1,15 +1,19 @@
-"""Monocular depth: heads, losses and model.
+"""Monocular depth: heads, losses, model and pipeline.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, P prefix tokens, L tokens, D hidden size, K bins, s how much
 finer the output of a head is than the grid.
 """
 
+from typing import Any, ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import DepthEstimationPipeline, Pipeline
 from transformers.modeling_outputs import DepthEstimatorOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.import_utils import is_vision_available
 
 from .adapt_inputs import HfViTInputSized
 from .configuration_hf_vit import HfViTConfig, to_pair
@@ -23,7 +27,12 @@ from .layers import (
     without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
+from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .task_configurations import HfViTDepthConfig
+
+
+if is_vision_available():
+    import PIL.Image
 
 
 NUM_SCALES = 4  # of the gradient matching
@@ -393,3 +402,21 @@ class HfViTForDepthEstimation(HfViTForDensePrediction):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+class HfViTDepthEstimationPipeline(BatchedImagePipeline, DepthEstimationPipeline):
+    """The stock pipeline of depth in batches; see `BatchedImagePipeline`."""
+
+    stock: ClassVar[type[Pipeline] | None] = DepthEstimationPipeline
+
+    def decode(self, outputs: Any, parts: list[Part]) -> list[dict[str, Any]]:
+        """Returns the depth of each image, (H, W) in the unit of the model, and a gray picture of it."""
+        sizes = [part.size for part in parts]
+        answers = []
+        for found in self.image_processor.post_process_depth_estimation(outputs, sizes):
+            depth = found["predicted_depth"]  # (H, W)
+            low, high = depth.aminmax()
+            # NaN where all depths are the same
+            gray = ((depth - low) / (high - low) * 255).nan_to_num().to(torch.uint8)
+            answers.append({"predicted_depth": depth.cpu(), "depth": PIL.Image.fromarray(gray.cpu().numpy())})
+        return answers

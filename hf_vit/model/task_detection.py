@@ -1,4 +1,4 @@
-"""Object detection: a decoder of queries in the encoder, matching and losses of every decoder, and the model.
+"""Object detection: a decoder of queries in the encoder, matching and losses of every decoder, model and pipeline.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, P prefix tokens, Q queries, L = P + N + Q
 tokens, D hidden size, K classes, M objects of an image, G groups of queries.
@@ -7,12 +7,13 @@ tokens, D hidden size, K classes, M objects of an image, G groups of queries.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import ObjectDetectionPipeline, Pipeline
 from transformers import initialization as init
 from transformers.image_transforms import center_to_corners_format
 from transformers.models.auto.modeling_auto import MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES
@@ -29,6 +30,7 @@ from .image_targets import encode_boxes
 from .layers import PRIOR_BIAS, HfViTInitialized, HfViTPredictionHead, HfViTQueries, to_maps, without_autocast
 from .matching import match
 from .modeling_hf_vit import HfViTModel
+from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part
 from .pretrained import HfViTPreTrainedModel
 from .task_configurations import HfViTDetectionConfig
 
@@ -514,3 +516,34 @@ class HfViTForObjectDetection(HfViTPreTrainedModel):
 
 # The stock pipeline reads this list, not what is registered, and calls models that are not in it unsupported.
 MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES["hf_vit"] = HfViTForObjectDetection.__name__
+
+
+class HfViTObjectDetectionPipeline(BatchedImagePipeline, ObjectDetectionPipeline):
+    """The stock pipeline of objects in batches, whose `threshold` is by default the one that training has chosen.
+
+    `nms_threshold` takes out boxes that repeat a surer one, see `post_process_object_detection`; for the rest
+    `BatchedImagePipeline`.
+    """
+
+    stock: ClassVar[type[Pipeline] | None] = ObjectDetectionPipeline
+    task_config: ClassVar[str | None] = "detection_config"
+
+    def _sanitize_parameters(self, nms_threshold: float | None = None, **kwargs: Any) -> Any:
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        return preprocess, forward, postprocess | ({} if nms_threshold is None else {"nms_threshold": nms_threshold})
+
+    def decode(
+        self, outputs: Any, parts: list[Part], threshold: float = 0.5, nms_threshold: float | None = None
+    ) -> list[list[dict[str, Any]]]:
+        """Returns the objects in each image, the surest first, their boxes in whole pixels."""
+        sizes, id2label = [part.size for part in parts], self.model.config.id2label
+        found = self.image_processor.post_process_object_detection(outputs, threshold, sizes, nms_threshold)
+        return [
+            [
+                {"score": score, "label": id2label[label], "box": dict(zip(CORNERS, box, strict=True))}
+                for score, label, box in zip(
+                    own["scores"].tolist(), own["labels"].tolist(), own["boxes"].int().tolist(), strict=True
+                )
+            ]
+            for own in found
+        ]

@@ -1,21 +1,26 @@
-"""Keypoint detection: heads, heatmaps from points and back, loss and model.
+"""Keypoint detection: heads, heatmaps from points and back, loss, model and pipeline.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, L tokens, D hidden size, K keypoints, s how much finer
 heatmaps are than the grid, h' = s·h, w' = s·w.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import GeneratorType
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import BatchFeature
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .embeddings import image_grids
+from .image_crops import read_object_boxes
 from .layers import (
     HfViTHeadConv2d,
     HfViTHeadConvTranspose2d,
@@ -26,6 +31,7 @@ from .layers import (
     without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
+from .pipeline_hf_vit import CORNERS, BatchedImagePipeline, Part, check_on_error
 from .task_configurations import HfViTKeypointConfig
 
 
@@ -400,3 +406,128 @@ class HfViTForKeypointDetection(HfViTForDensePrediction):
         """Returns the heatmaps (B, K, h', w') of images (B, C, H, W) as predicted from their mirror images."""
         mirrored: Tensor = self(pixel_values.flip(-1), return_dict=True).heatmaps
         return flip_heatmaps(mirrored, self.options.flip_pairs)
+
+
+class HfViTKeypointDetectionPipeline(BatchedImagePipeline):
+    """Finds keypoints of objects whose boxes are known, or of the one object that an image shows.
+
+    ```python
+    pipe = pipeline("keypoint-detection", model="path/to/model", trust_remote_code=True)
+    pipe("photo.jpg", boxes=[[34, 20, 180, 310]], threshold=0.3)
+    ```
+
+    `batch_size` counts objects, of one image or of several.
+    """
+
+    task_config: ClassVar[str | None] = "keypoint_config"
+    _load_processor = False
+    _load_image_processor = True
+    _load_video_processor = False
+    _load_feature_extractor = False
+    _load_tokenizer = False
+
+    def __call__(self, inputs: Any, boxes: Any = None, **kwargs: Any) -> Any:
+        """Finds keypoints.
+
+        Args:
+            inputs: An image (PIL, path, http(s) URL, base64, array or tensor), or many: a list, a dataset
+                such as transformers' `KeyDataset`, or a generator. In their place `{"image": ..., "boxes": ...}`.
+            boxes: The boxes of an image's objects, each left, top, right and bottom in pixels or `{"xmin", "ymin",
+                "xmax", "ymax"}` as the pipeline of object detection returns them; of many images a list of these.
+                `None` means the whole image.
+            **kwargs: `threshold`, the score above which a keypoint is returned, by default that which the training of
+                the model has chosen, or else all are; `flip_test=True` averages over the mirror image, which takes
+                twice as long; `timeout`, the seconds that the download of an image may take; and those of
+                `BatchedImagePipeline`.
+
+        Returns:
+            For each image a list with an entry a box: `{"keypoints": [[x, y], ...], "scores": [...], "labels":
+            [names], "box": {"xmin", "ymin", "xmax", "ymax"}}`, in pixels, the center of pixel i being at i. Of a list
+            of images a list, of a dataset or generator an iterator, which works as it goes.
+
+        Raises:
+            OSError: if an image cannot be opened.
+            ValueError: if boxes are none, or not as many as images.
+        """
+        return super().__call__(inputs if boxes is None else _with_boxes(inputs, boxes), **kwargs)
+
+    def _sanitize_parameters(
+        self,
+        threshold: float | None = None,
+        flip_test: bool | None = None,
+        timeout: float | None = None,
+        on_error: str | None = None,
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        preprocess = ({} if timeout is None else {"timeout": timeout}) | check_on_error(on_error)
+        forward = {} if flip_test is None else {"flip_test": flip_test}
+        return preprocess, forward, {} if threshold is None else {"threshold": threshold}
+
+    def read_parts(self, image: Any, options: dict[str, Any], timeout: float | None = None, **_: Any) -> list[Part]:
+        """Returns a crop of each box of an image."""
+        given = image if isinstance(image, Mapping) else {"image": image}
+        if "image" not in given:
+            raise ValueError(
+                f"An input is {dict(given)!r}, but a dictionary must have an 'image' and may have 'boxes'."
+            )
+        pixels = self.image_processor.read_pixels(given["image"], options, timeout)  # (C, H, W)
+        size = (pixels.shape[-2], pixels.shape[-1])
+        (boxes,) = read_object_boxes([_corners(given.get("boxes"))], [size])  # (N, 4)
+        crops = self.image_processor.to_model_size(pixels, options, boxes)  # (C, h, w) each
+        return [Part(crop, size, box) for crop, box in zip(crops, boxes, strict=True)]
+
+    def run_model(self, inputs: BatchFeature, flip_test: bool = False) -> Any:
+        """Returns the heatmaps (B, K, h, w)."""
+        return self.model.predict_flipped(**inputs) if flip_test else super().run_model(inputs)
+
+    def decode(self, outputs: Any, parts: list[Part], threshold: float | None = None) -> list[dict[str, Any]]:
+        """Returns the keypoints of each object."""
+        boxes = torch.stack([part.box for part in parts if part.box is not None])  # (B, 4)
+        (objects,) = self.image_processor.post_process_keypoint_detection(outputs, [boxes], threshold=threshold)
+        return [self._describe_object(found) for found in objects]
+
+    def join_parts(self, parts: list[Part]) -> list[dict[str, Any]]:
+        """Returns the objects of an image."""
+        return [part.answer for part in parts]
+
+    def _one_by_one(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("The steps of this pipeline take batches. Call it, also for one image.")
+
+    # which the library asks every pipeline for, and the batches go without
+    preprocess = _forward = postprocess = _one_by_one
+
+    def _describe_object(self, found: dict[str, Tensor]) -> dict[str, Any]:
+        return {
+            "keypoints": found["keypoints"].tolist(),
+            "scores": found["scores"].tolist(),
+            "labels": [self.model.config.id2label[number] for number in found["labels"].tolist()],
+            "box": dict(zip(CORNERS, found["box"].tolist(), strict=True)),
+        }
+
+
+def _with_boxes(inputs: Any, boxes: Any) -> Any:
+    """Returns each image with its boxes, in a list, a generator or alone as the images are."""
+    if isinstance(inputs, list):
+        if len(boxes) != len(inputs):
+            raise ValueError(
+                f"boxes has {len(boxes)} entries, but there are {len(inputs)} images. Give a list of boxes an image, "
+                "None for the whole image."
+            )
+        return [{"image": image, "boxes": own} for image, own in zip(inputs, boxes, strict=True)]
+    images: Any = inputs  # datasets of torch are not annotated as what can be iterated
+    if isinstance(inputs, Dataset | GeneratorType):
+        return ({"image": image, "boxes": own} for image, own in zip(images, boxes, strict=True))
+    return {"image": inputs, "boxes": boxes}
+
+
+def _corners(boxes: Any) -> Any:
+    """Returns boxes with the named ones among them as rows of numbers, also as detectors wrap them."""
+    if not isinstance(boxes, list | tuple):
+        return boxes
+    rows = []
+    for index, box in enumerate(boxes):
+        if isinstance(box, Mapping) and "box" in box:
+            box = box["box"]
+        if isinstance(box, Mapping) and set(CORNERS) - box.keys():
+            raise ValueError(f"boxes[{index}] is {dict(box)}, but needs {', '.join(CORNERS)}.")
+        rows.append([box[corner] for corner in CORNERS] if isinstance(box, Mapping) else box)
+    return rows

@@ -1,4 +1,4 @@
-"""Semantic segmentation: heads, losses, model, and inference on windows and on scaled and mirrored copies.
+"""Semantic segmentation: heads, losses, model, inference on windows and on scaled and mirrored copies, and pipeline.
 
 Shapes: B batch, C channels, H W pixels, h w patch grid, N = h·w patches, L tokens, D hidden size, K classes, s how
 much finer the output of a head is than the grid.
@@ -7,14 +7,18 @@ much finer the output of a head is than the grid.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import ImageSegmentationPipeline, Pipeline
 from transformers import initialization as init
 from transformers.modeling_outputs import SemanticSegmenterOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.import_utils import is_vision_available
 
 from .configuration_hf_vit import HfViTConfig, to_pair
 from .encoder import HfViTLayer, make_norm
@@ -32,7 +36,12 @@ from .layers import (
     without_autocast,
 )
 from .modeling_hf_vit import HfViTForDensePrediction, HfViTModel
+from .pipeline_hf_vit import BatchedImagePipeline, Part
 from .task_configurations import HfViTSegmentationConfig
+
+
+if is_vision_available():
+    import PIL.Image
 
 
 Forward = Callable[[Tensor], Tensor]
@@ -428,3 +437,45 @@ class HfViTForSemanticSegmentation(HfViTForDensePrediction):
             lambda own, _: segment_copies(segment_image, own[0], patch, scales, flip), [pixel_values], [], mask
         )
         return SemanticSegmenterOutput(logits=logits)
+
+
+class HfViTImageSegmentationPipeline(BatchedImagePipeline, ImageSegmentationPipeline):
+    """The stock pipeline of segmentation in batches, whose `threshold` is by default the one that training has chosen.
+
+    Of universal models too; see `BatchedImagePipeline`.
+    """
+
+    stock: ClassVar[type[Pipeline] | None] = ImageSegmentationPipeline
+    task_config: ClassVar[str | None] = "universal_segmentation_config"
+
+    def decode(
+        self, outputs: Any, parts: list[Part], subtask: str | None = None, threshold: float = 0.9, **options: float
+    ) -> list[list[dict[str, Any]]]:
+        """Returns the segments of each image, with masks of its size."""
+        sizes, processor = [part.size for part in parts], self.image_processor
+        if subtask == "semantic":
+            maps = [own.cpu().numpy() for own in processor.post_process_semantic_segmentation(outputs, sizes)]
+            return [self._segments(own, [(label, label, None) for label in np.unique(own).tolist()]) for own in maps]
+        if subtask not in (None, "panoptic", "instance"):
+            raise ValueError(f"subtask={subtask!r} must be one of panoptic, instance, semantic.")
+        options = {"threshold": threshold, "overlap_mask_area_threshold": 0.5, **options}
+        of_instances = processor.post_process_instance_segmentation
+        process = of_instances if subtask == "instance" else processor.post_process_panoptic_segmentation
+        return [
+            self._segments(
+                found["segmentation"].cpu().numpy(),
+                [(segment["id"], segment["label_id"], segment["score"]) for segment in found["segments_info"]],
+            )
+            for found in process(outputs, target_sizes=sizes, **options)
+        ]
+
+    def _segments(self, numbers: np.ndarray, segments: list[tuple[int, int, float | None]]) -> list[dict[str, Any]]:
+        """Returns segments, each its number in the map (H, W), label and score, as the stock pipeline does."""
+        return [
+            {
+                "score": score,
+                "label": self.model.config.id2label[label],
+                "mask": PIL.Image.fromarray((numbers == number).astype(np.uint8) * np.uint8(255)),
+            }
+            for number, label, score in segments
+        ]

@@ -92,6 +92,29 @@ def test_fields_that_are_given_stay_and_others_are_added() -> None:
     assert "detection_config" not in chosen(replace(PHOTOGRAPHS, start="head"), table=DETECTION)
 
 
+@pytest.mark.parametrize(
+    ("changes", "given", "size", "is_eager"),
+    [
+        ({}, (), Size(128, 6, 64, 8), True),
+        ({"num_patches": 196}, (), None, True),
+        ({"num_patches": 1024}, (), None, False),
+        ({}, (), None, False),  # of an unknown size
+        ({}, (), Size(384, 12, 224, 8), False),
+        ({}, ("bf16",), Size(128, 6, 64, 8), False),
+        ({}, ("attn_implementation",), Size(128, 6, 64, 8), False),
+        ({"has_bf16": False}, (), Size(128, 6, 64, 8), False),
+        ({"has_slow_sdpa": False}, (), Size(128, 6, 64, 8), False),
+        ({"start": "backbone"}, (), Size(128, 6, 64, 8), False),
+    ],
+)
+def test_attention_is_eager_where_the_fused_one_trains_slowly(
+    changes: dict[str, Any], given: tuple[str, ...], size: Size | None, is_eager: bool
+) -> None:
+    facts = replace(PHOTOGRAPHS, **{"has_bf16": True, "has_slow_sdpa": True, **changes})
+    config = choose(DETECTION, facts, given, {}, size=size).get("config_overrides", {})
+    assert (config.get("attn_implementation") == "eager") is is_eager
+
+
 @pytest.mark.parametrize("kind", TASKS.values(), ids=TASKS)
 def test_every_size_of_a_task_makes_a_model(kind: Any, tmp_path: Path) -> None:
     command = ["--dataset_name", "photos", "--output_dir", str(tmp_path)]

@@ -91,6 +91,7 @@ MUON = {"use_muon": True, "learning_rate": 4e-3, "warmup_steps": 0.1}
 TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # of AdamW; narrower models take larger rates
 TUNED_LAYER_DECAY = 0.75
 FRESH_HEAD_RATE = 5.0  # times that of the rest
+MOST_EAGER_PATCHES = 256  # with which plain products of attention train faster than SDPA where that is slow
 FEW_IMAGES = 200  # with which a large backbone stays frozen but for its last blocks
 LAST_BLOCKS = 4
 LARGE_WIDTH = 384  # of backbones that have learned enough to be frozen
@@ -398,14 +399,23 @@ def choose_schedule(facts: Facts, steps: int, evaluations: int) -> Options:
     return {"max_steps": steps, **evaluated, **saved}
 
 
+def trains_eagerly(facts: Facts, given: Collection[str], size: Size | None) -> bool:
+    """Returns whether attention is to be plain products."""
+    patches = facts.num_patches if size is None else (size.image_size // size.patch_size) ** 2
+    is_slow = facts.has_bf16 and facts.has_slow_sdpa and not is_settled("bf16", given)
+    return is_slow and patches is not None and patches <= MOST_EAGER_PATCHES
+
+
 def choose_config(
     table: TaskDefaults, facts: Facts, given: Collection[str], overrides: Mapping[str, Any], size: Size | None
 ) -> Options:
     """Returns the fields of `HfViTConfig`: those that are given, and of a fresh model and head the chosen ones."""
     config: Options = {}
     if facts.start == "scratch":
+        if trains_eagerly(facts, given, size):
+            config["attn_implementation"] = "eager"
         width = facts.hidden_size if size is None else size.hidden_size
-        config = {**(size.config() if size is not None else {}), **table.config}
+        config |= {**(size.config() if size is not None else {}), **table.config}
         if width is not None and width > WIDEST_START:
             del config["initializer_range"]
         if facts.is_gray:

@@ -24,6 +24,8 @@ class Facts:
         num_layers: Its depth.
         has_gpu: Whether there is a GPU or another accelerator to train on.
         has_bf16: Whether the device is faster in bfloat16.
+        has_slow_sdpa: Whether that is without the backward pass of fused attention (SDPA).
+        num_patches: Patches of an image of the size that is given; None if it is not known.
         num_processes: How many processes train.
         spare_cores: Cores of a process on a CPU beside the one that trains, for worker processes that read images.
     """
@@ -40,6 +42,8 @@ class Facts:
     num_layers: int | None = None
     has_gpu: bool = False
     has_bf16: bool = False
+    has_slow_sdpa: bool = False
+    num_patches: int | None = None
     num_processes: int = 1
     spare_cores: int = 0
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...model.configuration_hf_vit import to_pair
 from ..arguments import StreamArguments
 from ..models import plan_config, read_config_of
 from ..publishing.report import evaluation_split
@@ -40,6 +41,8 @@ def gather_facts(task: Task) -> Facts:
         num_layers=config.get("num_hidden_layers"),
         has_gpu=has_gpu,
         has_bf16=is_fast_in_bf16(args.device),
+        has_slow_sdpa=args.device.type == "cpu" and not torch.cpu._is_amx_tile_supported(),
+        num_patches=count_patches(config),
         num_processes=args.world_size,
         spare_cores=0 if has_gpu else cores - 1,
     )
@@ -77,6 +80,14 @@ def known_config(task: Task) -> Mapping[str, Any]:
         return plan_config(task.model)
     saved = {} if Path(name).is_file() else read_config_of(name)
     return saved | task.model.overrides()
+
+
+def count_patches(config: Mapping[str, Any]) -> int | None:
+    """Returns the patches of an image of native size, None if the configuration does not tell."""
+    if not {"image_size", "patch_size"} <= config.keys():
+        return None
+    (height, width), (patch_height, patch_width) = to_pair(config["image_size"]), to_pair(config["patch_size"])
+    return (height // patch_height) * (width // patch_width)
 
 
 def is_fast_in_bf16(device: torch.device) -> bool:
