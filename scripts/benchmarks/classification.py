@@ -10,6 +10,7 @@ import torch
 import transformers
 from timm.models import VisionTransformer
 from torch import nn
+from transformers import PreTrainedModel
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
 from hf_vit.model.configuration_hf_vit import to_pair
@@ -36,6 +37,7 @@ class Arguments(StepArguments):
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "also float16"})
     modes: list[str] = field(default_factory=lambda: ["forward", "train"], metadata={"help": "forward, train"})
     rounds: int = field(default=6, metadata={"help": "rounds; each runs every library, in random order"})
+    attention: str = field(default="sdpa", metadata={"help": "of all models: sdpa, or eager for plain products"})
     compile: bool = field(default=False, metadata={"help": "run all models under torch.compile"})
 
 
@@ -66,6 +68,15 @@ MAKE_MODEL: dict[str, Callable[[HfViTConfig], nn.Module]] = {
     "transformers": make_transformers_model,
     "timm": make_timm_model,
 }
+
+
+def set_attention(model: nn.Module, attention: str) -> None:
+    """Sets the implementation of attention."""
+    if isinstance(model, PreTrainedModel):
+        model.set_attn_implementation(attention)
+    elif isinstance(model, VisionTransformer):
+        for block in model.blocks:
+            block.attn.fused_attn = attention == "sdpa"
 
 
 def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], object]:
@@ -103,8 +114,10 @@ def main(args: Arguments) -> None:
         torch.manual_seed(0)
         config = HfViTConfig.from_preset(preset, num_labels=1000)
         models = {name: make(config) for name, make in MAKE_MODEL.items()}
-        for model in models.values() if args.compile else ():
-            model.compile()
+        for model in models.values():
+            set_attention(model, args.attention)
+            if args.compile:
+                model.compile()
         for mode, dtype, batch_size in product(args.modes, args.dtypes, args.batch_sizes):
             steps = {name: make_step(m, mode, DTYPES[dtype], batch_size, args.device) for name, m in models.items()}
             rounds = time_steps(steps, args)

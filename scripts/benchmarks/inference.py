@@ -38,11 +38,9 @@ from .harness import (
 )
 
 
-EAGER: dict[str, Callable[[HfViTConfig], nn.Module]] = {
-    "hf_vit": HfViTForImageClassification,
-    "transformers": make_transformers_model,
-    "timm": make_timm_model,
-}
+Make = Callable[[HfViTConfig], nn.Module]
+PEERS: dict[str, Make] = {"transformers": make_transformers_model, "timm": make_timm_model}
+EAGER: dict[str, Make] = {"hf_vit": HfViTForImageClassification, **PEERS}
 
 
 @dataclass(kw_only=True)
@@ -53,8 +51,8 @@ class Arguments(StepArguments):
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8], metadata={"help": "images per step"})
     image_size: int = field(default=224, metadata={"help": "height and width of the images in pixels"})
     extras: list[str] = field(
-        default_factory=lambda: ["int8", "timm_compiled", "onnxruntime", "openvino"],
-        metadata={"help": "beside eager and optimized models: int8, timm_compiled, onnxruntime, openvino"},
+        default_factory=lambda: ["int8", "compiled_peers", "onnxruntime", "openvino"],
+        metadata={"help": "beside eager and optimized models: int8, compiled_peers, onnxruntime, openvino"},
     )
     token_merging: list[int] = field(default_factory=list, metadata={"help": "tokens merged per block, a row each"})
     product: bool = field(default=False, metadata={"help": "also the blocks as bare matrix products in bfloat16"})
@@ -73,7 +71,7 @@ def main(args: Arguments) -> None:
             steps, reports = make_steps(config, images, args)
         with torch.inference_mode():
             rounds = time_steps(steps, args)
-        peers = [name for name in steps if name.split(", ")[0] in ("transformers", "timm") and "compiled" not in name]
+        peers = [name for name in steps if name.split(", ")[0] in PEERS and "compiled" not in name]
         best = min(peers, key=partial(median_of, rounds))
         for name in steps:
             speed, ratio = batch_size / median_of(rounds, name), median_ratio(rounds, best, to=name)
@@ -102,9 +100,10 @@ def make_steps(
         quantized = copy.deepcopy(model).bfloat16()
         quantize_blocks(quantized, partial(quantized, half))
         steps["hf_vit, int8"] = partial(compile_flat(FlatOutputs(quantized), images, 600), images)
-    if "timm_compiled" in args.extras:
-        peer = FlatOutputs(NamedInput(make_timm_model(config).eval().bfloat16()))
-        steps["timm, bfloat16, compiled alike"] = partial(compile_flat(peer, half, 600), half)
+    for library, make in PEERS.items() if "compiled_peers" in args.extras else ():
+        peer = make(config).eval().bfloat16()
+        named = NamedInput(peer) if library == "timm" else peer
+        steps[f"{library}, bfloat16, compiled alike"] = partial(compile_flat(FlatOutputs(named), half, 600), half)
     for name, make_runtime in RUNTIMES.items():
         if name in args.extras:
             steps[f"hf_vit in {name}"] = make_runtime(model, images)
