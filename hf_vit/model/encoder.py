@@ -159,13 +159,12 @@ def eager_attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """Returns attention (B, L, n, d) of states (B, n, L, d), and its weights (B, n, L, L), which no other returns."""
     # The mask broadcasts to the weights: bool, True where a query may attend, or float, added to the scores.
-    scores = query @ key.transpose(2, 3) * scaling  # (B, n, L, L)
+    scores = query * scaling @ key.transpose(2, 3)  # (B, n, L, L)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     elif attention_mask is not None:
         scores = scores + attention_mask
-    precision = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.softmax(dim=-1, dtype=precision).to(query.dtype)
+    weights = scores.softmax(dim=-1).to(query.dtype)  # in float32 inside, of half precision too
     weights = F.dropout(weights, p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights  # (B, L, n, d)
 
