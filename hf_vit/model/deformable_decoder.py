@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_hf_vit import HfViTConfig
-from .embeddings import Grid
+from .embeddings import Grid, is_open
 from .layers import (
     PRIOR_BIAS,
     HfViTHeadLinear,
@@ -166,7 +166,7 @@ class Pyramid(NamedTuple):
 
 def sizes_of(grids: Sequence[Grid], like: Tensor) -> Tensor:
     """Returns the rows and columns of grids as a tensor (V, 2) of the kind of another."""
-    if not torch.compiler.is_exporting():
+    if not any(is_open(*grid) for grid in grids):
         return like.new_tensor(grids)
     sides = [torch.scalar_tensor(side, dtype=like.dtype, device=like.device) for grid in grids for side in grid]
     return torch.stack(sides).unflatten(0, (-1, 2))  # numbers that a traced program leaves open

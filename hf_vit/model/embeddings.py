@@ -21,6 +21,11 @@ Grid = tuple[int, int]
 Rotary = tuple[Tensor, Tensor]
 
 
+def is_open(*sizes: int) -> bool:
+    """Returns whether a program is being traced that leaves one of the sizes open."""
+    return torch.compiler.is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes)
+
+
 def resample_position_embeddings(
     table: Tensor,
     old_grid: Grid,
@@ -35,7 +40,7 @@ def resample_position_embeddings(
     # `mode` is "bicubic" or "bilinear"; `antialias` acts where the grid shrinks. With `offset` the grid is scaled as
     # if it became so much more than `new_grid`, and the rest is left out.
     prefix, patches = table[:, :num_prefix], table[:, num_prefix:]
-    if torch.compiler.is_exporting():
+    if is_open(*new_grid):
         patches = resample_by_products(patches, old_grid, new_grid, mode=mode, antialias=antialias, offset=offset)
         return torch.cat((prefix, patches), dim=1)
     if old_grid == new_grid:

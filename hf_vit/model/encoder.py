@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_hf_vit import HfViTConfig, to_pair
-from .embeddings import Grid, Rotary
+from .embeddings import Grid, Rotary, is_open
 from .layers import HfViTInitialized, HfViTRecorded
 
 
@@ -75,7 +75,7 @@ class Windows(NamedTuple):
         height, width = self.grid
         windows = windows.unflatten(2, self.size).unflatten(1, count_windows(self.grid, self.size))
         maps = windows.transpose(2, 3).flatten(3, 4).flatten(1, 2)  # (B, filled up h, filled up w, n, d)
-        if torch.compiler.is_exporting():  # whether a slice is a copy depends on the grid, and would become a guard
+        if is_open(height, width):  # whether a slice is a copy depends on the grid, and would become a guard
             sides = (torch.arange(side, device=maps.device) for side in self.grid)
             for dim, side in enumerate(sides, start=1):
                 maps = maps.index_select(dim, side)
@@ -88,7 +88,7 @@ def split_windows(maps: Tensor, size: Grid) -> Tensor:
     height, width = maps.shape[2:4]
     rows, columns = count_windows((height, width), size)
     missing = rows * size[0] - height, columns * size[1] - width
-    if torch.compiler.is_exporting() or any(missing):
+    if is_open(height, width) or any(missing):
         maps = F.pad(maps, (0, 0, 0, missing[1], 0, missing[0]))
     windows = maps.unflatten(3, (columns, size[1])).unflatten(2, (rows, size[0]))  # (B, n, rows, ., columns, ., d)
     return windows.permute(0, 2, 4, 1, 3, 5, 6).flatten(4, 5).flatten(1, 2)
@@ -122,7 +122,7 @@ def window_size(config: HfViTConfig, grid: Grid) -> Grid | None:
     """Returns rows and columns of the windows on a patch grid; None where one window would hold all."""
     if config.window_size is None:
         return None
-    if torch.compiler.is_exporting():  # a program for grids of any size
+    if is_open(*grid):  # a program for grids of any size
         return to_pair(config.window_size)
     rows, columns = (min(side, length) for side, length in zip(to_pair(config.window_size), grid, strict=True))
     return None if (rows, columns) == grid else (rows, columns)

@@ -21,7 +21,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.output_capturing import capture_outputs, maybe_install_capturing_hooks
 
 from .configuration_hf_vit import HfViTConfig
-from .embeddings import Grid, HfViTEmbeddings, Rotary
+from .embeddings import Grid, HfViTEmbeddings, Rotary, is_open
 from .encoder import (
     HfViTAttentionPooling,
     HfViTEncoder,
@@ -240,7 +240,7 @@ class HfViTModel(HfViTPreTrainedModel):
             return mask if seen is None else mask & seen
         others_mask = self.attention_mask(hidden_states, visible, output_attentions=True)
         if visible is None:
-            if not torch.compiler.is_exporting() and grid[0] % size[0] == grid[1] % size[1] == 0:
+            if not is_open(*grid) and grid[0] % size[0] == grid[1] % size[1] == 0:
                 return Windows(grid, size, num_prefix)
             visible = torch.ones(1, *grid, dtype=torch.bool, device=hidden_states.device)
         visible = visible.bool().expand(hidden_states.shape[0], -1, -1)
