@@ -61,11 +61,13 @@ class Peer(nn.Module):
 
     Args:
         ours: Our model.
-        peer: Takes its place.
+        peer: Takes its place, with the same implementation of attention.
     """
 
-    def __init__(self, ours: Any, peer: nn.Module) -> None:
+    def __init__(self, ours: Any, peer: transformers.PreTrainedModel) -> None:
         super().__init__()
+        if peer._supports_sdpa:  # else there is no choice
+            peer.set_attn_implementation(ours.config._attn_implementation)
         self.config, self.peer = ours.config, peer
         self.options: Any = vars(ours).get("options")
 
