@@ -110,7 +110,7 @@ def augment_classes(facts: Facts, epochs: float) -> Options:
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
         crop = {"min_crop_scale": 1.0, "crop_padding": 4}
-    if epochs < 40:
+    if epochs < 30:
         return {**crop, "auto_augment": "none", "random_erasing": 0.0}
     return {**crop, "auto_augment": "trivialaugment", "random_erasing": 0.1, "label_smoothing_factor": 0.1}
 
