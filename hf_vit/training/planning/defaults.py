@@ -100,6 +100,7 @@ MOST_EPOCHS, LEAST_EPOCHS = 300, 10
 TOO_FEW_STEPS = 300  # to learn anything from scratch
 GPU_BATCH, GPU_STEPS = 4, 5  # times those without one
 EVALUATIONS, CHECKPOINTS = 10, 4
+SOME_EPOCHS, MANY_EPOCHS = 30, 150  # from which on a classifier overfits without augmentation, and with a little
 SMALL_NATIVE = 40  # pixels of pictures that are thumbnails or symbols, not photos
 
 
@@ -110,9 +111,12 @@ def augment_classes(facts: Facts, epochs: float) -> Options:
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
         crop = {"min_crop_scale": 1.0, "crop_padding": 4}
-    if epochs < 30:
+    elif epochs >= MANY_EPOCHS:
+        crop = {"min_crop_scale": 0.25}
+    if epochs < SOME_EPOCHS:
         return {**crop, "auto_augment": "none", "random_erasing": 0.0}
-    return {**crop, "auto_augment": "trivialaugment", "random_erasing": 0.1, "label_smoothing_factor": 0.1}
+    erased, smoothed = (0.1, 0.1) if epochs < MANY_EPOCHS else (0.25, 0.2)
+    return {**crop, "auto_augment": "trivialaugment", "random_erasing": erased, "label_smoothing_factor": smoothed}
 
 
 def detection_head(facts: Facts, size: Size | None) -> Options:
