@@ -57,10 +57,10 @@ def test_facts_choose(facts: Facts, expected: dict[str, Any]) -> None:
 
 
 def test_images_change_the_more_the_more_often_they_are_seen() -> None:
-    few, many = (chosen(PHOTOGRAPHS, steps=steps) for steps in (100, 10_000))
-    assert (few["auto_augment"], many["auto_augment"]) == ("none", "trivialaugment")
-    assert "label_smoothing_factor" in many
-    assert "label_smoothing_factor" not in few
+    few, some, many = (chosen(PHOTOGRAPHS, steps=steps) for steps in (100, 1000, 10_000))
+    assert [options["auto_augment"] for options in (few, some, many)] == ["none", "trivialaugment", "trivialaugment"]
+    assert ["label_smoothing_factor" in options for options in (few, some, many)] == [False, True, True]
+    assert ["cutmix_alpha" in options for options in (few, some, many)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_images_change_the_more_the_more_often_they_are_seen() -> None:
         (["save_strategy"], {"save_strategy", "save_steps", "eval_strategy", "eval_steps"}),
         (["fp16"], {"bf16"}),
         (["num_train_epochs"], {"max_steps"}),
-        (["mixup_alpha"], {"label_smoothing_factor"}),
+        (["mixup_alpha"], {"label_smoothing_factor", "mixup_alpha", "cutmix_alpha"}),
     ],
 )
 def test_what_is_given_settles_what_belongs_to_it(given: list[str], settled: set[str]) -> None:

@@ -111,12 +111,11 @@ def augment_classes(facts: Facts, epochs: float) -> Options:
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
         crop = {"min_crop_scale": 1.0, "crop_padding": 4}
-    elif epochs >= MANY_EPOCHS:
-        crop = {"min_crop_scale": 0.25}
     if epochs < SOME_EPOCHS:
         return {**crop, "auto_augment": "none", "random_erasing": 0.0}
-    erased, smoothed = (0.1, 0.1) if epochs < MANY_EPOCHS else (0.25, 0.2)
-    return {**crop, "auto_augment": "trivialaugment", "random_erasing": erased, "label_smoothing_factor": smoothed}
+    mixed = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0} if epochs >= MANY_EPOCHS else {}
+    regularized = {"random_erasing": 0.1, "label_smoothing_factor": 0.1, **mixed}
+    return {**crop, "auto_augment": "trivialaugment", **regularized}
 
 
 def detection_head(facts: Facts, size: Size | None) -> Options:
