@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import pipeline
 
 from hf_vit import HfViTForKeypointDetection, HfViTForObjectDetection, HfViTImageProcessor
-from hf_vit.prediction import BOX_SIDES, DetectionPredictor, KeypointPredictor
+from hf_vit.prediction import CORNERS, DetectionPredictor, KeypointPredictor
 from hf_vit.visualize import segmentation_palette
 from hf_vit.visualize.colors import IGNORED
 
@@ -48,7 +48,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [
         {
             "file": str(folder / "images" / name),
-            "objects": [{"label": "x", "box": dict(zip(BOX_SIDES, box, strict=True))} for box in own],
+            "objects": [{"label": "x", "box": dict(zip(CORNERS, box, strict=True))} for box in own],
         }
         for name, own in boxes.items()
     ]
@@ -159,7 +159,7 @@ def test_boxes_are_for_keypoints_alone(workplace: Path) -> None:
 
 def test_boxes_are_drawn_with_name_and_score(workplace: Path) -> None:
     task = DetectionPredictor(str(workplace / "objects"))
-    box = dict(zip(BOX_SIDES, (10, 8, 30, 18), strict=True))
+    box = dict(zip(CORNERS, (10, 8, 30, 18), strict=True))
     picture = task.draw(BLACK, [{"label": "LABEL_3", "score": 0.5, "box": box}], "caption")
     color = COLORS[3]
     assert picture.getpixel((10 * SCALE, 15 * SCALE)) == color
@@ -177,7 +177,7 @@ def test_keypoints_are_drawn_with_their_skeleton(workplace: Path) -> None:
         "keypoints": list(places.values()),
         "labels": list(places),
         "scores": [1.0, 1.0, 0.0],
-        "box": dict(zip(BOX_SIDES, (2, 2, 38, 18), strict=True)),
+        "box": dict(zip(CORNERS, (2, 2, 38, 18), strict=True)),
     }
     picture = task.draw(BLACK, [pose], "caption")
     at = {name: picture.getpixel(((x + 0.5) * SCALE, (y + 0.5) * SCALE)) for name, (x, y) in places.items()}
