@@ -8,6 +8,7 @@ from typing import Any
 import timm
 import torch
 import transformers
+from timm.layers.attention import Attention
 from timm.models import VisionTransformer
 from torch import nn
 from transformers import PreTrainedModel
@@ -75,8 +76,9 @@ def set_attention(model: nn.Module, attention: str) -> None:
     if isinstance(model, PreTrainedModel):
         model.set_attn_implementation(attention)
     elif isinstance(model, VisionTransformer):
-        for block in model.blocks:
-            block.attn.fused_attn = attention == "sdpa"
+        for part in model.modules():
+            if isinstance(part, Attention):
+                vars(part)["fused_attn"] = attention == "sdpa"  # no setter: timm chooses it once
 
 
 def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, device: str) -> Callable[[], object]:
