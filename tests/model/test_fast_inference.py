@@ -20,6 +20,7 @@ from hf_vit import (
     optimize_for_inference,
 )
 from hf_vit.model import fast_inference
+from hf_vit.model.ahead_of_time import FlatOutputs
 from hf_vit.model.encoder import HfViTEncoder
 from hf_vit.model.fast_inference import FastForward, Trial
 from hf_vit.model.int8_linear import Int8Linear
@@ -102,6 +103,13 @@ def test_compiled_programs_answer_as_the_model_does(tmp_path: Path) -> None:
     fast.save_pretrained(tmp_path)
     saved = HfViTForImageClassification.from_pretrained(tmp_path)
     assert torch.equal(saved(images).logits, model(images).logits)
+
+
+def test_a_program_of_one_size_takes_positions_as_they_are() -> None:
+    program = torch.export.export(FlatOutputs(make()), (images_of(),), strict=False)
+    operators = [str(node.target) for node in program.graph.nodes]
+    assert any("linear" in name for name in operators)
+    assert not [name for name in operators if "arange" in name or "upsample" in name]
 
 
 @pytest.mark.usefixtures("always_faster")
