@@ -55,9 +55,21 @@ class ModelArguments:
         default=None,
         metadata={"help": 'Fields of HfViTConfig that differ, as JSON: \'{"patch_size": 8, "pooling": "mean"}\'.'},
     )
+    whiten_patches: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether the patch embedding of a model from scratch starts as a whitening of the training patches, "
+            "which learns faster."
+        },
+    )
     license: str = field(default="unknown", metadata={"help": "License of the trained weights, for the model card."})
 
     def __post_init__(self) -> None:
+        if self.model_name_or_path is not None and self.whiten_patches:
+            raise ValueError(
+                f"--whiten_patches is for models from scratch, and --model_name_or_path {self.model_name_or_path} has "
+                "learned its patches. Leave one of the two out."
+            )
         if self.model_name_or_path is not None and self.preset is not None:
             raise ValueError(
                 f"--preset {self.preset} is the size of a new model, and --model_name_or_path "

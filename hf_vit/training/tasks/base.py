@@ -4,13 +4,14 @@ import dataclasses
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Protocol, get_type_hints
 
 from datasets import DatasetDict
+from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 from transformers.utils import logging
@@ -45,6 +46,7 @@ from ..recipe import recipe_of
 from ..saving.checkpoints import on_first_process
 from ..saving.output_folder import free_folder
 from ..trainer import HfViTTrainer
+from ..whitening import NUM_IMAGES, whiten_patches
 
 
 logger = logging.get_logger(__name__)
@@ -284,7 +286,16 @@ class Task(ABC):
             ValueError: if a value is out of range, a split has no truth, or the best model cannot be chosen.
         """
         model, processor = self.open_model()
+        if self.model.whiten_patches:
+            whiten_patches(model, self.sample_inputs(model, processor), self.args.seed)
         return self.make_trainer_of(model, processor)
+
+    def sample_inputs(self, model: PreTrainedModel, processor: Any) -> Iterator[Tensor]:
+        """Yields some training images (C, H, W) as the model takes them, not augmented."""
+        name = "train" if "train" in self.loaded.splits else next(iter(self.loaded.splits))  # beside a stream
+        examples, collate = self.loaded.examples(name), self.make_collator(processor, model)
+        for number in range(0, len(examples), -(-len(examples) // NUM_IMAGES)):
+            yield collate([examples[number]])["pixel_values"][0]
 
     def make_trainer_of(self, model: PreTrainedModel, processor: Any) -> HfViTTrainer:
         """Returns the trainer of a model, given its processor; raises as `make_trainer`."""

@@ -1,0 +1,48 @@
+"""The start of patch embeddings by the data: features of patches that are of equal size and tell of one thing each.
+
+Shapes: M patches of E values each, D hidden size, C channels, p q patch height and width, K directions.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+NUM_IMAGES = 256  # whose patches tell how patches are
+LEAST_VARIANCE = 1e-2  # of a direction, in units of pixel values: what varies less is noise, and stays small
+
+
+@torch.no_grad()
+def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) -> None:
+    """Lets the patch embedding of a model from scratch start as a whitening of the patches of its images.
+
+    Neighboring pixels are alike, so that most of what random weights make of a patch is its mean color. The principal
+    directions of patches, each divided by its deviation, make details as large as colors from the first step on. A
+    random rotation spreads them over all D channels; where D < E the directions of least variance are left out.
+
+    Args:
+        model: Has an `HfViTModel` as its base.
+        images: (C, H, W) as the model takes them, with sides that are multiples of the patch.
+        seed: Of the rotation.
+
+    Source: whitening as a fixed first layer is from https://arxiv.org/abs/2404.00498, after
+    https://myrtle.ai/learn/how-to-train-your-resnet-8-bag-of-tricks/.
+    """
+    projection = model.base_model.embeddings.patch_embeddings.projection
+    kernel = projection.weight.shape[2:]
+    patches = torch.cat([F.unfold(image[None], kernel, stride=kernel)[0].T for image in images])  # (M, E)
+    patches = patches.to("cpu", torch.float64)
+    mean = patches.mean(dim=0)  # (E,)
+    variances, directions = torch.linalg.eigh((patches - mean).T @ (patches - mean) / len(patches))
+    width = len(projection.weight)
+    kept = min(width, len(variances))  # K
+    whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), the largest variances
+    draws = torch.randn(width, kept, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rotation = torch.linalg.qr(draws).Q * (width / kept) ** 0.5  # (D, K), to channels of variance 1
+    kernels = rotation @ whitening  # (D, E)
+    projection.weight.copy_(kernels.view_as(projection.weight))
+    if projection.bias is not None:
+        projection.bias.copy_(-kernels @ mean)
