@@ -58,7 +58,7 @@ class ModelArguments:
     whiten_patches: bool = field(
         default=False,
         metadata={
-            "help": "Whether the patch embedding of a model from scratch starts as a whitening of the training patches, "
+            "help": "Let the patch embedding of a model from scratch start as a whitening of the training patches, "
             "which learns faster."
         },
     )

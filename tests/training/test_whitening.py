@@ -10,7 +10,7 @@ from hf_vit import HfViTModel
 from hf_vit.training.whitening import LEAST_VARIANCE, whiten_patches
 
 from ..helpers.models import small_config
-from ..helpers.pretraining import make_task, write_colors
+from ..helpers.pretraining import A_FEW, make_task, write_colors
 
 
 PATCH = 4
@@ -69,7 +69,7 @@ def test_the_seed_draws_the_rotation() -> None:
 
 def test_a_training_starts_with_whitened_patches(tmp_path: Path) -> None:
     data = write_colors(tmp_path / "colors")
-    for options in ([], ["--streaming", "true", "--max_steps", "3"]):
+    for options in ([], ["--streaming", "true", *A_FEW]):
         task = make_task(data, tmp_path / "output", "--whiten_patches", "true", *options)
         trainer = task.make_trainer()
         embeddings = trainer.model.base_model.embeddings.patch_embeddings
