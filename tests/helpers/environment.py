@@ -28,6 +28,9 @@ def isolate() -> None:
         del os.environ[name]
     HOME.mkdir()
     TEMPORARY.mkdir()
+    # torch puts compiled headers beside temporary files, wherever its cache is: they stay for the next run too.
+    headers = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    TEMPORARY.joinpath(headers.name).symlink_to(headers)
     folders = {"HF_HOME": "huggingface", "XDG_CACHE_HOME": "cache", "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis"}
     os.environ.update({name: str(PLACE / folder) for name, folder in folders.items()})
     os.environ.update(NO_COUNTING, HOME=str(HOME), NO_PROXY="*")
