@@ -1,12 +1,9 @@
 """Runs the jobs of `tests.helpers.trainings` in processes of their own: one, or several that train together."""
 
-import os
 from pathlib import Path
 
+from .fresh import offline
 from .processes import ROOT, TIMEOUT, Process
-
-
-OFFLINE = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
 
 
 def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Process:
@@ -15,23 +12,23 @@ def start(job: str, folder: Path, *arguments: object, processes: int = 1) -> Pro
     output = folder / "output.txt"
     return Process(
         *("-m", "tests.helpers.trainings", job, str(folder), *map(str, arguments)),
-        workdir=ROOT,
-        environment={**os.environ, **OFFLINE},
+        workdir=folder,
+        environment=offline({"PYTHONPATH": str(ROOT)}),
         stdout=output,
         stderr=output,
         processes=processes,
     )
 
 
-def launch(*arguments: str, folder: Path, workdir: Path = ROOT) -> Process:
-    """Starts torchrun; what it and its processes print goes to output.txt in `folder`.
+def launch(*arguments: str, folder: Path, workdir: Path | None = None) -> Process:
+    """Starts torchrun, in `workdir` or else in `folder`, where what it and its processes print goes to output.txt.
 
     Not `accelerate launch --cpu --num_processes 2`, which runs one process and does not say so.
     """
     return Process(
         *("-m", "tests.helpers.torchrun", "--log_dir", str(folder / "logs"), *arguments),
-        workdir=workdir,
-        environment={**os.environ, **OFFLINE},
+        workdir=workdir or folder,
+        environment=offline({"PYTHONPATH": str(ROOT)}),
         stdout=folder / "output.txt",
         stderr=folder / "output.txt",
     )
