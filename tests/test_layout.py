@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_vit"
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-TRAVELING = [path for path in TREES if path.parent == PACKAGE / "model"]
+FILES = sorted(PACKAGE.rglob("*.py"))
+TRAVELING = [path for path in FILES if path.parent == PACKAGE / "model"]
 
 # What a file that travels with checkpoints imports beside its neighbors, and what only where that is installed.
 ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
@@ -41,7 +42,13 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(path): path for path in TREES}
+MODULES = {name_of(path): path for path in FILES}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def nodes_with_parents(
@@ -71,7 +78,7 @@ def is_never_called(parents: tuple[ast.AST, ...]) -> bool:
 def imported_by(path: Path) -> Iterator[str]:
     """Names of the files of this package that a file imports."""
     is_folder = path.name == "__init__.py"
-    for node, parents in nodes_with_parents(TREES[path]):
+    for node, parents in nodes_with_parents(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         if not isinstance(node, ast.ImportFrom) or is_never_called(parents) or is_for_types(parents):
@@ -86,7 +93,10 @@ def imported_by(path: Path) -> Iterator[str]:
             yield from (known for known in (name if name in MODULES else source,) if known in MODULES)
 
 
-IMPORTS = {name: set(imported_by(path)) - {name} for name, path in MODULES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """What each file of this package imports of it."""
+    return {name: set(imported_by(path)) - {name} for name, path in MODULES.items()}
 
 
 def folder_of(module: str) -> str:
@@ -97,7 +107,7 @@ def folder_of(module: str) -> str:
 
 @pytest.mark.parametrize("path", TRAVELING, ids=lambda path: path.stem)
 def test_what_travels_imports_its_neighbors_and_what_everybody_has(path: Path) -> None:
-    for node, parents in nodes_with_parents(TREES[path]):
+    for node, parents in nodes_with_parents(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.level == 1, f"line {node.lineno} leaves the folder"
             assert node.module is not None or path.name == "__init__.py", f"line {node.lineno} names no file"
@@ -116,7 +126,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     def visit(module: str, path: tuple[str, ...]) -> None:
         assert module not in path, " → ".join((*path[path.index(module) :], module))
         if module not in done:
-            for other in sorted(IMPORTS[module]):
+            for other in sorted(imports()[module]):
                 visit(other, (*path, module))
             done.add(module)
 
@@ -127,7 +137,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 def test_imports_between_folders_run_one_way() -> None:
     wrong = {
         f"{module} imports {other}"
-        for module, others in IMPORTS.items()
+        for module, others in imports().items()
         for other in others
         if (source := folder_of(module)) and (target := folder_of(other)) not in ("", source)
         if target not in (ORDER[: ORDER.index(source)] if source in ORDER else ["model"])
@@ -137,15 +147,15 @@ def test_imports_between_folders_run_one_way() -> None:
 
 
 def test_folders_are_small_enough_to_be_read() -> None:
-    folders = {path.parent for path in TREES}
+    folders = {path.parent for path in FILES}
     counts = {folder.relative_to(PACKAGE).as_posix(): len(list(folder.glob("*.py"))) for folder in folders}
     assert {name for name, count in counts.items() if count > MOST_FILES} <= LARGE_FOLDERS
 
 
-@pytest.mark.parametrize("path", TREES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_files_and_functions_are_small_enough_to_be_read(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             lines = node.end_lineno - node.lineno + 1

@@ -4,7 +4,6 @@ import os
 import random
 
 import numpy as np
-import torch
 
 
 VARIABLE = "PYTEST_SEED"  # in the environment of processes that tests start
@@ -12,6 +11,8 @@ VARIABLE = "PYTEST_SEED"  # in the environment of processes that tests start
 
 def seed_everything(number: int) -> None:
     """Seeds the generators of Python, NumPy and torch, and those of the processes that are started from now on."""
+    import torch  # not in the process that hands out tests
+
     os.environ[VARIABLE] = str(number)
     random.seed(number)
     np.random.seed(number)

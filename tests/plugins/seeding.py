@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ..helpers.seeds import VARIABLE, seed_everything
 
@@ -33,6 +32,8 @@ def seed_for(name: str, config: pytest.Config) -> None:
 @contextmanager
 def draws_kept() -> Iterator[None]:
     """Lets draws go on afterwards as if there had been none within."""
+    import torch  # not in the process that hands out tests
+
     variable, python, numpy = os.environ.get(VARIABLE, "0"), random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):

@@ -9,8 +9,6 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
-import torch
-from transformers import Trainer
 
 from ..helpers.processes import Process
 
@@ -68,6 +66,9 @@ def used_by(function: FunctionType) -> Iterator[Any]:
 
 def is_slow(function: Any, known: dict[Any, bool]) -> bool:
     """Whether a function starts a process, trains or compiles, itself or by functions of these tests."""
+    import torch  # not in the process that hands out tests
+    from transformers import Trainer
+
     function = inspect.unwrap(function) if callable(function) else function
     if function is torch.optim:
         return True
