@@ -1,5 +1,6 @@
 """Writers of tiny datasets in the formats that real ones have."""
 
+import functools
 import gzip
 import json
 import tarfile
@@ -10,6 +11,11 @@ from pathlib import Path
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as PILImage
+
+from hf_vit.data import load_digits_dataset
+
+
+load_digits = functools.cache(load_digits_dataset)  # whose images take a quarter of a second to encode
 
 
 def picture(number: int, size: tuple[int, int] = (8, 6)) -> PILImage.Image:

@@ -7,7 +7,6 @@ import torch
 from datasets import DatasetDict
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.data import load_digits_dataset
 from hf_vit.training import (
     AugmentationArguments,
     HfViTTrainer,
@@ -16,6 +15,7 @@ from hf_vit.training import (
     make_trainer,
 )
 
+from .datasets import load_digits
 from .references import draw_weights
 
 
@@ -32,7 +32,7 @@ def regularized_trainer(
     folder: Path, batch_size: int, regularization: RegularizationArguments = SPLITTABLE, **options: Any
 ) -> HfViTTrainer:
     """A trainer, as the script makes it, of a small model on a few digits, each of which a step has twice."""
-    digits = load_digits_dataset()
+    digits = load_digits()
     splits = DatasetDict(
         train=digits["train"].select(range(NUM_TRAIN)), validation=digits["test"].select(range(NUM_TEST))
     )

@@ -24,7 +24,7 @@ from hf_vit import (
     HfViTForObjectDetection,
     HfViTImageProcessor,
 )
-from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
+from hf_vit.data import AugmentedDataset, ImageClassificationCollator, small_affine
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.model.task_classification import classification_loss
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, NotFiniteError, Preempted, last_checkpoint
@@ -32,6 +32,7 @@ from hf_vit.training.batch_transforms import MultiScaleSizes
 
 from . import contrastive, dense, objects
 from .averaged_shards import EMA_DECAY, EMA_STEPS, average_shards, train_shards_with_muon
+from .datasets import load_digits
 from .dense_trainings import A_FEW_STEPS, run_task, scores_at_all_batch_sizes
 from .image_text_trainings import train_as_one
 from .models import TRAINING_CASES, small_config
@@ -222,7 +223,7 @@ def digits_trainer(
     **options: Any,
 ) -> HfViTTrainer:
     """A small model, from weights that are always the same, on a few digits that are augmented."""
-    digits = load_digits_dataset()
+    digits = load_digits()
     model_config = HfViTConfig.from_preset("mnist", **{**DIGITS_CONFIG, **(config or {})})
     image_processor = HfViTImageProcessor.for_model(model_config)
     return trainer_class(

@@ -13,9 +13,9 @@ from timm.models import adapt_input_conv
 from torch import Tensor
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
-from hf_vit.data import load_digits_dataset
 from hf_vit.model.adapt_inputs import apply_geometry, change_input_channels, resize_patch_kernels
 
+from ..helpers.datasets import load_digits
 from ..helpers.models import MODEL_CLASSES, SMALL_DEPTH, VARIANTS, pixels, small_config
 from ..helpers.references import assert_close, draw_weights
 
@@ -93,7 +93,7 @@ def test_kernels_keep_their_dtype(dtype: torch.dtype) -> None:
 @pytest.fixture(scope="module")
 def digits() -> tuple[Any, Tensor, Tensor]:
     """A model that tells digits apart, and test images (N, 1, 28, 28) with their labels."""
-    splits = load_digits_dataset()
+    splits = load_digits()
     images, labels = {}, {}
     for name, split in splits.items():
         images[name] = (

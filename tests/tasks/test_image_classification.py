@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from hf_vit import HfViTForImageClassification, HfViTImageProcessor
-from hf_vit.data import load_digits_dataset
 from hf_vit.training import (
     AugmentationArguments,
     HfViTTrainingArguments,
@@ -31,7 +30,7 @@ from hf_vit.training import (
 from hf_vit.training.tasks.image_classification import input_size
 
 from ..convert.test_convert_files import drawn, openai, vision_transformer_npz, write_npz
-from ..helpers.datasets import write_class_folders
+from ..helpers.datasets import load_digits, write_class_folders
 from ..scripts.test_demo import load_script
 
 
@@ -253,7 +252,7 @@ def test_a_processor_that_keeps_the_aspect_ratio_needs_a_size() -> None:
 
 
 def digits_trainer(args: HfViTTrainingArguments, *splits: str) -> None:
-    digits = load_digits_dataset()
+    digits = load_digits()
     model, processor = load_classifier(
         ModelArguments(preset="mnist", config_overrides=TINY.replace("8}", "4}")), list("0123456789")
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from datasets import DatasetDict
 
-from hf_vit.data import hold_out, load_digits_dataset
+from hf_vit.data import hold_out
 from hf_vit.training import (
     AugmentationArguments,
     HfViTTrainer,
@@ -18,13 +18,15 @@ from hf_vit.training import (
     make_trainer,
 )
 
+from ..helpers.datasets import load_digits
+
 
 TINY = '{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}'
 
 
 @pytest.fixture(scope="module")
 def digits() -> DatasetDict:
-    splits = hold_out(load_digits_dataset()["train"].select(range(60)), 0.2)
+    splits = hold_out(load_digits()["train"].select(range(60)), 0.2)
     return DatasetDict(train=splits["train"], validation=splits["test"])
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transformers import pipeline
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForZeroShotImageClassification, HfViTImageProcessor
-from hf_vit.data import AugmentedDataset, ImageClassificationCollator, load_digits_dataset, small_affine
+from hf_vit.data import AugmentedDataset, ImageClassificationCollator, small_affine
 from hf_vit.training import HfViTTrainer, HfViTTrainingArguments, ImageClassification, run
 from hf_vit.training.saving.checkpoints import find_fault
 from hf_vit.training.saving.checksums import seal
 
-from ..helpers.datasets import write_class_folders
+from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.image_text_trainings import make_trainer as make_image_text_trainer
 from ..helpers.image_text_trainings import write_captions
 from ..helpers.models import TRAINING_CASES, small_config
@@ -99,7 +99,7 @@ def digits_trainer(folder: Path, base: Path, **options: Any) -> HfViTTrainer:
     torch.manual_seed(0)
     model = HfViTForImageClassification.from_pretrained(base)
     processor = HfViTImageProcessor.for_model(model.config)
-    digits = load_digits_dataset()
+    digits = load_digits()
     return HfViTTrainer(
         model=model,
         args=arguments(folder, num_train_epochs=2, per_device_train_batch_size=8, **options),

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTModel
-from hf_vit.data import AugmentedDataset, RepeatedAugmentationSampler, load_digits_dataset, small_affine
+from hf_vit.data import AugmentedDataset, RepeatedAugmentationSampler, small_affine
 from hf_vit.data.augmentation.datasets import seeded
 from hf_vit.model.task_classification import classification_loss
 from hf_vit.training import (
@@ -30,7 +30,7 @@ from hf_vit.training import (
 )
 from hf_vit.training.tasks.image_text import ImageTextTrainingArguments
 
-from ..helpers.datasets import write_class_folders
+from ..helpers.datasets import load_digits, write_class_folders
 from ..helpers.models import small_config
 from ..helpers.references import assert_close, draw_weights
 from ..helpers.regularization import EVERYTHING, NUM_TRAIN, regularized_trainer, train_regularized
@@ -180,7 +180,7 @@ def test_what_does_not_go_with_a_teacher_is_refused(tmp_path: Path) -> None:
 
 
 def digits_dataset() -> AugmentedDataset:
-    return AugmentedDataset(load_digits_dataset()["train"].select(range(NUM_TRAIN)), small_affine(), seed=0)
+    return AugmentedDataset(load_digits()["train"].select(range(NUM_TRAIN)), small_affine(), seed=0)
 
 
 def test_each_step_has_all_augmentations_of_its_images() -> None:

@@ -26,8 +26,9 @@ from hf_vit.data import (
 from hf_vit.training import HfViTTrainer, ImageClassification, TrainingInfo, write_model_card
 from hf_vit.training.publishing.model_card import describe_hardware
 
+from ..helpers.datasets import load_digits
 
-DIGITS = load_digits_dataset()
+
 CONFIG = HfViTConfig.from_preset(
     "mnist", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
 )
@@ -38,21 +39,21 @@ def digest(labels: list[int]) -> str:
 
 
 def test_digits_are_1437_and_360_images_of_28_pixels_with_names() -> None:
-    assert {name: len(split) for name, split in DIGITS.items()} == {"train": 1437, "test": 360}
-    example = DIGITS["test"][0]
+    assert {name: len(split) for name, split in load_digits().items()} == {"train": 1437, "test": 360}
+    example = load_digits()["test"][0]
     assert (example["image"].size, example["image"].mode) == ((28, 28), "L")
-    assert DIGITS["train"].features["label"].names == list("0123456789")
+    assert load_digits()["train"].features["label"].names == list("0123456789")
 
 
 def test_digits_are_stratified() -> None:
-    train, test = (np.bincount(DIGITS[name]["label"], minlength=10) for name in ("train", "test"))
+    train, test = (np.bincount(load_digits()[name]["label"], minlength=10) for name in ("train", "test"))
     assert np.abs(test - (train + test) * 360 / 1797).max() <= 1
 
 
 def test_digits_and_labels_belong_together() -> None:
     # The nearest of the ten mean images names most digits, which it would not if images and labels came apart.
     pixels, labels = {}, {}
-    for name, split in DIGITS.items():
+    for name, split in load_digits().items():
         pixels[name] = np.stack([np.asarray(image, dtype=float).ravel() for image in split["image"]])
         labels[name] = np.array(split["label"])
     means = np.stack([pixels["train"][labels["train"] == digit].mean(axis=0) for digit in range(10)])
@@ -61,18 +62,18 @@ def test_digits_and_labels_belong_together() -> None:
 
 
 def test_no_test_image_is_a_training_image() -> None:
-    train, test = ({image.tobytes() for image in DIGITS[name]["image"]} for name in ("train", "test"))
+    train, test = ({image.tobytes() for image in load_digits()[name]["image"]} for name in ("train", "test"))
     assert not train & test
 
 
 def test_splits_never_move() -> None:
     # Published scores hold for these images only.
-    assert digest(DIGITS["test"]["label"]) == "2496513fac89aea9"
-    assert digest(hold_out(DIGITS["train"])["test"]["label"]) == "033bdd80a124742a"
+    assert digest(load_digits()["test"]["label"]) == "2496513fac89aea9"
+    assert digest(hold_out(load_digits()["train"])["test"]["label"]) == "033bdd80a124742a"
 
 
 def test_hold_out_is_a_stratified_tenth_of_train() -> None:
-    splits = hold_out(DIGITS["train"])
+    splits = hold_out(load_digits()["train"])
     assert (len(splits["train"]), len(splits["test"])) == (1293, 144)
     assert set(np.bincount(splits["test"]["label"])) <= {14, 15}
 
@@ -87,9 +88,9 @@ def pixels(dataset: AugmentedDataset, index: int) -> np.ndarray:
 
 
 def test_an_augmented_image_is_a_function_of_seed_epoch_and_index() -> None:
-    dataset, again = (AugmentedDataset(DIGITS["train"], small_affine(), seed=3) for _ in range(2))
+    dataset, again = (AugmentedDataset(load_digits()["train"], small_affine(), seed=3) for _ in range(2))
     first = pixels(dataset, 5)
-    assert not np.array_equal(first, np.asarray(DIGITS["train"][5]["image"]))
+    assert not np.array_equal(first, np.asarray(load_digits()["train"][5]["image"]))
     torch.rand(7)
     pixels(again, 8)
     assert np.array_equal(first, pixels(again, 5))
@@ -97,22 +98,22 @@ def test_an_augmented_image_is_a_function_of_seed_epoch_and_index() -> None:
     assert not np.array_equal(first, pixels(dataset, 5))
     dataset.set_epoch(0)
     assert np.array_equal(first, pixels(dataset, 5))
-    assert not np.array_equal(first, pixels(AugmentedDataset(DIGITS["train"], small_affine(), seed=4), 5))
+    assert not np.array_equal(first, pixels(AugmentedDataset(load_digits()["train"], small_affine(), seed=4), 5))
 
 
 def test_augmentation_leaves_the_global_generator_and_the_label_alone() -> None:
-    dataset = AugmentedDataset(DIGITS["train"], small_affine(), seed=0)
+    dataset = AugmentedDataset(load_digits()["train"], small_affine(), seed=0)
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
     example = dataset[5]
     assert torch.equal(torch.rand(3), expected)
-    assert example["label"] == DIGITS["train"][5]["label"]
+    assert example["label"] == load_digits()["train"][5]["label"]
     assert len(dataset) == 1437
 
 
 def test_worker_processes_that_stay_learn_of_the_next_epoch() -> None:
-    dataset = AugmentedDataset(DIGITS["train"].select(range(4)), small_affine(), seed=0)
+    dataset = AugmentedDataset(load_digits()["train"].select(range(4)), small_affine(), seed=0)
     loader = torch.utils.data.DataLoader(
         dataset, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
     )
@@ -124,7 +125,7 @@ def test_worker_processes_that_stay_learn_of_the_next_epoch() -> None:
 
 def test_collator_makes_the_batch_that_the_model_takes() -> None:
     processor = HfViTImageProcessor.for_model(CONFIG)
-    examples = [DIGITS["train"][index] for index in range(3)]
+    examples = [load_digits()["train"][index] for index in range(3)]
     batch = ImageClassificationCollator(processor)(examples)
     assert batch["labels"].tolist() == [example["label"] for example in examples]
     assert batch["pixel_values"].shape == (3, 1, 28, 28)
@@ -164,7 +165,7 @@ def train(folder: Path) -> HfViTTrainer:
             use_cpu=True,
             disable_tqdm=True,
         ),
-        train_dataset=AugmentedDataset(DIGITS["train"], v2.Identity(), seed=0),
+        train_dataset=AugmentedDataset(load_digits()["train"], v2.Identity(), seed=0),
         data_collator=ImageClassificationCollator(processor),
         processing_class=processor,
     )
@@ -202,7 +203,7 @@ def test_loader_moves_the_augmentation_from_epoch_to_epoch(tmp_path: Path) -> No
             use_cpu=True,
             disable_tqdm=True,
         ),
-        train_dataset=Recorder(DIGITS["train"].select(range(16)), small_affine(), seed=0),
+        train_dataset=Recorder(load_digits()["train"].select(range(16)), small_affine(), seed=0),
         data_collator=ImageClassificationCollator(processor),
     ).train()
     assert seen == [0] * 16 + [1] * 16 + [2] * 16
