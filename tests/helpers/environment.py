@@ -30,6 +30,7 @@ def isolate() -> None:
     TEMPORARY.mkdir()
     # torch puts compiled headers beside temporary files, wherever its cache is: they stay for the next run too.
     headers = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    headers.mkdir(exist_ok=True)
     TEMPORARY.joinpath(headers.name).symlink_to(headers)
     folders = {"HF_HOME": "huggingface", "XDG_CACHE_HOME": "cache", "HYPOTHESIS_STORAGE_DIRECTORY": "hypothesis"}
     os.environ.update({name: str(PLACE / folder) for name, folder in folders.items()})
