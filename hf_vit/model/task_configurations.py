@@ -647,6 +647,33 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
             )
 
 
+@strict
+@dataclass
+class HfViTJointEmbeddingConfig(HfViTTaskConfig):
+    """Projector and loss of joint embeddings (LeJEPA, https://arxiv.org/abs/2511.08544).
+
+    Args:
+        projector_hidden_size: Width of the hidden layers of the projector.
+        embedding_size: Number E of values that views are compared by.
+        gaussian_weight: Weight of how far embeddings are from a standard normal distribution, in (0, 1); the views'
+            distance from each other has the rest.
+        num_slices: Number of random directions along which the distribution is looked at, drawn at every step.
+    """
+
+    projector_hidden_size: int = 2048
+    embedding_size: int = 64
+    gaussian_weight: float = 0.05
+    num_slices: int = 256
+
+    def _check(self) -> None:
+        counts = ("projector_hidden_size", "embedding_size", "num_slices")
+        check_positive({name: vars(self)[name] for name in counts})
+        if not 0 < self.gaussian_weight < 1:
+            raise ValueError(
+                f"gaussian_weight={self.gaussian_weight} must lie in (0, 1); at 0 all embeddings become one."
+            )
+
+
 # The fields of `HfViTConfig` that hold them
 TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "segmentation_config": HfViTSegmentationConfig,
@@ -655,6 +682,7 @@ TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "detection_config": HfViTDetectionConfig,
     "keypoint_config": HfViTKeypointConfig,
     "masked_image_modeling_config": HfViTMaskedImageModelingConfig,
+    "joint_embedding_config": HfViTJointEmbeddingConfig,
     "text_config": HfViTTextConfig,
     "contrastive_config": HfViTContrastiveConfig,
 }
@@ -666,6 +694,7 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "HfViTForObjectDetection": ("detection_config",),
     "HfViTForKeypointDetection": ("keypoint_config",),
     "HfViTForMaskedImageModeling": ("masked_image_modeling_config",),
+    "HfViTForJointEmbedding": ("joint_embedding_config",),
     "HfViTForZeroShotImageClassification": ("text_config", "contrastive_config"),
 }
 
@@ -684,6 +713,7 @@ class HfViTTaskFields(PreTrainedConfig):
         detection_config: Options of `HfViTForObjectDetection`.
         keypoint_config: Options of `HfViTForKeypointDetection`.
         masked_image_modeling_config: Options of `HfViTForMaskedImageModeling`.
+        joint_embedding_config: Options of `HfViTForJointEmbedding`.
         text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
         contrastive_config: Options of its comparison of images with texts.
     """
@@ -694,5 +724,6 @@ class HfViTTaskFields(PreTrainedConfig):
     detection_config: HfViTDetectionConfig | dict[str, Any] | None = None
     keypoint_config: HfViTKeypointConfig | dict[str, Any] | None = None
     masked_image_modeling_config: HfViTMaskedImageModelingConfig | dict[str, Any] | None = None
+    joint_embedding_config: HfViTJointEmbeddingConfig | dict[str, Any] | None = None
     text_config: HfViTTextConfig | dict[str, Any] | None = None
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None
