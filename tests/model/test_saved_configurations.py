@@ -155,6 +155,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "decoder_num_attention_heads": 16,
         "decoder_intermediate_size": 2048,
     },
+    "joint_embedding_config": {
+        "projector_hidden_size": 2048,
+        "embedding_size": 64,
+        "gaussian_weight": 0.05,
+        "num_slices": 256,
+    },
     "text_config": {
         "encoder_config": None,
         "vocab_size": 49408,
