@@ -82,10 +82,11 @@ class ViewArguments:
     solarize: float = field(default=0.1, metadata={"help": "Probability that bright colors are inverted."})
 
     def __post_init__(self) -> None:
-        if self.num_global_views + self.num_local_views < 2:
+        counts = self.num_global_views, self.num_local_views
+        if counts[0] < 1 or counts[1] < 0 or sum(counts) < 2:
             raise ValueError(
-                f"num_global_views={self.num_global_views} and num_local_views={self.num_local_views} make less than "
-                "the two views of an image that are compared. Give more."
+                f"num_global_views={counts[0]} and num_local_views={counts[1]} must be a global view at least, and "
+                "two views in all, which are compared."
             )
         if len(self.local_scale) != 2 or not 0 < self.local_scale[0] <= self.local_scale[1] <= 1:
             raise ValueError(f"local_scale={self.local_scale} must be two shares in (0, 1], the smaller one first.")
