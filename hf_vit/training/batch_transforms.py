@@ -145,7 +145,7 @@ Size = tuple[int, int]
 REFUSED = {
     HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
     HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
-    HfViTForJointEmbedding: "whose views have sizes of their own: --local_size",
+    HfViTForJointEmbedding: "whose views have sizes of their own: --global_size",
     HfViTForMaskedImageModeling: "whose masks are drawn for the patches of the images: choose another --image_size",
 }
 

@@ -53,7 +53,15 @@ RANGES: dict[Range, tuple[str, ...]] = {
             "progressive_sizes",
             "multi_scale_sizes",
         ),
-        *("vocab_size", "max_text_length", "local_size", "embedding_size", "eval_window_size", "randaugment_num_ops"),
+        *(
+            "vocab_size",
+            "max_text_length",
+            "global_size",
+            "local_size",
+            "embedding_size",
+            "eval_window_size",
+            "randaugment_num_ops",
+        ),
     ),
     NOT_NEGATIVE: (
         *("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm", "eval_delay", "dataloader_num_workers"),

@@ -16,6 +16,7 @@ from transformers import BaseImageProcessor, PreTrainedModel
 
 from ...data import MultiCrop, UnlabeledImageCollator, ViewColors, cropped_example_augmentation
 from ...data.augmentation.datasets import image_only
+from ...data.collators import size_of_height
 from ...evaluation import NeighborAccuracy
 from ...evaluation.evaluator import Batch, ImageResult
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
@@ -57,8 +58,12 @@ class JointEmbeddingModelArguments(TaskModelArguments):
 class ViewArguments:
     """How the views of an image are drawn, in this order."""
 
-    num_global_views: int = field(default=2, metadata={"help": "Views of most of an image, as large as image_size."})
+    num_global_views: int = field(default=2, metadata={"help": "Views of most of an image."})
     num_local_views: int = field(default=4, metadata={"help": "Smaller views, of a part of it; 0 for none."})
+    global_size: int | None = field(
+        default=None,
+        metadata={"help": "Height of global views in pixels, image_size by default; smaller ones train faster."},
+    )
     local_size: int | None = field(
         default=None, metadata={"help": "Height of local views in pixels; about half of image_size by default."}
     )
@@ -93,14 +98,8 @@ class ViewArguments:
 
     def make(self, config: HfViTConfig, processor: BaseImageProcessor) -> MultiCrop:
         """Returns what draws the views for a model; `ValueError` if a number does not fit it or the others."""
-        size, patch = to_pair(config.image_size), to_pair(config.patch_size)
-        height = self.local_size or max(1, round(size[0] / 2 / patch[0])) * patch[0]
-        local_size = height, max(1, round(height * size[1] / size[0] / patch[1])) * patch[1]
-        if height % patch[0]:
-            raise ValueError(
-                f"local_size={self.local_size} is not a multiple of the patch height {patch[0]} (patch_size="
-                f"{config.patch_size}). Give {height // patch[0] * patch[0] + patch[0]}, say."
-            )
+        size = size_of_views("global_size", self.global_size, 1.0, config)
+        local_size = size_of_views("local_size", self.local_size, 0.5, config)
         normalizes = processor.do_normalize
         return MultiCrop(
             size,
@@ -114,6 +113,19 @@ class ViewArguments:
             per_channel(processor.image_mean if normalizes else 0.0, config.num_channels),
             per_channel(processor.image_std if normalizes else 1.0, config.num_channels),
         )
+
+
+def size_of_views(name: str, height: int | None, share: float, config: HfViTConfig) -> tuple[int, int]:
+    """Returns height and width of views in the proportions of images: a given height, or a share of theirs."""
+    size, patch = to_pair(config.image_size), to_pair(config.patch_size)
+    if height is None:
+        height = max(1, round(size[0] * share / patch[0])) * patch[0]
+    if height % patch[0]:
+        raise ValueError(
+            f"{name}={height} is not a multiple of the patch height {patch[0]} (patch_size={config.patch_size}). "
+            f"Give {(height // patch[0] + 1) * patch[0]}, say."
+        )
+    return size_of_height(height, size, patch)
 
 
 def per_channel(values: float | list[float], num_channels: int) -> tuple[float, ...]:
