@@ -11,9 +11,10 @@ import transformers
 
 import hf_vit
 from hf_vit import HfViTConfig, HfViTContrastiveConfig, HfViTMaskedImageModelingConfig, HfViTTextConfig
+from hf_vit.model.nested_options import with_lists
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.model.remote_code import AUTO_MAP
-from hf_vit.model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS, with_lists
+from hf_vit.model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS
 
 from ..helpers.models import SMALL
 
