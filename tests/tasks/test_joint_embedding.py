@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_processes_draw_the_views_that_one_draws() -> None:
         ({"local_scale": [0.5, 0.1]}, r"local_scale=\[0.5, 0.1\]"),
     ],
 )
-def test_views_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
+def test_views_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ViewArguments(**options)
 

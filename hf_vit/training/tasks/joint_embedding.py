@@ -196,8 +196,8 @@ class EmbeddingMetric(NeighborAccuracy):
         super().reset()
         self._embeds: list[Tensor] = []
 
-    def record(self, prediction: EmbeddedImage, target: int | None) -> Any:
-        """Returns the embeddings of an image, and whether its neighbors predict its class."""
+    def record(self, prediction: Any, target: int | None) -> Any:
+        """Returns the embeddings of an `EmbeddedImage`, and whether its neighbors predict its class."""
         return prediction.embeds.float().cpu(), super().record(prediction, target)
 
     def update(self, records: Iterable[Any]) -> None:
