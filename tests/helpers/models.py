@@ -55,6 +55,7 @@ SMALL: dict[str, Any] = {
     "depth_config": SMALL_DEPTH,
     "keypoint_config": {"hidden_size": 8},
     "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
+    "joint_embedding_config": {"projector_hidden_size": 16, "embedding_size": 8, "num_slices": 16},
     "masked_image_modeling_config": {
         "decoder_hidden_size": 16,
         "decoder_num_hidden_layers": 2,
@@ -383,7 +384,7 @@ TRAINING_CASES = {
     "joint_embedding": TrainingCase(
         WithFixedSlices,
         with_views,
-        {"joint_embedding_config": {"projector_hidden_size": 16, "embedding_size": 8, "num_slices": 16}, **ROTARY},
+        ROTARY,
         accumulates=False,
     ),
     "sigmoid": TrainingCase(Comparing, padded(with_texts), ROTARY, accumulates=False),
