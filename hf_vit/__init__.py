@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForKeypointDetection,
     AutoModelForMaskedImageModeling,
     AutoModelForObjectDetection,
+    AutoModelForPreTraining,
     AutoModelForSemanticSegmentation,
     AutoModelForUniversalSegmentation,
     AutoModelForZeroShotImageClassification,
@@ -45,6 +46,7 @@ from .model.task_configurations import (
     HfViTContrastiveConfig,
     HfViTDepthConfig,
     HfViTDetectionConfig,
+    HfViTJointEmbeddingConfig,
     HfViTKeypointConfig,
     HfViTMaskedImageModelingConfig,
     HfViTSegmentationConfig,
@@ -58,6 +60,7 @@ from .model.task_detection import (
     HfViTObjectDetectionOutput,
     HfViTObjectDetectionPipeline,
 )
+from .model.task_joint_embedding import HfViTForJointEmbedding, HfViTJointEmbeddingOutput
 from .model.task_keypoints import (
     HfViTForKeypointDetection,
     HfViTKeypointDetectionOutput,
@@ -93,6 +96,7 @@ AutoModelForDepthEstimation.register(HfViTConfig, HfViTForDepthEstimation, exist
 AutoModelForKeypointDetection.register(HfViTConfig, HfViTForKeypointDetection, exist_ok=True)
 AutoModelForMaskedImageModeling.register(HfViTConfig, HfViTForMaskedImageModeling, exist_ok=True)
 AutoModelForObjectDetection.register(HfViTConfig, HfViTForObjectDetection, exist_ok=True)
+AutoModelForPreTraining.register(HfViTConfig, HfViTForJointEmbedding, exist_ok=True)
 AutoModelForZeroShotImageClassification.register(HfViTConfig, HfViTForZeroShotImageClassification, exist_ok=True)
 # Found by its name. Registered for `HfViTConfig`, it would be asked for where there is no text either.
 AutoProcessor.register(HfViTTextConfig, HfViTProcessor, exist_ok=True)
@@ -142,6 +146,7 @@ __all__ = [
     "HfViTDetectionConfig",
     "HfViTForDepthEstimation",
     "HfViTForImageClassification",
+    "HfViTForJointEmbedding",
     "HfViTForKeypointDetection",
     "HfViTForMaskedImageModeling",
     "HfViTForObjectDetection",
@@ -155,6 +160,8 @@ __all__ = [
     "HfViTImageProcessor",
     "HfViTImageProcessorPil",
     "HfViTImageSegmentationPipeline",
+    "HfViTJointEmbeddingConfig",
+    "HfViTJointEmbeddingOutput",
     "HfViTKeypointConfig",
     "HfViTKeypointDetectionOutput",
     "HfViTKeypointDetectionPipeline",

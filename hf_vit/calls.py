@@ -56,7 +56,8 @@ def train(
 
     Args:
         task: "image-classification", "semantic-segmentation", "universal-segmentation", "depth-estimation",
-            "object-detection", "keypoint-detection", "image-text" or "masked-image-modeling".
+            "object-detection", "keypoint-detection", "image-text", "masked-image-modeling" or
+            "joint-embedding".
         data: Folder, file, or name on the Hub; several for pretraining.
         model: Saved or published model to start from; by default a new one.
         report: Called with lines of text on how it goes.

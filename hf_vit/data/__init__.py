@@ -8,6 +8,7 @@ from .augmentation.classification import (
 )
 from .augmentation.datasets import AugmentedDataset, AugmentedStream, RepeatedAugmentationSampler
 from .augmentation.joint import dense_augmentation, detection_augmentation, keypoint_augmentation
+from .augmentation.views import MultiCrop, ViewColors
 from .checks import check_apart, check_dense, shows_transparency, unreadable_images, without_unreadable
 from .collators import (
     DensePredictionCollator,
@@ -16,6 +17,7 @@ from .collators import (
     KeypointDetectionCollator,
     MaskedImageModelingCollator,
     ObjectDetectionCollator,
+    UnlabeledImageCollator,
     draw_caption,
     draw_mask_seed,
     masked_image_target,
@@ -52,11 +54,14 @@ __all__ = [
     "KeypointDetectionCollator",
     "LabeledStream",
     "MaskedImageModelingCollator",
+    "MultiCrop",
     "NamedImages",
     "ObjectDetectionCollator",
     "RepeatedAugmentationSampler",
     "TargetData",
     "TargetDataset",
+    "UnlabeledImageCollator",
+    "ViewColors",
     "check_apart",
     "check_dense",
     "cropped_example_augmentation",

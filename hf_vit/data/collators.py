@@ -274,6 +274,42 @@ def draw_mask_seed(example: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
+class UnlabeledImageCollator:
+    """Turns images into the batch that `HfViTForJointEmbedding` is trained on, once their views are drawn.
+
+    Args:
+        image_processor: Resizes and normalizes; all images of a batch come out at one size.
+        num_drawn: How many numbers the views of an image are drawn by.
+        keeps_targets: Whether a batch also has what is known of the images, for evaluation.
+    """
+
+    image_processor: BaseImageProcessor
+    num_drawn: int
+    keeps_targets: bool = False
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Makes a batch.
+
+        Args:
+            examples: B dictionaries with `image`, PIL or (C, H, W) uint8, for evaluation with `mask_seed` too.
+
+        Returns:
+            `pixel_values` (B, C, H, W) float32. With `keeps_targets` also `drawn` (B, `num_drawn`) in [0, 1), always
+            the same for one image, and the lists `targets`, class numbers or None, and `files`.
+        """
+        batch = _pixels(self.image_processor, [example["image"] for example in examples])
+        if self.keeps_targets:
+            generators = [torch.Generator().manual_seed(example["mask_seed"]) for example in examples]
+            batch["drawn"] = torch.stack([torch.rand(self.num_drawn, generator=drawn) for drawn in generators])
+            batch |= _known_classes(examples)
+        return batch
+
+
+def _known_classes(examples: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: [example[key] for example in examples] for name, key in (("targets", CLASS), ("files", "file"))}
+
+
+@dataclass
 class MaskedImageModelingCollator:
     """Turns images and the seeds of their masks into the batch that `HfViTForMaskedImageModeling` trains on.
 
@@ -316,8 +352,7 @@ class MaskedImageModelingCollator:
             masks = [draw_mask(1, grid, self.options, generator=drawn) for drawn in generators]
             batch["bool_masked_pos"] = torch.cat(masks)
         if self.keeps_targets:
-            batch["targets"] = [example[CLASS] for example in examples]
-            batch["files"] = [example["file"] for example in examples]
+            batch |= _known_classes(examples)
         return batch
 
 

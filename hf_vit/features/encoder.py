@@ -12,7 +12,7 @@ from transformers import BaseImageProcessor, BatchFeature
 from ..convert import load_image_processor
 from ..model.modeling_hf_vit import HfViTModel
 from ..training.models import load_with_info, shorten
-from ..training.tasks.masked_image_modeling import RAW_SIZE, raw_pixels
+from ..training.tasks.unlabeled import RAW_SIZE, raw_pixels
 
 
 FEATURES = {

@@ -12,8 +12,9 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 
+from .nested_options import HfViTTaskConfig
 from .remote_code import AUTO_MAP, CUSTOM_PIPELINES, copy_code
-from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskConfig, HfViTTaskFields
+from .task_configurations import MODEL_OPTIONS, TASK_CONFIGS, HfViTTaskFields
 
 
 # Fields that are a height and a width, and what these are counted in

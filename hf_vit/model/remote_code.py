@@ -25,6 +25,7 @@ AUTO_MAP = {
     "AutoModelForKeypointDetection": "task_keypoints.HfViTForKeypointDetection",
     "AutoModelForMaskedImageModeling": "task_mim.HfViTForMaskedImageModeling",
     "AutoModelForObjectDetection": "task_detection.HfViTForObjectDetection",
+    "AutoModelForPreTraining": "task_joint_embedding.HfViTForJointEmbedding",
     "AutoModelForZeroShotImageClassification": "task_contrastive.HfViTForZeroShotImageClassification",
 }
 # By the Auto class of a model, the task that it opens for by its name, and the class of its pipeline
@@ -50,6 +51,7 @@ CUSTOM_PIPELINES: dict[str, dict[str, dict[str, Any]]] = {
     for auto_class, (task, impl) in PIPELINES.items()
 }
 CUSTOM_PIPELINES["HfViTForMaskedImageModeling"] = CUSTOM_PIPELINES["HfViTModel"]
+CUSTOM_PIPELINES["HfViTForJointEmbedding"] = CUSTOM_PIPELINES["HfViTModel"]
 
 
 def copy_code(save_directory: str | os.PathLike[str]) -> None:
@@ -104,6 +106,7 @@ def _travel_together() -> tuple[Any, ...]:
     from .task_contrastive import HfViTForZeroShotImageClassification
     from .task_depth import HfViTForDepthEstimation
     from .task_detection import HfViTForObjectDetection
+    from .task_joint_embedding import HfViTForJointEmbedding
     from .task_keypoints import HfViTForKeypointDetection
     from .task_mim import HfViTForMaskedImageModeling
     from .task_segmentation import HfViTForSemanticSegmentation
@@ -119,6 +122,7 @@ def _travel_together() -> tuple[Any, ...]:
         HfViTForObjectDetection,
         HfViTForKeypointDetection,
         HfViTForMaskedImageModeling,
+        HfViTForJointEmbedding,
         HfViTForZeroShotImageClassification,
     )
     return *models, *processors, optimize_for_inference

@@ -1,12 +1,14 @@
 """Options of the tasks, one class each, which `HfViTConfig` holds beside the backbone."""
 
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Self
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+
+from .nested_options import HfViTTaskConfig, check_defaults, check_positive, check_threshold, check_weights
 
 
 # What of detection has a part in one decoder only
@@ -30,88 +32,6 @@ MAE_OPTIONS = (
     "decoder_num_attention_heads",
     "decoder_intermediate_size",
 )
-
-
-@dataclass
-class HfViTTaskConfig:
-    """Base class of the options of a task."""
-
-    @classmethod
-    def make(cls, options: dict[str, Any]) -> Self:
-        """Returns the options in a dictionary, as config.json has them; `ValueError` for wrong names or values."""
-        names = [field.name for field in fields(cls)]
-        if unknown := sorted(set(options) - set(names)):
-            raise ValueError(f"{cls.__name__} has no option {', '.join(unknown)}. It has: {', '.join(names)}.")
-        return cls(**options)
-
-    @classmethod
-    def of(cls, options: Self | dict[str, Any] | None) -> Self:
-        """Returns the options that a field of `HfViTConfig` holds; `None` means the defaults."""
-        return cls.make(options or {}) if options is None or isinstance(options, dict) else options
-
-    @classmethod
-    def merge(cls, saved: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Returns saved options with those that are given in their places."""
-        return {**saved, **given}
-
-    def to_full_dict(self) -> dict[str, Any]:
-        """Returns all options, as they come back from JSON: tuples as lists."""
-        return {name: with_lists(value) for name, value in asdict(self).items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the options that differ from their defaults, as they come back from JSON."""
-        defaults = type(self)().to_full_dict()
-        return {name: value for name, value in self.to_full_dict().items() if value != defaults[name]}
-
-    def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Raises `ValueError` where the values do not fit together."""
-        self._check()
-
-    def _check(self) -> None: ...
-
-
-def with_lists(value: Any) -> Any:
-    """Returns a value with lists in place of tuples, also within them."""
-    return [with_lists(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def check_positive(values: dict[str, Any]) -> None:
-    """Raises `ValueError` if a number, or one of a list, is not positive and finite."""
-    for name, value in values.items():
-        numbers = value if isinstance(value, list | tuple) else [value]
-        if not numbers or not all(0 < number < math.inf for number in numbers):
-            raise ValueError(f"{name}={value} must be positive.")
-
-
-def check_weights(values: dict[str, Any]) -> None:
-    """Raises `ValueError` if a weight is negative or not finite, or all are 0."""
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value} must not be negative; 0 switches it off.")
-    if not any(values.values()):
-        raise ValueError(f"{', '.join(values)} are all 0, which leaves no loss. One at least must be positive.")
-
-
-def check_threshold(threshold: float | None) -> None:
-    """Raises `ValueError` if a threshold of scores is given and none of probabilities."""
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"score_threshold={threshold} must lie in [0, 1]; None leaves it to the caller.")
-
-
-def check_defaults(options: HfViTTaskConfig, names: tuple[str, ...], choice: str, other: str) -> None:
-    """Raises `ValueError` if options `names` have no effect for what is chosen and differ from their defaults."""
-    # `choice` is the option that makes them so, such as "decoder", `other` its value for which they have an effect.
-    defaults = {field.name: with_lists(field.default) for field in fields(options)}
-    for name in names:
-        value = with_lists(vars(options)[name])
-        if value != defaults[name]:
-            raise ValueError(
-                f"{name}={value} is an option of {choice}={other!r} and does nothing for {vars(options)[choice]!r}. "
-                f"Leave it out, or set {choice}={other!r}."
-            )
 
 
 @strict
@@ -647,6 +567,33 @@ class HfViTMaskedImageModelingConfig(HfViTTaskConfig):
             )
 
 
+@strict
+@dataclass
+class HfViTJointEmbeddingConfig(HfViTTaskConfig):
+    """Projector and loss of joint embeddings (LeJEPA, https://arxiv.org/abs/2511.08544).
+
+    Args:
+        projector_hidden_size: Width of the hidden layers of the projector.
+        embedding_size: Number E of values that views are compared by.
+        gaussian_weight: Weight of how far embeddings are from a standard normal distribution, in (0, 1); the views'
+            distance from each other has the rest.
+        num_slices: Number of random directions along which the distribution is looked at, drawn at every step.
+    """
+
+    projector_hidden_size: int = 2048
+    embedding_size: int = 64
+    gaussian_weight: float = 0.05
+    num_slices: int = 256
+
+    def _check(self) -> None:
+        counts = ("projector_hidden_size", "embedding_size", "num_slices")
+        check_positive({name: vars(self)[name] for name in counts})
+        if not 0 < self.gaussian_weight < 1:
+            raise ValueError(
+                f"gaussian_weight={self.gaussian_weight} must lie in (0, 1); at 0 all embeddings become one."
+            )
+
+
 # The fields of `HfViTConfig` that hold them
 TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "segmentation_config": HfViTSegmentationConfig,
@@ -655,6 +602,7 @@ TASK_CONFIGS: dict[str, type[HfViTTaskConfig]] = {
     "detection_config": HfViTDetectionConfig,
     "keypoint_config": HfViTKeypointConfig,
     "masked_image_modeling_config": HfViTMaskedImageModelingConfig,
+    "joint_embedding_config": HfViTJointEmbeddingConfig,
     "text_config": HfViTTextConfig,
     "contrastive_config": HfViTContrastiveConfig,
 }
@@ -666,6 +614,7 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "HfViTForObjectDetection": ("detection_config",),
     "HfViTForKeypointDetection": ("keypoint_config",),
     "HfViTForMaskedImageModeling": ("masked_image_modeling_config",),
+    "HfViTForJointEmbedding": ("joint_embedding_config",),
     "HfViTForZeroShotImageClassification": ("text_config", "contrastive_config"),
 }
 
@@ -684,6 +633,7 @@ class HfViTTaskFields(PreTrainedConfig):
         detection_config: Options of `HfViTForObjectDetection`.
         keypoint_config: Options of `HfViTForKeypointDetection`.
         masked_image_modeling_config: Options of `HfViTForMaskedImageModeling`.
+        joint_embedding_config: Options of `HfViTForJointEmbedding`.
         text_config: Options of the text tower of `HfViTForZeroShotImageClassification`.
         contrastive_config: Options of its comparison of images with texts.
     """
@@ -694,5 +644,6 @@ class HfViTTaskFields(PreTrainedConfig):
     detection_config: HfViTDetectionConfig | dict[str, Any] | None = None
     keypoint_config: HfViTKeypointConfig | dict[str, Any] | None = None
     masked_image_modeling_config: HfViTMaskedImageModelingConfig | dict[str, Any] | None = None
+    joint_embedding_config: HfViTJointEmbeddingConfig | dict[str, Any] | None = None
     text_config: HfViTTextConfig | dict[str, Any] | None = None
     contrastive_config: HfViTContrastiveConfig | dict[str, Any] | None = None

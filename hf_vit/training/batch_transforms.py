@@ -17,6 +17,7 @@ from ..model.configuration_hf_vit import HfViTConfig, to_pair
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_classification import soften_labels
 from ..model.task_detection import HfViTForObjectDetection
+from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_keypoints import HfViTForKeypointDetection
 from ..model.task_mim import HfViTForMaskedImageModeling
 
@@ -144,6 +145,7 @@ Size = tuple[int, int]
 REFUSED = {
     HfViTForObjectDetection: "whose batches have sizes of their own: --multi_scale true",
     HfViTForKeypointDetection: "whose targets are in pixels of the images: choose another --image_size",
+    HfViTForJointEmbedding: "whose views have sizes of their own: --global_size",
     HfViTForMaskedImageModeling: "whose masks are drawn for the patches of the images: choose another --image_size",
 }
 

@@ -20,6 +20,7 @@ from ..data import (
     MaskedImageModelingCollator,
     ObjectDetectionCollator,
     TargetDataset,
+    UnlabeledImageCollator,
 )
 from ..evaluation.evaluator import BaseEvaluator
 from ..evaluation.thresholds import Threshold
@@ -32,6 +33,7 @@ from .trainer import HfViTTrainer
 MAX_PICTURED = 6
 CHOOSING = "choosing"  # how the names of scores begin that choose a threshold and are written nowhere
 TargetCollator = DensePredictionCollator | ObjectDetectionCollator | KeypointDetectionCollator
+AnyCollator = TargetCollator | MaskedImageModelingCollator | UnlabeledImageCollator | ImageTextCollator
 
 
 class EvaluatorTrainer(HfViTTrainer):
@@ -53,7 +55,7 @@ class EvaluatorTrainer(HfViTTrainer):
         ValueError: if one process has several GPUs, between which the library would divide tensors alone.
     """
 
-    data_collator: TargetCollator | MaskedImageModelingCollator | ImageTextCollator
+    data_collator: AnyCollator
 
     def __init__(self, *args: Any, evaluator: BaseEvaluator, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -148,7 +150,7 @@ class EvaluatorTrainer(HfViTTrainer):
         losses, weights = (np.array(values).reshape(len(values), -1).T for values in zip(*self._losses, strict=True))
         return sum(math.fsum(own) / (math.fsum(weight) or 1.0) for own, weight in zip(losses, weights, strict=True))
 
-    def evaluation_collator(self) -> TargetCollator | MaskedImageModelingCollator | ImageTextCollator:
+    def evaluation_collator(self) -> AnyCollator:
         """Returns a collator that also gives the targets at their own size."""
         return replace(self.data_collator, keeps_targets=True)
 

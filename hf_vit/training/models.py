@@ -13,8 +13,9 @@ from transformers.utils import logging
 from ..convert import load_image_processor
 from ..model.configuration_hf_vit import SIZES, HfViTConfig, check_fields, to_pair
 from ..model.image_processing_hf_vit import HfViTImageProcessor
+from ..model.nested_options import with_lists
 from ..model.pretrained import HfViTPreTrainedModel, check_weights, read_config
-from ..model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS, with_lists
+from ..model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS
 from .arguments import ModelArguments
 
 

@@ -337,7 +337,8 @@ class HfViTTrainer(Trainer):
         """Makes a step of a training on a batch, which the batch transforms have changed."""
         inputs = self.batch_transforms(self._prepare_inputs(inputs), self.state.global_step, self.state.max_steps)
         if "pixel_values" in inputs:
-            count, _, height, width = inputs["pixel_values"].shape
+            images = inputs["pixel_values"]  # (B, C, H, W), or views of each (B, G, C, H, W)
+            count, (height, width) = len(images), images.shape[-2:]
             flops = self.flops_of_image(height, width) if best_flops(self.args) is not None else 0
             self.throughput.count(count, count * flops)
         loss = super().training_step(model, inputs, *args, **kwargs)

@@ -21,7 +21,7 @@ from .keypoints import draw_keypoints, draw_poses
 from .mosaics import draw_attention, draw_patch_filters, draw_position_similarity, patch_filters, position_similarity
 from .patches import draw_heat, overlay_heat, patch_at, patch_distances
 from .plots import draw_class_scores, draw_confusion_matrix, draw_curves, draw_precision_recall
-from .pretraining import draw_captions, draw_reconstructions
+from .pretraining import draw_captions, draw_reconstructions, draw_views
 from .segmentation import draw_panoptic, draw_segmentation, overlay_segmentation, overlay_segments
 
 
@@ -51,6 +51,7 @@ __all__ = [
     "draw_precision_recall",
     "draw_reconstructions",
     "draw_segmentation",
+    "draw_views",
     "feature_colors",
     "gradient_rollout",
     "overlay_heat",

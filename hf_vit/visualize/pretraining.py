@@ -99,6 +99,32 @@ def draw_reconstructions(
     save(figure, file)
 
 
+def draw_views(
+    views: Sequence[Sequence[Tensor]],
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    file: PictureFile,
+) -> None:
+    """Draws a row for each of the first `MAX_ROWS` images: the image and its views.
+
+    Args:
+        views: Of each image the same number of normalized pictures (C, H, W), of any sizes, the image first.
+        mean: What the image processor has subtracted from values in 0..1, one number or one for each channel.
+        std: What it has divided by, in the same way.
+        file: Where to save the picture; the suffix is the format.
+
+    Raises:
+        ValueError: if there is no image.
+    """
+    rows = [[to_picture(view, mean, std) for view in row] for row in views[:MAX_ROWS]]
+    titles = ["image", *(f"view {number}" for number in range(1, len(views[0]) if views else 1))]
+    figure, panels = picture_rows(first_rows([row[0] for row in rows]), titles, [1.0] * len(titles))
+    for panel_row, pictures in zip(panels, rows, strict=False):
+        for panel, picture in zip(panel_row, pictures, strict=True):
+            show(panel, picture)
+    save(figure, file)
+
+
 def to_picture(pixels: Tensor, mean: float | Sequence[float], std: float | Sequence[float]) -> np.ndarray:
     """Returns a normalized image (C, H, W) as colors (H, W, 3) uint8."""
     shift, scale = (torch.as_tensor(values).to(pixels.device).reshape(-1, 1, 1) for values in (mean, std))

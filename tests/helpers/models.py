@@ -12,6 +12,7 @@ from hf_vit import (
     HfViTConfig,
     HfViTForDepthEstimation,
     HfViTForImageClassification,
+    HfViTForJointEmbedding,
     HfViTForKeypointDetection,
     HfViTForMaskedImageModeling,
     HfViTForObjectDetection,
@@ -54,6 +55,7 @@ SMALL: dict[str, Any] = {
     "depth_config": SMALL_DEPTH,
     "keypoint_config": {"hidden_size": 8},
     "detection_config": {"decoder": "queries", "num_queries": 5, "num_blocks": 2},
+    "joint_embedding_config": {"projector_hidden_size": 16, "embedding_size": 8, "num_slices": 16},
     "masked_image_modeling_config": {
         "decoder_hidden_size": 16,
         "decoder_num_hidden_layers": 2,
@@ -261,6 +263,16 @@ def with_texts(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     return {"pixel_values": pixels(config, batch), "input_ids": texts, "attention_mask": shown.long()}
 
 
+def with_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    """Global and local views of images."""
+    generator = torch.Generator().manual_seed(batch)
+    sizes = {"pixel_values": config.image_size, "local_pixel_values": 2 * config.patch_size}
+    return {
+        name: torch.randn(batch, 2, config.num_channels, size, size, generator=generator)
+        for name, size in sizes.items()
+    }
+
+
 def padded(make_batch: MakeBatch) -> MakeBatch:
     """The same with padding in every image but the first, more of it in each."""
 
@@ -279,6 +291,14 @@ class WithPointsOnALattice(HfViTForUniversalSegmentation):
 
     def train(self, mode: bool = True) -> Self:
         return super().train(False)
+
+
+class WithFixedSlices(HfViTForJointEmbedding):
+    """Always draws the same slices."""
+
+    def forward(self, **inputs: Any) -> Any:
+        torch.manual_seed(0)
+        return super().forward(**inputs)
 
 
 class Comparing(HfViTForZeroShotImageClassification):
@@ -361,6 +381,12 @@ TRAINING_CASES = {
     ),
     "mae": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), ROTARY),
     "simmim": TrainingCase(HfViTForMaskedImageModeling, padded(with_noise), {**SIMMIM, **ROTARY}),
+    "joint_embedding": TrainingCase(
+        WithFixedSlices,
+        with_views,
+        ROTARY,
+        accumulates=False,
+    ),
     "sigmoid": TrainingCase(Comparing, padded(with_texts), ROTARY, accumulates=False),
     "softmax": TrainingCase(
         Comparing, padded(with_texts), {"contrastive_config": {"loss": "softmax"}, **ROTARY}, accumulates=False

@@ -9,7 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from hf_vit.training import parse_arguments, run
-from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling, NeighborTrainer
+from hf_vit.training.tasks.masked_image_modeling import MaskedImageModeling
+from hf_vit.training.tasks.unlabeled import NeighborTrainer
 
 from .dense_trainings import scores_of
 from .references import draw_weights

@@ -11,9 +11,10 @@ import transformers
 
 import hf_vit
 from hf_vit import HfViTConfig, HfViTContrastiveConfig, HfViTMaskedImageModelingConfig, HfViTTextConfig
+from hf_vit.model.nested_options import with_lists
 from hf_vit.model.pretrained import HfViTPreTrainedModel
 from hf_vit.model.remote_code import AUTO_MAP
-from hf_vit.model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS, with_lists
+from hf_vit.model.task_configurations import MODEL_OPTIONS, TASK_CONFIGS
 
 from ..helpers.models import SMALL
 
@@ -154,6 +155,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "decoder_num_hidden_layers": 8,
         "decoder_num_attention_heads": 16,
         "decoder_intermediate_size": 2048,
+    },
+    "joint_embedding_config": {
+        "projector_hidden_size": 2048,
+        "embedding_size": 64,
+        "gaussian_weight": 0.05,
+        "num_slices": 256,
     },
     "text_config": {
         "encoder_config": None,

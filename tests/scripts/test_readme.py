@@ -38,6 +38,7 @@ MODEL_CLASSES = {
     "train_keypoint_detection": "HfViTForKeypointDetection",
     "train_image_text": "HfViTForZeroShotImageClassification",
     "pretrain_masked_image_modeling": "HfViTForMaskedImageModeling",
+    "pretrain_joint_embedding": "HfViTForJointEmbedding",
 }
 
 

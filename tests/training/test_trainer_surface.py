@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from transformers import Trainer
 
 import hf_vit.training
-from hf_vit.training.tasks.masked_image_modeling import NeighborTrainer
+from hf_vit.training.tasks.unlabeled import NeighborTrainer
 
 
 # The library uploads a pickle in mid-training, and no public method or event comes between the last file of a

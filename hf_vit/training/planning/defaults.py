@@ -157,6 +157,18 @@ def masked_head(facts: Facts, size: Size | None) -> Options:
     return {"masked_image_modeling_config": {f"decoder_{name}": value for name, value in decoder.items()}}
 
 
+def small_projector(facts: Facts, size: Size | None) -> Options:
+    """Returns a projector no more than four times as wide as a small model."""
+    if size is None or facts.has_gpu:
+        return {}
+    return {"joint_embedding_config": {"projector_hidden_size": 4 * size.hidden_size}}
+
+
+def larger_canvas(facts: Facts, epochs: float) -> Options:
+    """Returns that views are cut out of larger images where there is more to see in them."""
+    return {"canvas": 1.0 if facts.native_size <= SMALL_NATIVE else 2.0}
+
+
 def text_tower(facts: Facts, size: Size | None) -> Options:
     """Returns a text tower as wide as a small model."""
     if size is None or facts.has_gpu:
@@ -264,6 +276,17 @@ MASKED_IMAGES = TaskDefaults(
     few={},
     config=SCRATCH_CONFIG,
     head=masked_head,
+)
+JOINT_EMBEDDINGS = TaskDefaults(
+    ladder=PHOTOS,
+    steps=1000,
+    batch=128,
+    scratch={"learning_rate": 1e-3, "warmup_steps": 0.1},
+    tuned={"learning_rate": 5e-4, "layer_decay": 1.0, "head_lr_multiplier": 1.0},
+    few={},
+    config=SCRATCH_CONFIG,
+    head=small_projector,
+    augmentation=larger_canvas,
 )
 IMAGE_TEXT = TaskDefaults(
     ladder=PHOTOS,

@@ -3,29 +3,18 @@
 Shapes: B batch, C channels, H W pixels, p q patch height and width, h w patch grid, N = h·w patches, D hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel
-from transformers.trainer_utils import EvalLoopOutput
 
-from ...data import (
-    AugmentedDataset,
-    AugmentedStream,
-    MaskedImageModelingCollator,
-    TargetDataset,
-    cropped_example_augmentation,
-    draw_mask_seed,
-    masked_image_target,
-)
-from ...evaluation import NeighborAccuracy, classify_by_neighbors
-from ...evaluation.evaluator import BaseEvaluator, Batch, ImageResult
+from ...data import MaskedImageModelingCollator, cropped_example_augmentation, draw_mask_seed
+from ...evaluation.evaluator import Batch, ImageResult
 from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
 from ...model.configuration_hf_vit import HfViTConfig, to_pair
 from ...model.task_mim import (
@@ -37,15 +26,12 @@ from ...model.task_mim import (
     unpatchify,
 )
 from ...visualize import draw_reconstructions
-from ..arguments import LIBRARY, UnlabeledDataArguments
-from ..evaluator_trainer import EvaluatorTrainer
-from ..load_stream import UnlabeledImages, load_images
+from ..arguments import LIBRARY
 from ..models import input_size, load_model
 from ..planning.defaults import MASKED_IMAGES
 from ..publishing.model_card import Usage
-from ..trainer import HfViTTrainer
-from .base import EvaluatedModel, Task
 from .shared import TaskModelArguments, TaskTrainingArguments, best_by
+from .unlabeled import NeighborEvaluator, UnlabeledTask, raw_pixels
 
 
 BASE_LEARNING_RATE, BASE_BATCH = 1.5e-4, 256  # of MAE, https://arxiv.org/abs/2111.06377
@@ -112,9 +98,6 @@ class MaskedImageTrainingArguments(TaskTrainingArguments):
             self.learning_rate = BASE_LEARNING_RATE * images / BASE_BATCH
 
 
-RAW_SIZE = 32  # pixels a side of the images whose pixels are taken for features
-
-
 @dataclass(frozen=True)
 class MaskedImage:
     """What a model made of an image."""
@@ -125,7 +108,7 @@ class MaskedImage:
     class_number: int | None  # of its neighbors, None where no classes are known
 
 
-class MaskedImageEvaluator(BaseEvaluator):
+class MaskedImageEvaluator(NeighborEvaluator):
     """Scores the loss on masks that are always the same, and what the features of whole images are good for.
 
     The features of an image are the mean of its patches after the final norm, without a mask: the CLS token takes no
@@ -134,12 +117,6 @@ class MaskedImageEvaluator(BaseEvaluator):
     """
 
     caption = "Image, what the model sees, and reconstruction"
-    metric: NeighborAccuracy
-
-    def __init__(self, processor: BaseImageProcessor, has_classes: bool) -> None:
-        super().__init__(processor, NeighborAccuracy(has_classes))
-        # Features (M, D) and classes (M,) of training images
-        self.known: tuple[Tensor, Tensor] | None = None
 
     def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
         """Returns the features of each image, (B, D)."""
@@ -165,19 +142,13 @@ class MaskedImageEvaluator(BaseEvaluator):
             float(masked_image_modeling_loss(predicted[None], true[None], mask[None], options.objective))
             for predicted, true, mask in zip(logits, targets, masks, strict=True)
         ]
-        images, classes = unpatchify(pixels, grid, patch_size), self._classes(model, pixel_values)
+        images, classes = unpatchify(pixels, grid, patch_size), self.classes(model, pixel_values)
         return [
             ImageResult(MaskedImage(image, mask.view(grid), reconstruction, number), loss)
             for image, mask, reconstruction, number, loss in zip(
                 pixel_values, masks, images, classes, losses, strict=True
             )
         ]
-
-    def _classes(self, model: PreTrainedModel, pixel_values: Tensor) -> Sequence[int | None]:
-        if self.known is None:
-            return [None] * len(pixel_values)
-        numbers: list[int] = classify_by_neighbors(self.features(model, pixel_values), *self.known).tolist()
-        return numbers
 
     def draw(
         self,
@@ -232,43 +203,8 @@ class BaselineEvaluator(MaskedImageEvaluator):
         return patches.mean(dim=-1, keepdim=True).expand_as(patches)
 
 
-def raw_pixels(pixel_values: Tensor) -> Tensor:
-    """Returns the pixels of images (B, C, H, W) at a small size, (B, C·32·32), as features that are not trained."""
-    return F.interpolate(pixel_values, size=(RAW_SIZE, RAW_SIZE), mode="bilinear", antialias=True).flatten(1)
-
-
-class NeighborTrainer(EvaluatorTrainer):
-    """`EvaluatorTrainer`, whose evaluations start with the features of training images whose class is known."""
-
-    evaluator: MaskedImageEvaluator
-
-    def __init__(self, *args: Any, known: TargetDataset, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.known = known
-
-    def score_weights(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Scores all images."""
-        if len(self.known):
-            self.evaluator.known = self.describe_known()
-        return super().score_weights(*args, **kwargs)
-
-    @torch.no_grad()
-    def describe_known(self) -> tuple[Tensor, Tensor]:
-        """Returns features (M, D) and classes (M,) of all these images, of which each process encodes a share."""
-        self.model.eval()
-        features, classes = [], []
-        for batch in self.get_test_dataloader(self.known):
-            inputs = self._prepare_inputs(batch)
-            described = self.evaluator.features(self.plain_model, inputs["pixel_values"])
-            numbers = torch.tensor(inputs["targets"], device=described.device)
-            described, numbers = self.accelerator.gather_for_metrics((described, numbers))
-            features.append(described)
-            classes.append(numbers)
-        return torch.cat(features), torch.cat(classes)
-
-
 @dataclass
-class MaskedImageModeling(Task):
+class MaskedImageModeling(UnlabeledTask):
     """Masked image modeling, a pretraining without labels."""
 
     model_class = HfViTForMaskedImageModeling
@@ -280,34 +216,11 @@ print(len(features), "tokens of", len(features[0]), "features")""",
         own="""print(outputs.bool_masked_pos.float().mean(), "of the patches were masked")
 print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     )
-    trainer_class = NeighborTrainer
     defaults = MASKED_IMAGES
 
     model: MaskedImageModelArguments
-    data: UnlabeledDataArguments
     augmentation: MaskedImageAugmentationArguments
     args: MaskedImageTrainingArguments
-
-    loaded: UnlabeledImages = field(init=False)
-
-    def load_training_data(self) -> UnlabeledImages:
-        """Opens and checks the images of a training."""
-        return load_images(self.data, self.args)
-
-    def load_evaluation_data(self, saved: EvaluatedModel, label2id: dict[str, int]) -> tuple[str, UnlabeledImages]:
-        """Refuses: outside of a training, the features are what is evaluated."""
-        raise ValueError(
-            f"{saved.model_name_or_path} was trained by masked images, and has no task of its own to evaluate. "
-            "Evaluate its features: scripts/extract_features.py and scripts/evaluate_features.py."
-        )
-
-    def count_training_images(self) -> int:
-        """Returns the number of training images, of a stream that of those that are read in advance."""
-        return self.loaded.num_train
-
-    def count_evaluated_images(self, split: str) -> int:
-        """Returns the number of images that an evaluation of a split reads, those of known classes included."""
-        return super().count_evaluated_images(split) + len(self.loaded.known)
 
     def open_model(self) -> tuple[HfViTForMaskedImageModeling, BaseImageProcessor]:
         """Returns the new or saved model to train, and its image processor."""
@@ -316,10 +229,6 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
     def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> MaskedImageEvaluator:
         """Returns the evaluator."""
         return MaskedImageEvaluator(processor, has_classes=len(self.loaded.known) > 0)
-
-    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
-        """Returns the training images whose class is known."""
-        return {"known": TargetDataset(self.loaded.known, masked_image_target)}
 
     def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> MaskedImageModelingCollator:
         """Returns the collator of training and evaluation batches."""
@@ -331,33 +240,10 @@ print(outputs.reconstruction.shape)  # in the units of pixel_values""",
             draw_mask_seed, input_size(processor), config.num_channels, **asdict(self.augmentation)
         )
 
-    def training_examples(
-        self, processor: BaseImageProcessor, config: HfViTConfig
-    ) -> AugmentedDataset | AugmentedStream:
-        """Returns the augmented images to train on."""
-        if self.loaded.stream is None:
-            examples: AugmentedDataset = super().training_examples(processor, config)
-            return examples
-        data, transform = self.data, self.make_transform(processor, config)
-        return AugmentedStream(
-            self.loaded.stream,
-            transform,
-            self.args.seed,
-            data.shuffle_buffer_size,
-            data.skip_unreadable,
-            shard_by_process=data.shard_by_process,
-        )
-
-    def evaluate_baseline(self, trainer: HfViTTrainer, split: str) -> tuple[str, dict[str, float]]:
-        """Evaluates, on all processes, what is not trained: the mean of each patch, and raw pixels as features."""
-        assert isinstance(trainer, NeighborTrainer)
-        evaluator, average = trainer.evaluator, trainer.average
-        trainer.evaluator = BaselineEvaluator(evaluator.processor, has_classes=bool(evaluator.metric.score_names))
-        trainer.average = None  # what has no weights is evaluated once
-        metrics = trainer.predict(self.loaded.examples(split), metric_key_prefix=split).metrics
-        trainer.evaluator, trainer.average = evaluator, average
-        scores = {name: metrics[f"{split}_{name}"] for name in ("loss", *evaluator.metric.score_names)}
-        return "mean of each patch, raw pixels", scores
+    def make_baseline(self, evaluator: NeighborEvaluator) -> tuple[str, NeighborEvaluator]:
+        """Returns what takes the mean of each patch, and raw pixels as features."""
+        has_classes = bool(evaluator.metric.score_names)
+        return "mean of each patch, raw pixels", BaselineEvaluator(evaluator.processor, has_classes)
 
     def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
         """Returns the card's lines on masks, decoder and loss."""

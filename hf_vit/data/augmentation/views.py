@@ -1,0 +1,190 @@
+"""Random views of a whole batch of images at once: crops, colors, blur, as joint embeddings are trained on.
+
+Shapes: B images, C channels, H W pixels, h w pixels of a view, K numbers that a view is drawn by.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .operations import check_probabilities
+
+
+NUM_DRAWN = 14  # numbers K in [0, 1) that one view takes
+MAX_RATIO = 4 / 3  # of the sides of a crop
+MIN_SIGMA, MAX_SIGMA = 0.1, 2.0  # pixels at 224, fewer of smaller views
+BLUR_SIZE = 224
+
+
+@dataclass(frozen=True)
+class ViewColors:
+    """How often and how much colors change, in the units of torchvision's ColorJitter.
+
+    Args:
+        color_jitter: Probability that brightness, contrast, saturation and hue change.
+        brightness: By how much at most, as a share, as for the following.
+        contrast: See `brightness`.
+        saturation: See `brightness`.
+        hue: As a share of the full circle, in [0, 0.5].
+        grayscale: Probability that colors go.
+        blur: Probability of a Gaussian blur.
+        solarize: Probability that what is brighter than the middle is inverted.
+    """
+
+    color_jitter: float = 0.8
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    grayscale: float = 0.2
+    blur: float = 0.5
+    solarize: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_probabilities(**vars(self))
+        if self.hue > 0.5:
+            raise ValueError(f"hue={self.hue} is a share of the circle of colors and must lie in [0, 0.5].")
+
+
+def make_views(
+    images: Tensor,
+    drawn: Tensor,
+    size: tuple[int, int],
+    crop_scale: tuple[float, float],
+    horizontal_flip: float,
+    colors: ViewColors,
+) -> Tensor:
+    """Returns a view of each image: cropped, mirrored, in other colors and blurred.
+
+    Crop, mirror image, antialiased resizing and blur are linear along rows and along columns: all are one product
+    with a matrix from each side. Brightness, contrast, saturation and hue are one affine map of the colors of a pixel.
+
+    Args:
+        images: (B, C, H, W) in [0, 1].
+        drawn: (B, K) in [0, 1), evenly distributed; what a view is depends on its numbers alone.
+        size: Height and width of the views in pixels.
+        crop_scale: Least and largest share of the image's area that a crop has, in (0, 1].
+        horizontal_flip: Probability of a mirror image, in [0, 1].
+        colors: The changes of colors.
+
+    Returns:
+        (B, C, h, w) in [0, 1].
+    """
+    shape = images.shape[-2:]
+    area, ratio, top, left, flip, *others = drawn.to(images).unbind(dim=1)  # (B,) each
+    share = (crop_scale[0] + area * (crop_scale[1] - crop_scale[0])) * shape[0] * shape[1]
+    ratio = MAX_RATIO ** (2 * ratio - 1)
+    height = (share / ratio).sqrt().clamp_max(shape[0])
+    width = (share * ratio).sqrt().clamp_max(shape[1])
+    blurred, sigma, *colored = others
+    scale = min(size) / BLUR_SIZE
+    sigma = torch.where(blurred < colors.blur, scale * (MIN_SIGMA + sigma * (MAX_SIGMA - MIN_SIGMA)), 0.0)
+    rows = blur_matrix(sigma, size[0]) @ resize_matrix(top * (shape[0] - height), height, shape[0], size[0])
+    columns = blur_matrix(sigma, size[1]) @ resize_matrix(left * (shape[1] - width), width, shape[1], size[1])
+    columns = torch.where((flip < horizontal_flip)[:, None, None], columns.flip(1), columns)
+    views = rows[:, None] @ images @ columns.transpose(1, 2)[:, None]
+    return change_colors(views, torch.stack(colored, dim=1), colors)
+
+
+def resize_matrix(start: Tensor, length: Tensor, old: int, new: int) -> Tensor:
+    """Returns (B, new, old): what resizes the `length` (B,) pixels from `start` (B,), bilinear and antialiased."""
+    scale = length / new
+    centers = start[:, None] + (torch.arange(new, device=start.device) + 0.5) * scale[:, None]  # (B, new)
+    pixels = torch.arange(old, device=start.device) + 0.5
+    reach = scale.clamp_min(1)[:, None, None]
+    weights = (1 - (centers[..., None] - pixels).abs() / reach).clamp_min(0)
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def blur_matrix(sigma: Tensor, size: int) -> Tensor:
+    """Returns (B, size, size): the Gaussian blur of deviation `sigma` (B,) in pixels; none where it is 0."""
+    places = torch.arange(size, device=sigma.device, dtype=sigma.dtype)
+    distance = (places[:, None] - places).square()
+    weights = (-distance / (2 * sigma.clamp_min(1e-3).square())[:, None, None]).exp()
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def change_colors(views: Tensor, drawn: Tensor, colors: ViewColors) -> Tensor:
+    """Returns views (B, C, h, w) in [0, 1] in the colors that (B, 7) numbers in [0, 1) say."""
+    jitter, brightness, contrast, saturation, hue, gray, solarize = drawn.unbind(dim=1)
+    is_changed = jitter < colors.color_jitter
+
+    def factor(number: Tensor, largest: float) -> Tensor:
+        return torch.where(is_changed, 1 + largest * (2 * number - 1), 1.0)
+
+    brightness, contrast = factor(brightness, colors.brightness), factor(contrast, colors.contrast)
+    if views.shape[1] == 3:
+        angle = 2 * math.pi * (factor(hue, colors.hue) - 1)
+        chroma = torch.where(gray < colors.grayscale, 0.0, factor(saturation, colors.saturation))
+        turned = color_matrix(angle, chroma) @ views.flatten(2)
+    else:
+        turned = views.flatten(2)
+    middle = turned.mean(dim=(1, 2))
+    slope, offset = brightness * contrast, brightness * (1 - contrast) * middle
+    changed = (turned * slope[:, None, None] + offset[:, None, None]).clamp(0, 1).view_as(views)
+    is_solar = (solarize < colors.solarize)[:, None, None, None]
+    return torch.where(is_solar & (changed > 0.5), 1 - changed, changed)
+
+
+def color_matrix(angle: Tensor, chroma: Tensor) -> Tensor:
+    """Returns (B, 3, 3): what turns colors around the axis of grays by `angle` (B,), and scales them by `chroma`."""
+    gray = angle.new_full((3, 3), 1 / 3)
+    cross = angle.new_tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / math.sqrt(3)
+    cosine, sine = (chroma * part for part in (angle.cos(), angle.sin()))
+    return gray + cosine[:, None, None] * (torch.eye(3, device=angle.device) - gray) + sine[:, None, None] * cross
+
+
+@dataclass(frozen=True)
+class MultiCrop:
+    """Draws the views of images: some large ones of most of an image, and some small ones of a part of it.
+
+    Source: SwAV, https://arxiv.org/abs/2006.09882.
+
+    Args:
+        size: Height and width of global views in pixels.
+        local_size: Those of local views.
+        num_global: Number G of global views.
+        num_local: Number of local views.
+        global_scale: Least and largest share of the image's area that a global view has.
+        local_scale: The same of local views.
+        horizontal_flip: Probability of a mirror image.
+        colors: The changes of colors.
+        mean: Of each channel, by which `pixel_values` are normalized.
+        std: Deviation of each channel, likewise.
+    """
+
+    size: tuple[int, int]
+    local_size: tuple[int, int]
+    num_global: int
+    num_local: int
+    global_scale: tuple[float, float]
+    local_scale: tuple[float, float]
+    horizontal_flip: float
+    colors: ViewColors
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def num_drawn(self) -> int:
+        """How many numbers in [0, 1) the views of one image take."""
+        return (self.num_global + self.num_local) * NUM_DRAWN
+
+    def __call__(self, pixel_values: Tensor, drawn: Tensor) -> dict[str, Tensor]:
+        """Returns the views of images (B, C, H, W), drawn by numbers in [0, 1) (B, `num_drawn`).
+
+        They are normalized as the images: `pixel_values` (B, G, C, h, w) and, if there are local ones,
+        `local_pixel_values` (B, V - G, C, h', w').
+        """
+        mean, std = (pixel_values.new_tensor(values)[:, None, None] for values in (self.mean, self.std))
+        images = pixel_values * std + mean
+        numbers = drawn.unflatten(1, (-1, NUM_DRAWN)).unbind(dim=1)
+        make = partial(make_views, images, horizontal_flip=self.horizontal_flip, colors=self.colors)
+        large = [make(part, self.size, self.global_scale) for part in numbers[: self.num_global]]
+        small = [make(part, self.local_size, self.local_scale) for part in numbers[self.num_global :]]
+        views = {"pixel_values": torch.stack(large, dim=1)}
+        if small:
+            views["local_pixel_values"] = torch.stack(small, dim=1)
+        return {name: (values - mean) / std for name, values in views.items()}

@@ -1,0 +1,366 @@
+"""Joint embeddings: arguments, views, evaluator and card lines.
+
+Shapes: B batch, C channels, H W pixels, V views of an image, D hidden size, E embedding size.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field, fields
+from os import PathLike
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Generator, Tensor
+from transformers import BaseImageProcessor, PreTrainedModel
+
+from ...data import MultiCrop, UnlabeledImageCollator, ViewColors, cropped_example_augmentation
+from ...data.augmentation.datasets import image_only
+from ...data.collators import size_of_height
+from ...evaluation import NeighborAccuracy
+from ...evaluation.evaluator import Batch, ImageResult
+from ...evaluation.features import NUM_NEIGHBORS, TEMPERATURE
+from ...model.configuration_hf_vit import HfViTConfig, to_pair
+from ...model.task_configurations import HfViTJointEmbeddingConfig
+from ...model.task_joint_embedding import HfViTForJointEmbedding, draw_slices, gaussian_loss, view_loss
+from ...visualize import draw_views
+from ..arguments import LIBRARY
+from ..models import input_size, load_model
+from ..planning.defaults import JOINT_EMBEDDINGS
+from ..publishing.model_card import Usage
+from .shared import TaskModelArguments, TaskTrainingArguments, best_by
+from .unlabeled import NeighborEvaluator, UnlabeledTask, raw_pixels
+
+
+SLICES_AT_ONCE = 8  # of an evaluation, whose images are one batch
+
+
+@dataclass
+class JointEmbeddingModelArguments(TaskModelArguments):
+    """Which model to train, and by which loss."""
+
+    task_config = "joint_embedding_config"
+    task_options = ("gaussian_weight", "embedding_size")
+
+    gaussian_weight: float | None = field(
+        default=None,
+        metadata={
+            "help": "Weight, in (0, 1), of how far embeddings are from a standard normal distribution; that of the "
+            "views' distance is the rest. 0.05 by default."
+        },
+    )
+    embedding_size: int | None = field(
+        default=None, metadata={"help": "Number of values that views are compared by; 64 by default."}
+    )
+
+
+@dataclass
+class ViewArguments:
+    """How the views of an image are drawn, in this order."""
+
+    num_global_views: int = field(default=2, metadata={"help": "Views of most of an image."})
+    num_local_views: int = field(default=4, metadata={"help": "Smaller views, of a part of it; 0 for none."})
+    global_size: int | None = field(
+        default=None,
+        metadata={"help": "Height of global views in pixels, image_size by default; smaller ones train faster."},
+    )
+    local_size: int | None = field(
+        default=None, metadata={"help": "Height of local views in pixels; about half of image_size by default."}
+    )
+    canvas: float = field(
+        default=1.0,
+        metadata={"help": "How many times as high and wide as image_size images are from which views are cut."},
+    )
+    min_global_scale: float = field(default=0.3, metadata={"help": "Least share of the area that global views have."})
+    local_scale: list[float] = field(
+        default_factory=lambda: [0.08, 0.4],
+        metadata={"help": "Least and largest share of the area that local views have."},
+    )
+    horizontal_flip: float = field(default=0.5, metadata={"help": "Probability of a mirror image."})
+    color_jitter: float = field(default=0.8, metadata={"help": "Probability that colors change."})
+    brightness: float = field(default=0.4, metadata={"help": "By how much at most, as a share."})
+    contrast: float = field(default=0.4, metadata={"help": "The same of contrast."})
+    saturation: float = field(default=0.4, metadata={"help": "The same of saturation."})
+    hue: float = field(default=0.1, metadata={"help": "The same of hue, as a share of the full circle, up to 0.5."})
+    grayscale: float = field(default=0.2, metadata={"help": "Probability that colors go."})
+    blur: float = field(default=0.5, metadata={"help": "Probability of a blur."})
+    solarize: float = field(default=0.1, metadata={"help": "Probability that bright colors are inverted."})
+
+    def __post_init__(self) -> None:
+        counts = self.num_global_views, self.num_local_views
+        if counts[0] < 1 or counts[1] < 0 or sum(counts) < 2:
+            raise ValueError(
+                f"num_global_views={counts[0]} and num_local_views={counts[1]} must be a global view at least, and "
+                "two views in all, which are compared."
+            )
+        if len(self.local_scale) != 2 or not 0 < self.local_scale[0] <= self.local_scale[1] <= 1:
+            raise ValueError(f"local_scale={self.local_scale} must be two shares in (0, 1], the smaller one first.")
+
+    def make(self, config: HfViTConfig, processor: BaseImageProcessor) -> MultiCrop:
+        """Returns what draws the views for a model; `ValueError` if a number does not fit it or the others."""
+        size = size_of_views("global_size", self.global_size, 1.0, config)
+        local_size = size_of_views("local_size", self.local_size, 0.5, config)
+        normalizes = processor.do_normalize
+        return MultiCrop(
+            size,
+            local_size,
+            self.num_global_views,
+            self.num_local_views,
+            (self.min_global_scale, 1.0),
+            (self.local_scale[0], self.local_scale[1]),
+            self.horizontal_flip,
+            ViewColors(**{part.name: vars(self)[part.name] for part in fields(ViewColors)}),
+            per_channel(processor.image_mean if normalizes else 0.0, config.num_channels),
+            per_channel(processor.image_std if normalizes else 1.0, config.num_channels),
+        )
+
+
+def size_of_views(name: str, height: int | None, share: float, config: HfViTConfig) -> tuple[int, int]:
+    """Returns height and width of views in the proportions of images: a given height, or a share of theirs."""
+    size, patch = to_pair(config.image_size), to_pair(config.patch_size)
+    if height is None:
+        height = max(1, round(size[0] * share / patch[0])) * patch[0]
+    if height % patch[0]:
+        raise ValueError(
+            f"{name}={height} is not a multiple of the patch height {patch[0]} (patch_size={config.patch_size}). "
+            f"Give {(height // patch[0] + 1) * patch[0]}, say."
+        )
+    return size_of_height(height, size, patch)
+
+
+def per_channel(values: float | list[float], num_channels: int) -> tuple[float, ...]:
+    """Returns one number for each channel, given these or one for all."""
+    return (values,) * num_channels if isinstance(values, int | float) else tuple(values)
+
+
+@dataclass
+class JointEmbeddingTrainingArguments(TaskTrainingArguments):
+    """The library's arguments, with defaults that suit the loss."""
+
+    learning_rate: float = field(default=1e-3, metadata=LIBRARY["learning_rate"].metadata)
+    weight_decay: float = field(default=0.05, metadata=LIBRARY["weight_decay"].metadata)
+    warmup_steps: float = field(default=0.1, metadata=LIBRARY["warmup_steps"].metadata)
+    per_device_train_batch_size: int = field(default=128, metadata=LIBRARY["per_device_train_batch_size"].metadata)
+    per_device_eval_batch_size: int = field(default=64, metadata=LIBRARY["per_device_eval_batch_size"].metadata)
+    metric_for_best_model: str | None = best_by("loss")
+
+
+@dataclass(frozen=True)
+class DrawViews:
+    """A `BatchTransform` that puts views in the place of images.
+
+    All processes draw the numbers of all, and each takes its own: as one process with all images would.
+
+    Args:
+        views: What makes them.
+        process_index: Number of this process.
+        num_processes: How many there are.
+    """
+
+    views: MultiCrop
+    process_index: int = 0
+    num_processes: int = 1
+
+    def __call__(self, batch: dict[str, Any], progress: float) -> dict[str, Any]:
+        """Returns the batch with views instead of `pixel_values` (B, C, H, W), see `MultiCrop`."""
+        images = batch["pixel_values"]
+        drawn = torch.rand(self.num_processes, len(images), self.views.num_drawn)[self.process_index]
+        return {**batch, **self.views(images, drawn.to(images.device))}
+
+
+@dataclass(frozen=True)
+class EmbeddedImage:
+    """What a model made of an image and its views."""
+
+    pictures: list[Tensor]  # the image and its views, (C, H, W) each, as the model takes them
+    embeds: Tensor  # (V, E)
+    class_number: int | None  # of its neighbors, None where no classes are known
+
+
+class EmbeddingMetric(NeighborAccuracy):
+    """`NeighborAccuracy`, and the loss of all images as one batch.
+
+    Args:
+        has_classes: Whether classes are known.
+        options: Weight and slices of the loss.
+        num_global: How many of the views are global.
+    """
+
+    def __init__(self, has_classes: bool, options: HfViTJointEmbeddingConfig, num_global: int) -> None:
+        super().__init__(has_classes)
+        self.options = options
+        self.num_global = num_global
+
+    def reset(self) -> None:
+        """Removes all images."""
+        super().reset()
+        self._embeds: list[Tensor] = []
+
+    def record(self, prediction: Any, target: int | None) -> Any:
+        """Returns the embeddings of an `EmbeddedImage`, and whether its neighbors predict its class."""
+        return prediction.embeds.float().cpu(), super().record(prediction, target)
+
+    def update(self, records: Iterable[Any]) -> None:
+        """Adds the records of images."""
+        embeds, known = zip(*records, strict=True)
+        self._embeds += embeds
+        super().update(known)
+
+    def compute(self) -> dict[str, float]:
+        """Returns the scores, with `loss`."""
+        embeds = torch.stack(self._embeds)  # (N, V, E) of all processes, on each of them
+        generator = Generator().manual_seed(0)
+        slices = draw_slices(embeds.shape[-1], self.options.num_slices, embeds.device, generator)
+        parts = [
+            gaussian_loss(embeds, part, add=as_it_is) * part.shape[1] for part in slices.split(SLICES_AT_ONCE, dim=1)
+        ]
+        spread, weight = float(sum(parts)) / slices.shape[1], self.options.gaussian_weight
+        likeness = float(view_loss(embeds, self.num_global, add=as_it_is))
+        return {"loss": (1 - weight) * likeness + weight * spread, **super().compute()}
+
+
+def as_it_is(values: Tensor) -> Tensor:
+    """Returns the values of this process, which has all."""
+    return values
+
+
+class JointEmbeddingEvaluator(NeighborEvaluator):
+    """Scores the loss on views that are always the same, and what the features of whole images are good for.
+
+    The features of an image are what the projector is given, and every other task starts from. Each image has the
+    class that its nearest training images have, see `classify_by_neighbors`.
+    """
+
+    caption = "Image and views"
+
+    def __init__(
+        self, processor: BaseImageProcessor, has_classes: bool, options: HfViTJointEmbeddingConfig, views: MultiCrop
+    ) -> None:
+        super().__init__(processor, has_classes)
+        self.metric = EmbeddingMetric(has_classes, options, views.num_global)
+        self.views = views
+
+    def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
+        """Returns the features of each image, (B, D)."""
+        features: Tensor = model.base_model(pixel_values).pooler_output
+        return features
+
+    def embed(self, model: PreTrainedModel, views: dict[str, Tensor]) -> Tensor:
+        """Returns the embeddings of views, (B, V, E)."""
+        embeds: Tensor = model(**views, return_loss=False).embeds
+        return embeds
+
+    def predict(self, model: PreTrainedModel, batch: Batch) -> list[ImageResult]:
+        """Returns views, embeddings and class of each image."""
+        images = batch["pixel_values"]
+        views = self.views(images, batch["drawn"])
+        embeds, classes = self.embed(model, views), self.classes(model, images)
+        return [
+            ImageResult(EmbeddedImage([image, *(view for part in parts for view in part)], own, number))
+            for image, own, number, *parts in zip(images, embeds, classes, *views.values(), strict=True)
+        ]
+
+    def draw(
+        self,
+        images: list[Image],
+        predictions: list[EmbeddedImage],
+        targets: list[int | None],
+        file: str | PathLike[str],
+    ) -> None:
+        """Draws each image and its views."""
+        draw_views([prediction.pictures for prediction in predictions], self.views.mean, self.views.std, file)
+
+    def describe_evaluation(self) -> str:
+        """Returns what the scores are of, in words."""
+        loss = "the loss of all images as one batch, on views that are the same at every evaluation"
+        if not self.metric.score_names:
+            return loss
+        return (
+            f"{loss}; knn_accuracy: the class of {NUM_NEIGHBORS} neighbors among training images, weighted at "
+            f"temperature {TEMPERATURE}, by the pooled features"
+        )
+
+    def describe_limits(self) -> str:
+        """Returns what the model is not good for, in words."""
+        return (
+            "It names nothing by itself: it is a start for models that are trained with labels, or a source of "
+            "features. What the views leave out, such as exact colors, it may not tell apart."
+        )
+
+
+class BaselineEvaluator(JointEmbeddingEvaluator):
+    """The same without a model: all images have one embedding, and images are alike whose pixels are."""
+
+    def features(self, model: PreTrainedModel, pixel_values: Tensor) -> Tensor:
+        """Returns the pixels of each image at a small size, (B, C·32·32)."""
+        return raw_pixels(pixel_values)
+
+    def embed(self, model: PreTrainedModel, views: dict[str, Tensor]) -> Tensor:
+        """Returns embeddings (B, V, 1) that are all the same."""
+        count = self.views.num_global + self.views.num_local
+        return views["pixel_values"].new_zeros(len(views["pixel_values"]), count, 1)
+
+
+@dataclass
+class JointEmbedding(UnlabeledTask):
+    """Joint embeddings of views, a pretraining without labels."""
+
+    model_class = HfViTForJointEmbedding
+    pipeline = "image-feature-extraction"
+    usage = Usage(
+        name="describe",
+        stock="""(features,) = describe("image.png")
+print(len(features), "tokens of", len(features[0]), "features")""",
+        own="""print(outputs.pooler_output.shape, "the features of the image")
+print(outputs.embeds.shape, "the embedding that views are compared by")""",
+    )
+    defaults = JOINT_EMBEDDINGS
+
+    model: JointEmbeddingModelArguments
+    augmentation: ViewArguments
+    args: JointEmbeddingTrainingArguments
+
+    def open_model(self) -> tuple[HfViTForJointEmbedding, BaseImageProcessor]:
+        """Returns the new or saved model to train, and its image processor."""
+        return load_model(HfViTForJointEmbedding, self.model)
+
+    def make_evaluator(self, model: PreTrainedModel, processor: BaseImageProcessor) -> JointEmbeddingEvaluator:
+        """Returns the evaluator."""
+        views = self.augmentation.make(model.config, processor)
+        return JointEmbeddingEvaluator(processor, len(self.loaded.known) > 0, model.options, views)
+
+    def make_baseline(self, evaluator: NeighborEvaluator) -> tuple[str, NeighborEvaluator]:
+        """Returns what has one embedding for all images, and raw pixels as features."""
+        assert isinstance(evaluator, JointEmbeddingEvaluator)
+        assert isinstance(evaluator.metric, EmbeddingMetric)
+        has_classes = bool(evaluator.metric.score_names)
+        baseline = BaselineEvaluator(evaluator.processor, has_classes, evaluator.metric.options, evaluator.views)
+        return "one embedding for all, raw pixels", baseline
+
+    def make_collator(self, processor: BaseImageProcessor, model: PreTrainedModel) -> UnlabeledImageCollator:
+        """Returns the collator of training and evaluation batches."""
+        return UnlabeledImageCollator(processor, self.augmentation.make(model.config, processor).num_drawn)
+
+    def make_transform(self, processor: BaseImageProcessor, config: HfViTConfig) -> Callable[[Any], Any]:
+        """Returns what brings images to the size that views are cut out of; these are drawn for whole batches."""
+        height, width = (max(1, math.ceil(side * self.augmentation.canvas)) for side in input_size(processor))
+        return cropped_example_augmentation(
+            image_only, (height, width), config.num_channels, min_crop_scale=1.0, horizontal_flip=0.0
+        )
+
+    def training_arguments(self, model: PreTrainedModel, processor: BaseImageProcessor) -> dict[str, Any]:
+        """Returns the training images whose class is known, and what draws views."""
+        views = self.augmentation.make(model.config, processor)
+        transform = DrawViews(views, self.args.process_index, self.args.world_size)
+        return {**super().training_arguments(model, processor), "batch_transforms": [transform]}
+
+    def describe_model(self, model: PreTrainedModel, processor: Any) -> dict[str, str]:
+        """Returns the card's lines on projector and loss."""
+        options = asdict(model.options)
+        return {
+            "objective": "LeJEPA: distance of views from the mean of the global ones, "
+            f"and with weight {options['gaussian_weight']} that of embeddings from a standard normal distribution, "
+            f"along {options['num_slices']} random directions",
+            "projector": f"two layers of width {options['projector_hidden_size']}, "
+            f"embeddings of {options['embedding_size']} values",
+        }

@@ -1,0 +1,93 @@
+"""Joint embeddings: the statistic of Epps and Pulley, the distance of views, and the model's inputs."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hf_vit import HfViTForJointEmbedding
+from hf_vit.model.task_joint_embedding import draw_slices, gaussian_loss, view_loss
+
+from ..helpers.models import TRAINING_CASES, small_config
+
+
+CASE = TRAINING_CASES["joint_embedding"]
+
+
+def make_model(**options: Any) -> HfViTForJointEmbedding:
+    return HfViTForJointEmbedding(small_config(**{**CASE.overrides, **options}))
+
+
+def test_the_statistic_is_an_integral_over_characteristic_functions() -> None:
+    embeds, slices = torch.randn(9, 2, 5, dtype=torch.float64), draw_slices(5, 7, torch.device("cpu"))
+    points = np.linspace(-3, 3, 33)
+    window = np.exp(-(points**2) / 2)
+    expected = []
+    for view in (0, 1):
+        for values in (embeds[:, view] @ slices.double()).T.numpy():
+            empirical = np.exp(1j * points[:, None] * values).mean(axis=1)
+            expected.append(len(values) * np.trapezoid(np.abs(empirical - window) ** 2 * window, points))
+    assert float(gaussian_loss(embeds, slices)) == pytest.approx(np.mean(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda values: values * 0, lambda values: values * 2, lambda values: values + 1, torch.abs],
+    ids=["one point", "wider", "shifted", "half"],
+)
+def test_a_standard_normal_distribution_is_the_best(change: Any) -> None:
+    values, slices = torch.randn(500, 1, 6), draw_slices(6, 64, torch.device("cpu"))
+    assert float(gaussian_loss(change(values), slices)) > 3 * float(gaussian_loss(values, slices))
+
+
+def test_slices_are_directions() -> None:
+    slices = draw_slices(6, 50, torch.device("cpu"))
+    assert slices.shape == (6, 50)
+    torch.testing.assert_close(slices.norm(dim=0), torch.ones(50))
+
+
+def test_all_views_are_drawn_to_the_mean_of_the_global_ones() -> None:
+    embeds = torch.tensor([[[0.0], [2.0], [5.0]], [[1.0], [1.0], [1.0]]])  # the centers are 1 and 1
+    assert float(view_loss(embeds, 2)) == pytest.approx((1 + 1 + 16) / 6)
+
+
+def test_the_loss_weighs_both_and_trains_every_weight() -> None:
+    model = make_model().train()
+    outputs = model(**CASE.make_batch(model.config, 4))
+    weight = model.options.gaussian_weight
+    expected = (1 - weight) * outputs.view_loss + weight * outputs.gaussian_loss
+    torch.testing.assert_close(outputs.loss, expected)
+    assert outputs.embeds.shape == (4, 4, 8)
+    outputs.loss.backward()
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.projector.parameters())
+
+
+def test_single_images_have_the_embeddings_of_views() -> None:
+    model = make_model().eval()
+    views = CASE.make_batch(model.config, 3)["pixel_values"]
+    with torch.no_grad():
+        together, alone = model(views), model(views[:, 1])
+    torch.testing.assert_close(alone.embeds, together.embeds[:, 1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone.pooler_output, together.pooler_output[:, 1], rtol=1e-4, atol=1e-5)
+    assert alone.loss is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"pixel_values": (3, 1, 3, 32, 32)}, "An image has 1 view"),
+        ({"pixel_values": (3, 2, 3, 32, 32), "local_pixel_values": (2, 2, 3, 16, 16)}, r"not \(2, 2, 3, 16, 16\)"),
+        ({"pixel_values": (3, 3, 32, 32), "local_pixel_values": (3, 2, 3, 16, 16)}, "go with global views"),
+    ],
+)
+def test_views_that_do_not_fit_are_refused(inputs: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model()(**{name: torch.zeros(shape) for name, shape in inputs.items()})
+
+
+@pytest.mark.parametrize("options", [{"gaussian_weight": 0.0}, {"gaussian_weight": 1.5}, {"num_slices": 0}])
+def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name}={options[name]}"):
+        make_model(joint_embedding_config=options)

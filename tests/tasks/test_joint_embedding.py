@@ -1,0 +1,121 @@
+"""The whole way of learning by joint embeddings: train by the script, resume, continue with a task."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hf_vit import HfViTConfig, HfViTForImageClassification, HfViTForJointEmbedding, HfViTImageProcessor
+from hf_vit.data import MultiCrop, ViewColors
+from hf_vit.training import parse_arguments
+from hf_vit.training.tasks.joint_embedding import DrawViews, JointEmbedding, ViewArguments
+
+from ..helpers.dense_trainings import scores_of
+from ..helpers.pretraining import BATCH, CONFIG, SMALL, write_colors
+from ..scripts.test_demo import load_script
+
+
+OPTIONS = {"projector_hidden_size": 32, "embedding_size": 8, "num_slices": 32}
+STEPS = ["--max_steps", "20", "--eval_strategy", "steps", "--eval_steps", "10", "--save_strategy", "steps"]
+STEPS += ["--save_steps", "10", "--num_local_views", "1"]
+
+
+def arguments_of(data: Path, output_dir: Path, *options: str) -> list[str]:
+    config = {**CONFIG, "pooling": "mean", "hidden_dropout_prob": 0.1, "joint_embedding_config": OPTIONS}
+    arguments = [*SMALL, *BATCH, "--preset", "tiny", "--config_overrides", json.dumps(config)]
+    return [*arguments, "--dataset_name", str(data), "--output_dir", str(output_dir), *options]
+
+
+def pretrain(data: Path, output_dir: Path, *options: str) -> None:
+    load_script("pretrain_joint_embedding").main(arguments_of(data, output_dir, *STEPS, *options))
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Colored images, and a model that has been trained on them by the script."""
+    folder = tmp_path_factory.mktemp("workplace")
+    write_colors(folder / "colors")
+    pretrain(folder / "colors", folder / "encoder")
+    return folder
+
+
+def test_a_training_writes_what_it_has_learned(workplace: Path) -> None:
+    folder = workplace / "encoder"
+    scores, history = (json.loads((folder / file).read_text()) for file in ("test_scores.json", "trainer_state.json"))
+    losses = [entry["eval_loss"] for entry in history["log_history"] if "eval_loss" in entry]
+    assert losses[-1] < losses[0]
+    assert scores["knn_accuracy"] > 0.5  # of three colors
+    assert "| objective | LeJEPA" in (folder / "README.md").read_text()
+    assert (folder / "pictures" / "step-000020.png").exists()
+
+
+def test_a_training_is_resumed_where_it_was(workplace: Path, tmp_path: Path) -> None:
+    checkpoint = str(workplace / "encoder" / "checkpoint-10")
+    pretrain(workplace / "colors", tmp_path / "resumed", "--resume_from_checkpoint", checkpoint)
+    expected = load_file(workplace / "encoder" / "model.safetensors")
+    resumed = load_file(tmp_path / "resumed" / "model.safetensors")
+    assert all(torch.equal(weight, resumed[name]) for name, weight in expected.items())
+
+
+def test_a_classifier_starts_from_it(workplace: Path) -> None:
+    model, info = HfViTForImageClassification.from_pretrained(workplace / "encoder", output_loading_info=True)
+    assert {name.split(".")[0] for name in info["missing_keys"]} == {"classifier"}
+    saved = load_file(workplace / "encoder" / "model.safetensors")
+    assert all(torch.equal(weight, saved[f"model.{name}"]) for name, weight in model.model.state_dict().items())
+
+
+def test_the_scores_of_an_evaluation_depend_on_nothing_but_model_and_images(workplace: Path, tmp_path: Path) -> None:
+    arguments = arguments_of(workplace / "colors", tmp_path, "--train_val_split", "0.4")
+    task = JointEmbedding(*parse_arguments(JointEmbedding.argument_types(), arguments))
+    task.load_data()
+    trainer = task.make_trainer()
+    scores = scores_of(trainer)
+    torch.manual_seed(7)
+    trainer.args.per_device_eval_batch_size = 7
+    assert scores_of(trainer) == pytest.approx(scores, rel=1e-4)
+
+
+def images_of_processes(count: int, images: Tensor) -> Tensor:
+    crops = MultiCrop((8, 8), (4, 4), 2, 0, (0.3, 1), (0.1, 0.4), 0.5, ViewColors(), (0.5,) * 3, (0.5,) * 3)
+    views = []
+    for number, own in enumerate(images.chunk(count)):
+        torch.manual_seed(0)
+        views.append(DrawViews(crops, number, count)({"pixel_values": own}, 0.0)["pixel_values"])
+    return torch.cat(views)
+
+
+def test_processes_draw_the_views_that_one_draws() -> None:
+    images = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(images_of_processes(2, images), images_of_processes(1, images))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_global_views": 1, "num_local_views": 0}, "num_global_views=1 and num_local_views=0"),
+        ({"num_global_views": 0}, "num_global_views=0"),
+        ({"local_scale": [0.5, 0.1]}, r"local_scale=\[0.5, 0.1\]"),
+    ],
+)
+def test_views_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ViewArguments(**options)
+
+
+def test_views_have_the_size_that_is_asked_for_or_are_refused() -> None:
+    config = HfViTConfig.from_preset("tiny", image_size=(32, 64), patch_size=4)
+    processor = HfViTImageProcessor()
+    assert ViewArguments().make(config, processor).size == (32, 64)
+    crops = ViewArguments(global_size=24, local_size=8).make(config, processor)
+    assert (crops.size, crops.local_size) == ((24, 48), (8, 16))
+    with pytest.raises(ValueError, match="local_size=10 is not a multiple"):
+        ViewArguments(local_size=10).make(config, processor)
+
+
+def test_it_opens_as_it_was_saved(workplace: Path) -> None:
+    model = HfViTForJointEmbedding.from_pretrained(workplace / "encoder")
+    assert model.options.projector_hidden_size == OPTIONS["projector_hidden_size"]
