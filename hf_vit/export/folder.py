@@ -12,6 +12,7 @@ from ..model.configuration_hf_vit import to_pair
 from ..model.modeling_hf_vit import HfViTModel
 from ..model.pretrained import HfViTPreTrainedModel
 from ..model.task_contrastive import HfViTForZeroShotImageClassification
+from ..model.task_joint_embedding import HfViTForJointEmbedding
 from ..model.task_mim import HfViTForMaskedImageModeling
 from .card import write_card
 from .comparison import TOLERANCE, Difference, compare
@@ -20,7 +21,7 @@ from .programs import open_model, output_names
 
 
 WITH_OTHER_INPUTS = (HfViTForMaskedImageModeling, HfViTForZeroShotImageClassification)
-WITHOUT_LABELS = (HfViTModel, *WITH_OTHER_INPUTS)
+WITHOUT_LABELS = (HfViTModel, HfViTForJointEmbedding, *WITH_OTHER_INPUTS)
 RUN = Path(__file__).with_name("run_onnx.py")
 # Steps of an image processor that `run.py` does not know
 UNKNOWN_STEPS = ("do_pad", "do_affine_crop", "keep_aspect_ratio")

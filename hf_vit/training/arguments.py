@@ -49,7 +49,7 @@ class ModelArguments:
     )
     image_size: int | None = field(
         default=None,
-        metadata={"help": "Height and width of the images in pixels. A saved model resamples its positions to it."},
+        metadata={"help": "Height and width of images in pixels. A saved model resamples its positions."},
     )
     config_overrides: str | None = field(
         default=None,

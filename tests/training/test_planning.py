@@ -40,12 +40,12 @@ def chosen(facts: Facts, *given: str, table: TaskDefaults = CLASSIFICATION, **kn
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        (PHOTOGRAPHS, {"use_muon": True, "horizontal_flip": None, "bf16": None}),
+        (PHOTOGRAPHS, {"use_muon": True, "whiten_patches": True, "horizontal_flip": None, "bf16": None}),
         (replace(PHOTOGRAPHS, has_bf16=True, spare_cores=1), {"bf16": True, "dataloader_num_workers": 1}),
         (replace(PHOTOGRAPHS, native_size=28, is_gray=True), {"horizontal_flip": 0.0, "auto_augment": "affine"}),
         (replace(PHOTOGRAPHS, native_size=32), {"crop_padding": 4, "min_crop_scale": 1.0}),
         (replace(PHOTOGRAPHS, start="head", hidden_size=768), {"learning_rate": 1e-4, "head_lr_multiplier": None}),
-        (replace(PHOTOGRAPHS, start="backbone", hidden_size=768), {"head_lr_multiplier": 5.0, "use_muon": None}),
+        (replace(PHOTOGRAPHS, start="backbone", hidden_size=768), {"head_lr_multiplier": 5.0, "whiten_patches": None}),
         (replace(PHOTOGRAPHS, start="backbone", hidden_size=128), {"learning_rate": 6e-4, "trainable_blocks": None}),
         (replace(PHOTOGRAPHS, start="backbone", num_images=100), {"trainable_blocks": 0, "learning_rate": 1e-3}),
         (replace(PHOTOGRAPHS, has_validation=False), {"eval_strategy": "no", "save_strategy": "steps"}),
@@ -61,6 +61,11 @@ def test_images_change_the_more_the_more_often_they_are_seen() -> None:
     assert [options["auto_augment"] for options in (few, some, many)] == ["none", "trivialaugment", "trivialaugment"]
     assert ["label_smoothing_factor" in options for options in (few, some, many)] == [False, True, True]
     assert ["cutmix_alpha" in options for options in (few, some, many)] == [False, False, True]
+
+
+def test_thumbnails_are_shifted_where_they_are_seen_again() -> None:
+    thumbnails = replace(PHOTOGRAPHS, native_size=32, num_images=45_000)
+    assert [chosen(thumbnails, steps=steps)["crop_padding"] for steps in (1400, 14_000)] == [0, 4]
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ class TaskDefaults:
 SCRATCH_CONFIG = {"position_embedding_type": "sincos2d", "pooling": "mean", "initializer_range": 0.05}
 WIDEST_START = 384  # with the larger one
 MUON = {"use_muon": True, "learning_rate": 4e-3, "warmup_steps": 0.1}
+WHITENED = {**MUON, "whiten_patches": True}
 TUNED_RATE, TUNED_WIDTH = 1e-4, 768  # of AdamW; narrower models take larger rates
 TUNED_LAYER_DECAY = 0.75
 FRESH_HEAD_RATE = 5.0  # times that of the rest
@@ -101,6 +102,7 @@ TOO_FEW_STEPS = 300  # to learn anything from scratch
 GPU_BATCH, GPU_STEPS = 4, 5  # times those without one
 EVALUATIONS, CHECKPOINTS = 10, 4
 SOME_EPOCHS, MANY_EPOCHS = 30, 150  # from which on a classifier overfits without augmentation, and with a little
+CROPPED_EPOCHS = 4  # below which thumbnails are seen too seldom to be shifted
 SMALL_NATIVE = 40  # pixels of pictures that are thumbnails or symbols, not photos
 
 
@@ -110,7 +112,7 @@ def augment_classes(facts: Facts, epochs: float) -> Options:
         return {"min_crop_scale": 1.0, "horizontal_flip": 0.0, "auto_augment": "affine", "random_erasing": 0.0}
     crop: Options = {"min_crop_scale": 0.4}
     if facts.native_size <= SMALL_NATIVE:
-        crop = {"min_crop_scale": 1.0, "crop_padding": 4}
+        crop = {"min_crop_scale": 1.0, "crop_padding": 4 if epochs >= CROPPED_EPOCHS else 0}
     if epochs < SOME_EPOCHS:
         return {**crop, "auto_augment": "none", "random_erasing": 0.0}
     mixed = {"mixup_alpha": 0.2, "cutmix_alpha": 1.0} if epochs >= MANY_EPOCHS else {}
@@ -194,7 +196,7 @@ CLASSIFICATION = TaskDefaults(
     ladder=PHOTOS,
     steps=1500,
     batch=32,
-    scratch=MUON,
+    scratch=WHITENED,
     config=SCRATCH_CONFIG,
     few={"trainable_blocks": 0, "learning_rate": 1e-3, "weight_decay": 0.0},  # a linear probe
     augmentation=augment_classes,
@@ -209,7 +211,7 @@ SEGMENTATION = TaskDefaults(
     ),
     steps=1000,
     batch=16,
-    scratch=MUON,
+    scratch=WHITENED,
     config=REGULARIZED,
     head=segmentation_head,
 )
