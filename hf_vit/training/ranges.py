@@ -36,6 +36,7 @@ COUNT = Range(least=1)
 NOT_NEGATIVE = Range(least=0)
 POSITIVE = Range(least=0, is_open_below=True)
 PROBABILITY = Range(0, 1)
+HALF = Range(0, 0.5)
 SHARE = Range(0, 1, is_open_below=True)
 SHARE_LEFT_OUT = Range(0, 1, is_open_above=True)
 SEED = Range(0, 2**32 - 1)
@@ -71,6 +72,7 @@ RANGES: dict[Range, tuple[str, ...]] = {
         *("num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps", "eval_scales"),
         *("min_scale", "max_scale", "box_padding", "depth_scale", "max_eval_depth", "pck_threshold", "canvas"),
     ),
+    HALF: ("hue",),
     PROBABILITY: (
         "horizontal_flip",
         "photometric",
@@ -78,6 +80,9 @@ RANGES: dict[Range, tuple[str, ...]] = {
         "iou_crop",
         "color_jitter",
         "grayscale",
+        "brightness",
+        "contrast",
+        "saturation",
         "blur",
         "solarize",
     ),

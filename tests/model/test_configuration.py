@@ -221,6 +221,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "detection_config": {"decoder": "queries", "num_blocks": 2, "class_loss": "focal"},
     "keypoint_config": {"head": "simple", "flip_pairs": [[0, 1]], "sigma": 1.5},
     "masked_image_modeling_config": {"mask_type": "blockwise", "norm_pix_loss": False},
+    "joint_embedding_config": {"embedding_size": 16, "gaussian_weight": 0.1},
     "text_config": {"num_hidden_layers": 2, "pooling": "last"},
     "contrastive_config": {"loss": "softmax", "logit_scale_init_value": 1.0},
 }
@@ -270,6 +271,7 @@ def test_overrides_at_loading_leave_the_other_options(field: str, tmp_path: Path
         "detection_config": ("giou_weight", 1.5),
         "keypoint_config": ("hidden_size", 64),
         "masked_image_modeling_config": ("mask_ratio", 0.5),
+        "joint_embedding_config": ("num_slices", 8),
         "text_config": ("num_hidden_layers", 1),
         "contrastive_config": ("projection_dim", 8),
     }[field]

@@ -20,7 +20,8 @@ from ..helpers.trainings import build, collate, flatten, training_arguments
 
 
 WITHOUT_DECAY = re.compile(
-    r"bias$|norm\d?\.weight$|LayerNorm\.weight$|_token$|_tokens$|position_embeddings?(\.weight)?$|\.scale$|logit_scale$|"
+    r"bias$|norm\d?\.weight$|norms\.\d\.weight$|LayerNorm\.weight$|_token$|_tokens$|"
+    r"position_embeddings?(\.weight)?$|\.scale$|logit_scale$|"
     r"queries\.weight$|query_boxes\.weight$|query_features\.weight$|\.probe$|"
     r"(token|word|token_type)_embeddings?\.weight$"
 )
