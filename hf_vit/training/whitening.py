@@ -1,6 +1,6 @@
 """The start of patch embeddings by the data: features of patches that are of equal size and tell of one thing each.
 
-Shapes: M patches of E values each, D hidden size, C channels, p q patch height and width, K directions.
+Shapes: M patches of an image, of E values each, D hidden size, C channels, p q patch height and width, K directions.
 """
 
 from collections.abc import Iterable
@@ -33,10 +33,13 @@ def whiten_patches(model: PreTrainedModel, images: Iterable[Tensor], seed: int) 
     """
     projection = model.base_model.embeddings.patch_embeddings.projection
     kernel = projection.weight.shape[2:]
-    patches = torch.cat([F.unfold(image[None], kernel, stride=kernel)[0].T for image in images])  # (M, E)
-    patches = patches.to("cpu", torch.float64)
-    mean = patches.mean(dim=0)  # (E,)
-    variances, directions = torch.linalg.eigh((patches - mean).T @ (patches - mean) / len(patches))
+    size = projection.weight[0].numel()  # E
+    count, total, products = 0, torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
+    for image in images:  # one by one: all patches at once may be gigabytes
+        patches = F.unfold(image[None], kernel, stride=kernel)[0].T.to("cpu", torch.float64)  # (M, E)
+        count, total, products = count + len(patches), total + patches.sum(dim=0), products + patches.T @ patches
+    mean = total / count  # (E,)
+    variances, directions = torch.linalg.eigh(products / count - mean.outer(mean))
     width = len(projection.weight)
     kept = min(width, len(variances))  # K
     whitening = (directions / (variances + LEAST_VARIANCE).sqrt())[:, -kept:].T  # (K, E), the largest variances
