@@ -25,6 +25,7 @@ SUBJECTS = {
     "growth": "time and memory by image size, batch, depth and queries, beside what arithmetic predicts",
     "loading": "time and memory of opening a checkpoint beside transformers",
     "pipelines": "images per second from files to labels beside the stock pipeline",
+    "serving": "images per second and latency under many clients beside the stock pipeline",
     "reading": "images per second from folders, parquet and tar files, as a list and as a stream",
     "learning": "scores of a training beside transformers' models that train for the same seconds",
     "training": "the Trainer beside loops of PyTorch and timm and the library's Trainer",

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_vit import HfViTConfig, HfViTForImageClassification
+from hf_vit.flops import forward_flops, peak_flops
 from hf_vit.model.configuration_hf_vit import to_pair
 
 from .harness import (
@@ -34,6 +35,7 @@ class Arguments(StepArguments):
     """What to measure."""
 
     presets: list[str] = field(default_factory=lambda: ["base"], metadata={"help": "tiny, small, base, large, huge"})
+    patch_size: int | None = field(default=None, metadata={"help": "height and width; by default that of the preset"})
     batch_sizes: list[int] = field(default_factory=lambda: [1, 8, 32], metadata={"help": "images per step"})
     dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"], metadata={"help": "also float16"})
     modes: list[str] = field(default_factory=lambda: ["forward", "train"], metadata={"help": "forward, train"})
@@ -109,12 +111,28 @@ def make_step(model: nn.Module, mode: str, dtype: torch.dtype, batch_size: int, 
     return train
 
 
+def measure_gpu(
+    steps: dict[str, Callable[[], object]], rounds: list[dict[str, float]], flops: int, batch_size: int
+) -> dict[str, float]:
+    """Returns peak memory, and the share of the GPU's peak in half precision at so many operations an image."""
+    peak, found = peak_flops(torch.cuda.get_device_name()), dict[str, float]()
+    for name, step in steps.items():
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        step()
+        found[f"{name} MiB"] = (torch.cuda.max_memory_allocated() - start) / 2**20  # beside weights and optimizer
+        if peak is not None:
+            found[f"{name} mfu"] = batch_size * flops / median_of(rounds, name) / peak
+    return found
+
+
 def main(args: Arguments) -> None:
     """Measures every combination, and prints a row as soon as it stands."""
     run, rows = describe_run(args, transformers, timm), list[dict[str, Any]]()
     for preset in args.presets:
         torch.manual_seed(0)
-        config = HfViTConfig.from_preset(preset, num_labels=1000)
+        patches = {} if args.patch_size is None else {"patch_size": args.patch_size}
+        config = HfViTConfig.from_preset(preset, num_labels=1000, **patches)
         models = {name: make(config) for name, make in MAKE_MODEL.items()}
         for model in models.values():
             set_attention(model, args.attention)
@@ -123,9 +141,13 @@ def main(args: Arguments) -> None:
         for mode, dtype, batch_size in product(args.modes, args.dtypes, args.batch_sizes):
             steps = {name: make_step(m, mode, DTYPES[dtype], batch_size, args.device) for name, m in models.items()}
             rounds = time_steps(steps, args)
-            row: dict[str, Any] = {"preset": preset, "mode": mode, "dtype": dtype, "batch_size": batch_size}
+            row: dict[str, Any] = {"preset": preset, "patch_size": config.patch_size, "mode": mode, "dtype": dtype}
+            row["batch_size"] = batch_size
             row |= {f"{name} images/s": batch_size / median_of(rounds, name) for name in steps}
             row |= {f"ratio to {name}": median_ratio(rounds, name, to="hf_vit") for name in steps if name != "hf_vit"}
+            if args.device == "cuda":
+                flops = forward_flops(config, 224, 224) * (3 if mode == "train" else 1)
+                row |= measure_gpu(steps, rounds, flops, batch_size)
             if not rows:
                 print_header(*row)
             print_row(*row.values())

@@ -1,5 +1,6 @@
 """What the benchmarks share: options, rounds in random order, ratios, tables, and results as JSON."""
 
+import io
 import json
 import random
 import time
@@ -12,6 +13,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
+from PIL import Image
 from torch import nn
 
 
@@ -53,6 +55,17 @@ class ModelArguments(StepArguments):
     def random_images(self) -> torch.Tensor:
         """Returns a batch of noise, (B, 3, H, W) float32."""
         return torch.randn(self.batch_size, 3, self.image_size, self.image_size).to(self.device)
+
+
+def make_photos(size: Sequence[int], count: int = 16) -> list[bytes]:
+    """Returns JPEGs of smooth random colors, which take about as long to decode as photos."""
+    photos = []
+    for number in range(count):
+        noise = torch.rand(24, 32, 3, generator=torch.Generator().manual_seed(number))
+        stream = io.BytesIO()
+        Image.fromarray((255 * noise).byte().numpy()).resize((size[0], size[1])).save(stream, "JPEG", quality=90)
+        photos.append(stream.getvalue())
+    return photos
 
 
 def in_rounds(measurements: Mapping[str, Callable[[], T]], rounds: int) -> Iterator[dict[str, T]]:

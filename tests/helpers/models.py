@@ -273,6 +273,18 @@ def with_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
     }
 
 
+def with_masked_views(config: HfViTConfig, batch: int) -> dict[str, Tensor]:
+    """The same, with masked patches in the first global view of each image, and what a teacher has assigned."""
+    generator = torch.Generator().manual_seed(batch)
+    masks = torch.zeros(batch, 2, config.grid_size[0] * config.grid_size[1], dtype=torch.bool)
+    masks[:, 0, ::3] = True
+    return {**with_views(config, batch), "bool_masked_pos": masks, "teacher_probs": assigned(generator, batch, 2)}
+
+
+def assigned(generator: Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, DINO["num_prototypes"], generator=generator).softmax(dim=-1)
+
+
 def padded(make_batch: MakeBatch) -> MakeBatch:
     """The same with padding in every image but the first, more of it in each."""
 
@@ -308,6 +320,7 @@ class Comparing(HfViTForZeroShotImageClassification):
         return super().forward(**inputs, return_loss=True)
 
 
+DINO = {"objective": "dino", "projector_hidden_size": 16, "embedding_size": 8, "num_prototypes": 6}
 # For images of several sizes a position table is resampled in float32 by design, and its gradients are summed in it.
 ROTARY = {"position_embedding_type": "rotary"}
 DEFORMABLE = {"num_queries": 4, "num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "num_groups": 2}
@@ -385,6 +398,12 @@ TRAINING_CASES = {
         WithFixedSlices,
         with_views,
         ROTARY,
+        accumulates=False,
+    ),
+    "dino": TrainingCase(
+        HfViTForJointEmbedding,
+        with_masked_views,
+        {"joint_embedding_config": DINO, "use_mask_token": True, **ROTARY},
         accumulates=False,
     ),
     "sigmoid": TrainingCase(Comparing, padded(with_texts), ROTARY, accumulates=False),

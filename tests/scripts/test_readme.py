@@ -243,6 +243,9 @@ def test_the_tree_names_every_folder_of_the_package() -> None:
     assert {f"{folder}/" for folder in folders} <= set(paths_in_tree(tree))
 
 
+APART = ("hf_vit/convert/", "scripts/benchmark", "scripts/fault", "scripts/prove_on_gpu")
+
+
 def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
     text = (ROOT / "hf_vit" / "README.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^### Add a task$(.*?)(?=^##)", text + "\n##", flags=re.DOTALL | re.MULTILINE)
@@ -252,8 +255,8 @@ def test_the_check_list_of_a_task_names_the_files_that_name_depth() -> None:
         for top in ("hf_vit", "scripts")
         for file in (ROOT / top).rglob("*.py")
         if re.search("depth_estimation|DepthEstimation|task_depth", file.name + file.read_text(encoding="utf-8"))
-        # Checkpoints of other libraries have a check-list of their own; benchmarks and faults are of what there is.
-        and not str(file.relative_to(ROOT)).startswith(("hf_vit/convert/", "scripts/benchmark", "scripts/fault"))
+        # Checkpoints of other libraries have a check-list of their own; the rest measure what there is.
+        and not str(file.relative_to(ROOT)).startswith(APART)
     }
     assert listed == naming, f"not in the list: {sorted(naming - listed)}; in it in vain: {sorted(listed - naming)}"
     assert len(listed) <= 10

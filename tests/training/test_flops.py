@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import ViT_B_16_Weights
 
 from hf_vit import HfViTConfig, HfViTModel
-from hf_vit.training.callbacks.throughput import forward_flops
+from hf_vit.flops import forward_flops
 
 from ..helpers.models import VARIANTS, pixels, small_config
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from transformers import EvalPrediction
 
+from hf_vit.flops import forward_flops, peak_flops
 from hf_vit.training import last_checkpoint
-from hf_vit.training.callbacks.throughput import Throughput, forward_flops, peak_flops
+from hf_vit.training.callbacks.throughput import Throughput
 
 from ..helpers.trainings import digits_trainer, logged
 
